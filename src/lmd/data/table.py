@@ -1,0 +1,68 @@
+"""The table: which images there are, their classes, groups and parts. Pixels stay where they are."""
+
+from dataclasses import dataclass, replace
+from typing import Protocol
+
+import numpy as np
+from numpy.typing import NDArray
+
+PARTS = ("train", "validation", "test")
+
+
+class Images(Protocol):
+    """Where pixels come from."""
+
+    def read(self, row: int) -> NDArray[np.uint8]:
+        """The image of one row, RGB ``(H, W, 3)``; an ``LmdError`` names one that is unreadable."""
+        ...
+
+
+@dataclass(frozen=True)
+class Table:
+    """N labelled images.
+
+    ``ids (N,)`` are stable names (path relative to the root, or a number), ``labels (N,)`` index
+    ``classes``, ``rows (N,)`` are what ``images.read`` takes, ``groups (N,)`` name the patient or
+    lesion, ``parts (N,)`` are train, validation or test; ``None`` where the source has none.
+    ``signature`` changes whenever the pixels may have changed.
+    """
+
+    ids: NDArray[np.str_]
+    labels: NDArray[np.int64]
+    classes: tuple[str, ...]
+    images: Images
+    rows: NDArray[np.int64]
+    groups: NDArray[np.str_] | None = None
+    parts: NDArray[np.str_] | None = None
+    source: str = ""
+    kind: str = ""
+    synthetic: bool = False
+    signature: str = ""
+
+    def __len__(self) -> int:
+        return len(self.ids)
+
+    def read(self, i: int) -> NDArray[np.uint8]:
+        """RGB pixels ``(H, W, 3)`` of the i-th image of this table."""
+        return self.images.read(int(self.rows[i]))
+
+    def take(self, index: NDArray[np.int64] | NDArray[np.bool_]) -> "Table":
+        """The chosen images, in the chosen order; the classes stay."""
+        return replace(
+            self,
+            ids=self.ids[index],
+            labels=self.labels[index],
+            rows=self.rows[index],
+            groups=None if self.groups is None else self.groups[index],
+            parts=None if self.parts is None else self.parts[index],
+        )
+
+    def part(self, name: str) -> "Table":
+        """The images of one part; the table must have been split."""
+        if self.parts is None:
+            raise ValueError("the table has no parts yet: split it first")
+        return self.take(self.parts == name)
+
+    def counts(self) -> NDArray[np.int64]:
+        """Images of each class ``(K,)``."""
+        return np.bincount(self.labels, minlength=len(self.classes)).astype(np.int64)

@@ -1,0 +1,102 @@
+"""The protocol: all that is equal for every method of a comparison, read from a TOML file."""
+
+import tomllib
+from importlib import resources
+from pathlib import Path
+from typing import Annotated, Any, Literal
+
+from pydantic import BaseModel, ConfigDict, Field, ValidationError
+
+from lmd.errors import LmdError
+
+Positive = Annotated[int, Field(gt=0)]
+
+
+class Protocol(BaseModel):
+    """The paper's values are the defaults; the rows are those of ``docs/paper-vs-code.md``."""
+
+    model_config = ConfigDict(extra="forbid", frozen=True)
+
+    # Data: parts as fractions of each class (train, validation, test), the head/medium/tail rule.
+    image_size: Annotated[int, Field(ge=16)] = 224
+    split: tuple[float, float, float] = (0.7, 0.1, 0.2)
+    groups: str = "thirds"
+    imbalance: float | None = None
+    shape: Literal["pareto", "official"] = "pareto"
+    head_size: int | None = None
+
+    # Model.
+    backbone: str = "resnet18"
+    weights: str = "imagenet"
+
+    # Optimisation: SGD as in the paper (row 8); stage 2 is the second stage of a method.
+    epochs: Positive = 100
+    stage2_epochs: Positive = 200
+    batch_size: Positive = 128
+    lr: Annotated[float, Field(gt=0)] = 0.01
+    stage2_lr: float | None = None
+    momentum: float = 0.9
+    weight_decay: float = 0.0
+    schedule: Literal["constant", "cosine"] = "constant"
+    select: Literal["last", "best"] = "last"
+
+    # This machine: they change how fast a run is, and `seed` alone changes its result.
+    seed: int = 0
+    workers: int | None = None
+    amp: bool = True
+
+    # Settings of methods under this protocol, by family: [methods.lmd] lambda_1 = 1.
+    methods: dict[str, dict[str, Any]] = Field(default_factory=dict)
+
+
+def load_protocol(name: str | Path | None, overrides: dict[str, Any] | None = None) -> Protocol:
+    """A protocol from a TOML file, or from one of those that ship with the package by name."""
+    values: dict[str, Any] = {}
+    if name is not None:
+        values = _read(Path(name)) if str(name).endswith(".toml") else _read_shipped(str(name))
+    values |= overrides or {}
+    try:
+        return Protocol.model_validate(values)
+    except ValidationError as error:
+        raise LmdError(_explain(error, name)) from error
+
+
+def shipped_protocols() -> list[str]:
+    """Names of the protocols that ship with the package.
+
+    >>> "demo" in shipped_protocols()
+    True
+    """
+    folder = resources.files("lmd") / "protocols"
+    return sorted(f.name.removesuffix(".toml") for f in folder.iterdir() if f.name[-5:] == ".toml")
+
+
+def _read_shipped(name: str) -> dict[str, Any]:
+    if name not in shipped_protocols():
+        raise LmdError(
+            f"no protocol {name!r}: give a .toml file or one of {', '.join(shipped_protocols())}"
+        )
+    text = (resources.files("lmd") / "protocols" / f"{name}.toml").read_text(encoding="utf-8")
+    return tomllib.loads(text)
+
+
+def _read(path: Path) -> dict[str, Any]:
+    try:
+        return tomllib.loads(path.read_text(encoding="utf-8"))
+    except FileNotFoundError:
+        raise LmdError(f"protocol file {path} does not exist") from None
+    except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
+        raise LmdError(f"protocol file {path} is not valid TOML: {error}") from None
+
+
+def _explain(error: ValidationError, name: str | Path | None) -> str:
+    lines = []
+    for problem in error.errors():
+        key = ".".join(str(part) for part in problem["loc"])
+        if problem["type"] == "extra_forbidden":
+            valid = ", ".join(sorted(Protocol.model_fields))
+            lines.append(f"unknown setting {key!r}; the protocol's settings are: {valid}")
+        else:
+            lines.append(f"setting {key!r}: {problem['msg']} (it is {problem['input']!r})")
+    where = f"protocol {name}: " if name is not None else ""
+    return where + "\n".join(lines)
