@@ -98,7 +98,7 @@ class Stage(nn.Module):
     def step(self, optimizer: Optimizer, *batches: Batch) -> Terms:
         """One update. Overridden only where one backward pass is not enough."""
         optimizer.zero_grad(set_to_none=True)
-        terms = self(*batches)
+        terms: Terms = self(*batches)
         terms["loss"].backward()
         optimizer.step()
         return terms
