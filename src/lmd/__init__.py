@@ -1,3 +1,33 @@
-"""Long-tailed medical image diagnosis."""
+"""Long-tailed medical image diagnosis: train, compare and ship classifiers for rare diseases too.
+
+>>> import lmd
+>>> run = lmd.train("folder/of/classes", method="lmd")            # doctest: +SKIP
+>>> lmd.load(run.path).predict(["image.jpg"]).labels              # doctest: +SKIP
+('melanoma',)
+"""
+
+from importlib import import_module
+from typing import TYPE_CHECKING, Any
 
 __version__ = "0.1.0"
+__all__ = ["METHODS", "LmdError", "load", "train"]
+
+if TYPE_CHECKING:
+    from lmd.errors import LmdError
+    from lmd.methods import METHODS
+    from lmd.pipeline import train
+    from lmd.predict import load
+
+_HOMES = {
+    "METHODS": "lmd.methods",
+    "LmdError": "lmd.errors",
+    "load": "lmd.predict",
+    "train": "lmd.pipeline",
+}
+
+
+def __getattr__(name: str) -> Any:
+    # Loaded on first use: `import lmd` and `lmd --help` stay quick without torch.
+    if name in _HOMES:
+        return getattr(import_module(_HOMES[name]), name)
+    raise AttributeError(f"module 'lmd' has no attribute {name!r}")

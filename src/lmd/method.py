@@ -3,7 +3,7 @@
 import inspect
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, Literal
 
 from lmd.errors import LmdError
 from lmd.stage import Stage
@@ -23,7 +23,7 @@ class Method:
     make: Callable[..., Iterator[Stage]]
     paper: str
     stages: tuple[str, ...]
-    head: str = "linear"
+    head: Literal["linear", "cosine"] = "linear"
     family: str = ""
     note: str = ""
     preset: Mapping[str, Any] = field(default_factory=dict)

@@ -24,6 +24,7 @@ class Protocol(BaseModel):
     imbalance: float | None = None
     shape: Literal["pareto", "official"] = "pareto"
     head_size: int | None = None
+    split_seed: int = 0
 
     # Model.
     backbone: str = "resnet18"

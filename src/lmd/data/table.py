@@ -1,7 +1,7 @@
-"""The table: which images there are, their classes, groups and parts. Pixels stay where they are."""
+"""The table: which images there are, their classes, groups and parts; pixels stay outside."""
 
 from dataclasses import dataclass, replace
-from typing import Protocol
+from typing import Protocol, runtime_checkable
 
 import numpy as np
 from numpy.typing import NDArray
@@ -17,6 +17,15 @@ class Images(Protocol):
         ...
 
 
+@runtime_checkable
+class ShrinkingImages(Images, Protocol):
+    """Images whose format can be decoded at a fraction of its size, which is faster."""
+
+    def read_at_least(self, row: int, side: int) -> NDArray[np.uint8]:
+        """Like ``read``, possibly smaller, but no side shorter than ``side`` unless it was."""
+        ...
+
+
 @dataclass(frozen=True)
 class Table:
     """N labelled images.
@@ -24,7 +33,8 @@ class Table:
     ``ids (N,)`` are stable names (path relative to the root, or a number), ``labels (N,)`` index
     ``classes``, ``rows (N,)`` are what ``images.read`` takes, ``groups (N,)`` name the patient or
     lesion, ``parts (N,)`` are train, validation or test; ``None`` where the source has none.
-    ``signature`` changes whenever the pixels may have changed.
+    ``signature`` changes whenever the pixels may have changed; ``skipped`` says in a sentence each
+    what was left out of the source and why.
     """
 
     ids: NDArray[np.str_]
@@ -38,13 +48,21 @@ class Table:
     kind: str = ""
     synthetic: bool = False
     signature: str = ""
+    skipped: tuple[str, ...] = ()
 
     def __len__(self) -> int:
         return len(self.ids)
 
-    def read(self, i: int) -> NDArray[np.uint8]:
-        """RGB pixels ``(H, W, 3)`` of the i-th image of this table."""
-        return self.images.read(int(self.rows[i]))
+    def read(self, i: int, at_least: int | None = None) -> NDArray[np.uint8]:
+        """RGB pixels ``(H, W, 3)`` of the i-th image of this table.
+
+        With ``at_least`` the source may decode a large image at a fraction of its size, as long as
+        no side becomes shorter than that.
+        """
+        row = int(self.rows[i])
+        if at_least is not None and isinstance(self.images, ShrinkingImages):
+            return self.images.read_at_least(row, at_least)
+        return self.images.read(row)
 
     def take(self, index: NDArray[np.int64] | NDArray[np.bool_]) -> "Table":
         """The chosen images, in the chosen order; the classes stay."""

@@ -1,0 +1,41 @@
+"""The command line: parse, call, print, exit codes."""
+
+import signal
+import sys
+from types import FrameType
+from typing import NoReturn
+
+import typer
+
+from lmd.cli.commands import app
+from lmd.errors import LmdError
+
+
+def main() -> NoReturn:
+    """Entry point: an error of the user is one message and exit code 1, never a traceback."""
+    signal.signal(signal.SIGTERM, _terminated)
+    try:
+        code = app(standalone_mode=False)
+    except LmdError as error:
+        typer.secho(f"error: {error}", fg="red", err=True)
+        sys.exit(1)
+    except (KeyboardInterrupt, typer.Abort):
+        typer.secho(
+            "interrupted: nothing is lost; the same command with --resume goes on from the last "
+            "finished epoch",
+            fg="yellow",
+            err=True,
+        )
+        sys.exit(130)
+    except Exception as error:
+        # Typer's own usage errors carry their message and exit code.
+        show = getattr(error, "show", None)
+        if show is None:
+            raise
+        show()
+        sys.exit(int(getattr(error, "exit_code", 2)))
+    sys.exit(code if isinstance(code, int) else 0)
+
+
+def _terminated(_signal: int, _frame: FrameType | None) -> None:
+    raise KeyboardInterrupt

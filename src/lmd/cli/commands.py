@@ -1,0 +1,234 @@
+"""The commands; heavy imports are inside them, so that ``lmd --help`` answers at once."""
+
+import tomllib
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+from rich.console import Console
+from rich.table import Table
+
+from lmd import __version__
+from lmd.errors import LmdError
+
+app = typer.Typer(
+    no_args_is_help=True,
+    add_completion=False,
+    pretty_exceptions_enable=False,
+    rich_markup_mode="rich",
+    help="Long-tailed medical image diagnosis: classifiers that work on rare diseases too.",
+)
+
+Set = Annotated[
+    list[str] | None,
+    typer.Option(
+        "--set",
+        metavar="KEY=VALUE",
+        help="A setting of the protocol or of the method, e.g. --set epochs=20 --set lambda_1=1.",
+    ),
+]
+Device = Annotated[str, typer.Option(help="auto, cpu, cuda or cuda:N.")]
+SkipBad = Annotated[bool, typer.Option("--skip-bad", help="Go on without unreadable images.")]
+
+
+def _show_version(wanted: bool) -> None:
+    if wanted:
+        typer.echo(f"lmd {__version__}")
+        raise typer.Exit
+
+
+@app.callback()
+def _main(
+    version: Annotated[
+        bool, typer.Option("--version", callback=_show_version, is_eager=True, help="Show it.")
+    ] = False,
+) -> None: ...
+
+
+@app.command()
+def demo(
+    out: Annotated[Path, typer.Option(help="Where the two runs and the report go.")] = Path(
+        "runs/demo"
+    ),
+    device: Device = "auto",
+) -> None:
+    """Train CE and LMD on the embedded synthetic images and write a report that compares them."""
+    from lmd.demo import run_demo
+
+    report = run_demo(out, device=device, say=lambda text: typer.echo(text))
+    typer.secho(f"\nThe report: {report}", bold=True)
+
+
+@app.command()
+def train(
+    data: Annotated[
+        str | None,
+        typer.Argument(help="A folder of class folders, a .csv manifest, an .npz, or 'synthetic'."),
+    ] = None,
+    method: Annotated[str, typer.Option(help="See `lmd methods`.")] = "lmd",
+    protocol: Annotated[
+        str | None, typer.Option(help="A TOML file, or the name of a protocol that ships.")
+    ] = None,
+    settings: Set = None,
+    profile: Annotated[
+        str, typer.Option(help="A method's set of values: LMD has default, paper and official.")
+    ] = "default",
+    weights: Annotated[
+        str | None, typer.Option(help="A weight file for the backbone, 'imagenet' or 'none'.")
+    ] = None,
+    out: Annotated[
+        Path | None, typer.Option(help="The run folder; default runs/DATA-METHOD-seedN.")
+    ] = None,
+    resume: Annotated[bool, typer.Option("--resume", help="Go on with the run in --out.")] = False,
+    overwrite: Annotated[
+        bool, typer.Option("--overwrite", help="Replace the run that is in --out.")
+    ] = False,
+    image_column: Annotated[str, typer.Option(help="Of a .csv manifest.")] = "image",
+    label_column: Annotated[str, typer.Option(help="Of a .csv manifest.")] = "label",
+    group_column: Annotated[
+        str | None,
+        typer.Option(help="Of a .csv manifest: patient or lesion; default 'group' if it is there."),
+    ] = None,
+    split_column: Annotated[
+        str | None, typer.Option(help="Of a .csv manifest; default 'split' if it is there.")
+    ] = None,
+    root: Annotated[
+        Path | None, typer.Option(help="Folder that a manifest's image paths start from.")
+    ] = None,
+    skip_bad: SkipBad = False,
+    device: Device = "auto",
+    quiet: Annotated[bool, typer.Option("--quiet", help="No progress on the terminal.")] = False,
+) -> None:
+    """Train a method and write a run folder: model, predictions, record and report."""
+    from lmd.pipeline import train as run_training
+
+    given = parse_settings(settings or [])
+    if weights is not None:
+        given["weights"] = weights
+    asked = {
+        "image_column": image_column,
+        "label_column": label_column,
+        "group_column": group_column,
+        "split_column": split_column,
+        "root": str(root) if root is not None else None,
+    }
+    plain = {"image_column": "image", "label_column": "label"}
+    run = run_training(
+        data,
+        method=method,
+        protocol=protocol,
+        settings=given,
+        profile=profile,
+        out=out,
+        resume=resume,
+        overwrite=overwrite,
+        skip_bad=skip_bad,
+        columns={k: v for k, v in asked.items() if v is not None and plain.get(k) != v},
+        device=device,
+        quiet=quiet,
+    )
+    _print_scores(run.read_record())
+    typer.secho(f"\nThe report: {run.path / 'report.html'}", bold=True)
+
+
+@app.command()
+def evaluate(
+    run: Annotated[Path, typer.Argument(help="A run folder.")],
+    against: Annotated[
+        Path | None, typer.Option(help="Another run on the same test images, for a paired test.")
+    ] = None,
+    resamples: Annotated[int, typer.Option(help="Bootstrap resamples.")] = 1000,
+) -> None:
+    """Recompute every number and the report of a run from its predictions; nothing is trained."""
+    from lmd.rescore import compare_runs, rescore
+
+    record = rescore(run, resamples=resamples)
+    _print_scores(record)
+    if against is not None:
+        typer.echo("")
+        typer.echo(compare_runs(run, against, resamples=resamples))
+    typer.secho(f"\nThe report: {run / 'report.html'}", bold=True)
+
+
+@app.command()
+def predict(
+    model: Annotated[Path, typer.Argument(help="A run folder or its model.json.")],
+    images: Annotated[list[Path], typer.Argument(help="Images, or folders of images.")],
+    out: Annotated[Path, typer.Option(help="The CSV file to write.")],
+    batch_size: Annotated[int, typer.Option(min=1)] = 64,
+    skip_bad: SkipBad = False,
+    overwrite: Annotated[
+        bool, typer.Option("--overwrite", help="Replace the CSV file if it is there.")
+    ] = False,
+    device: Device = "auto",
+) -> None:
+    """Predict images with a shipped model: a CSV of classes and probabilities."""
+    from lmd.pipeline import choose_device
+    from lmd.predict import find_images, load
+    from lmd.training import Display
+
+    if out.exists() and not overwrite:
+        raise LmdError(f"{out} exists: choose another file, or replace it with --overwrite")
+    predictor = load(model, choose_device(device))
+    paths = find_images(images)
+    with Display() as display:
+        display.start("predicting", len(paths))
+        found = predictor.predict(
+            paths, batch_size=batch_size, skip_bad=skip_bad, tick=lambda i, _: display.step(i)
+        )
+    found.write_csv(out)
+    for problem in found.skipped:
+        typer.secho(f"skipped: {problem}", fg="yellow", err=True)
+    typer.echo(f"{len(found.names)} images predicted, {len(found.skipped)} skipped: {out}")
+
+
+@app.command()
+def methods(
+    name: Annotated[
+        str | None, typer.Argument(help="One method: its settings and profiles.")
+    ] = None,
+) -> None:
+    """List every method with its paper, stages and hyper-parameters."""
+    from lmd.methods import METHODS
+    from lmd.pipeline import find_method
+
+    console = Console()
+    rows = [find_method(name)] if name else list(METHODS.values())
+    table = Table("method", "title", "stages", "settings (default)", "paper", show_lines=True)
+    for row in rows:
+        settings = ", ".join(f"{k}={v}" for k, v in row.defaults().items()) or "–"
+        paper = row.paper + (f"\n[yellow]{row.note}[/yellow]" if row.note else "")
+        table.add_row(row.key, row.title, " → ".join(row.stages), settings, paper)
+    console.print(table)
+    if name:
+        for profile, values in rows[0].profiles.items():
+            changes = ", ".join(f"{k}={v}" for k, v in values.items())
+            console.print(f"profile {profile}: {changes}", highlight=False)
+
+
+def parse_settings(words: list[str]) -> dict[str, Any]:
+    """``key=value`` words, values read as TOML where they are, as text where not.
+
+    >>> parse_settings(["epochs=3", "backbone=resnet8", "split=[0.6, 0.2, 0.2]"])
+    {'epochs': 3, 'backbone': 'resnet8', 'split': [0.6, 0.2, 0.2]}
+    """
+    found: dict[str, Any] = {}
+    for word in words:
+        key, mark, value = word.partition("=")
+        if not mark or not key:
+            raise LmdError(f"--set takes KEY=VALUE, not {word!r}")
+        try:
+            found[key.strip()] = tomllib.loads(f"x = {value}")["x"]
+        except tomllib.TOMLDecodeError:
+            found[key.strip()] = value
+    return found
+
+
+def _print_scores(record: dict[str, Any]) -> None:
+    from lmd.evaluate import format_scores
+
+    typer.echo(f"\n{record['method']['title']} on {record['data']['source']}, test part")
+    part = {key: record[key]["test"] for key in ("metrics", "per_class", "confusion")}
+    typer.echo(
+        format_scores(part | {"definitions": record["definitions"], "notes": record["notes"]})
+    )

@@ -1,0 +1,93 @@
+"""DICOM files, shown as a viewer shows them first (needs the extra ``lmd[dicom]``)."""
+
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from lmd.data.reading import MAX_PIXELS, as_uint8, stretch, too_large, unreadable
+from lmd.errors import LmdError
+
+
+def read_dicom(path: Path) -> NDArray[np.uint8]:
+    """RGB pixels ``(H, W, 3)`` of the first frame.
+
+    Grey: rescale slope and intercept (or the modality LUT), then the file's first VOI LUT or
+    window (DICOM PS3.3 C.11.2); without either the values are stretched from minimum to maximum.
+    MONOCHROME1 is inverted, so that more is always brighter. Colour is converted to RGB.
+    """
+    try:
+        import pydicom
+        from pydicom.pixels.utils import pixel_array
+    except ImportError:
+        raise LmdError(
+            f"image {path} is DICOM, which needs pydicom: install it with pip install 'lmd[dicom]'"
+        ) from None
+    try:
+        header = pydicom.dcmread(path)
+        if int(header.Rows) * int(header.Columns) > MAX_PIXELS:
+            raise too_large(path)
+        pixels = pixel_array(header, index=0)
+        return _colour(header, pixels) if _is_colour(header) else _grey(header, pixels)
+    except (LmdError, MemoryError):
+        raise
+    except Exception as error:  # A broken header or an unknown compression fails in many ways.
+        raise unreadable(path, error) from error
+
+
+def window(
+    values: NDArray[np.float64], centre: float, width: float, function: str = "LINEAR"
+) -> NDArray[np.float64]:
+    """Values to [0, 1] by window centre and width (DICOM PS3.3 C.11.2.1.2 and .3).
+
+    >>> window(np.array([0.0, 127.5, 255.0]), 128, 256)
+    array([0. , 0.5, 1. ])
+    """
+    if function == "SIGMOID":
+        with np.errstate(over="ignore"):  # exp(∞) means 0 here
+            return 1 / (1 + np.exp(-4 * (values - centre) / width))
+    if function == "LINEAR":
+        centre, width = centre - 0.5, width - 1
+    if width <= 0:  # a window of one value is a threshold
+        return (values > centre).astype(np.float64)
+    return np.clip((values - centre) / width + 0.5, 0, 1)
+
+
+def _is_colour(header: Any) -> bool:
+    return not str(header.PhotometricInterpretation).startswith("MONOCHROME")
+
+
+def _grey(header: Any, pixels: NDArray[Any]) -> NDArray[np.uint8]:
+    from pydicom.pixels.processing import apply_modality_lut, apply_voi
+
+    values = apply_modality_lut(pixels, header)
+    if header.get("VOILUTSequence"):
+        bits = int(header.VOILUTSequence[0].LUTDescriptor[2])
+        mapped = apply_voi(np.rint(values).astype(np.int64), header, index=0)
+        grey = as_uint8(mapped.astype(np.float64) / (2**bits - 1))
+    elif header.get("WindowCenter") is not None and header.get("WindowWidth") is not None:
+        centre, width = _first(header.WindowCenter), _first(header.WindowWidth)
+        function = str(header.get("VOILUTFunction", "LINEAR"))
+        grey = as_uint8(window(values.astype(np.float64), centre, width, function))
+    else:
+        grey = stretch(values)
+    if header.PhotometricInterpretation == "MONOCHROME1":
+        grey = 255 - grey
+    return np.repeat(grey[:, :, None], 3, axis=2)
+
+
+def _colour(header: Any, pixels: NDArray[Any]) -> NDArray[np.uint8]:
+    from pydicom.pixels.processing import apply_color_lut
+
+    bits = int(header.BitsStored)
+    if header.PhotometricInterpretation == "PALETTE COLOR":
+        pixels = apply_color_lut(pixels, header)
+        bits = 8 * pixels.dtype.itemsize
+    rgb = pixels[..., :3]
+    return rgb.copy() if rgb.dtype == np.uint8 else as_uint8(rgb / (2.0**bits - 1))
+
+
+def _first(value: Any) -> float:
+    """A window may be given several times, for several purposes; the first is the default."""
+    return float(value[0] if hasattr(value, "__len__") else value)

@@ -1,0 +1,64 @@
+"""What all sources have in common: names of classes and of parts."""
+
+from collections.abc import Iterable, Sequence
+
+import numpy as np
+from numpy.typing import NDArray
+
+from lmd.errors import LmdError
+
+PART_NAMES = {
+    "train": "train",
+    "training": "train",
+    "val": "validation",
+    "valid": "validation",
+    "validation": "validation",
+    "test": "test",
+    "testing": "test",
+}
+
+
+def part_name(word: str) -> str | None:
+    """The part that a word of the source means, ``None`` if it means none.
+
+    >>> part_name("Val")
+    'validation'
+    """
+    return PART_NAMES.get(word.strip().lower())
+
+
+def class_order(names: Iterable[str]) -> tuple[str, ...]:
+    """Class names in the order of their index: by number if all are numbers, else by alphabet.
+
+    >>> class_order(["10", "2", "2"])
+    ('2', '10')
+    """
+    distinct = set(names)
+    numbers = all(name.isascii() and name.isdecimal() for name in distinct)
+    return tuple(sorted(distinct, key=lambda name: (int(name) if numbers else 0, name)))
+
+
+def encode(names: Sequence[str], classes: Sequence[str]) -> NDArray[np.int64]:
+    """The index of each name in ``classes``: ``(N,)``."""
+    index = {name: i for i, name in enumerate(classes)}
+    return np.array([index[name] for name in names], dtype=np.int64)
+
+
+def require_classes(present: Iterable[str], source: object) -> None:
+    """An ``LmdError`` unless there are at least two classes with images."""
+    names = sorted(set(present))
+    if len(names) == 1:
+        raise LmdError(
+            f"{source} holds one class only ({names[0]!r}): there is nothing to tell apart; "
+            "give images of at least two classes"
+        )
+
+
+def shorten(items: Sequence[str], most: int = 3) -> str:
+    """The first few items, and how many more there are.
+
+    >>> shorten(["a", "b", "c", "d"], most=2)
+    'a, b and 2 more'
+    """
+    listed = ", ".join(items[:most])
+    return listed if len(items) <= most else f"{listed} and {len(items) - most} more"

@@ -1,0 +1,168 @@
+"""Training, validation and test: by ratio within each class, whole groups together."""
+
+import hashlib
+import math
+from collections import Counter, defaultdict
+from collections.abc import Sequence
+from dataclasses import replace
+
+import numpy as np
+from numpy.typing import NDArray
+
+from lmd.data.table import PARTS, Table
+from lmd.errors import LmdError
+
+# With groups of several classes an unlucky order can leave a class out of a part; others may not.
+ORDERS = 100
+
+
+def split(
+    table: Table,
+    ratios: Sequence[float] = (0.7, 0.1, 0.2),
+    seed: int = 0,
+    *,
+    allow_leak: bool = False,
+) -> Table:
+    """The table with its parts: those that it came with, or by ``ratios`` within each class.
+
+    Images are ordered by SHA-256 of seed and id, so a split is the same on every machine. Where
+    there are groups the group is the unit: each goes whole to the part that is furthest from its
+    share of the group's rarest class, so ratios are met to within about one group. Each part with a
+    ratio above 0 has every class: one with as many images (groups) as parts has one in each, one
+    with fewer is an error. Parts that the source gave are checked (a class without training images,
+    a group in two parts) and kept; ``allow_leak`` accepts such groups.
+    """
+    if table.parts is not None:
+        _require_training(table)
+        if not allow_leak:
+            check_no_leak(table)
+        return table
+    shares = _shares(ratios)
+    units, members = np.unique(
+        table.ids if table.groups is None else table.groups, return_inverse=True
+    )
+    held = _held(members, table.labels, len(units), len(table.classes))
+    _require_enough(table, held, shares)
+    for attempt in range(ORDERS):
+        salt = f"{seed}" if attempt == 0 else f"{seed}/{attempt}"
+        order = hash_order([str(unit) for unit in units], salt)
+        chosen = _assign(held, order, table.counts(), shares)
+        if _complete(chosen, held, shares):
+            return replace(table, parts=np.array(PARTS, dtype=np.str_)[chosen][members])
+    raise LmdError(
+        "no split was found that has every class in every part, for some groups hold several "
+        "classes: merge or drop the smallest classes, or say the parts in a split column"
+    )
+
+
+def check_no_leak(table: Table) -> None:
+    """An ``LmdError`` if a group is in more than one part: its images would be known at test."""
+    if table.groups is None or table.parts is None:
+        return
+    places: dict[str, Counter[str]] = defaultdict(Counter)
+    for group, part in zip(table.groups.tolist(), table.parts.tolist(), strict=True):
+        places[group][part] += 1
+    leaks = {group: parts for group, parts in places.items() if len(parts) > 1}
+    if leaks:
+        group, parts = next(iter(leaks.items()))
+        where = " and ".join(f"{parts[part]} in {part}" for part in PARTS if parts[part])
+        raise LmdError(
+            f"{len(leaks)} of {len(places)} groups are in more than one part, for example "
+            f"{group!r} with {where}: what is learned from an image is then tested on its sibling. "
+            "Put each group into one part, or accept this with allow_leak"
+        )
+
+
+def part_sizes(count: int, ratios: Sequence[float]) -> list[int]:
+    """Images of each part: nearest to the ratios (largest remainder), at least one in each.
+
+    >>> part_sizes(6, (0.8, 0.1, 0.1))
+    [4, 1, 1]
+    """
+    exact = [round(count * ratio, 9) for ratio in ratios]  # 30 × 0.1 shall be 3
+    sizes = [math.floor(value) for value in exact]
+    by_remainder = sorted(range(len(sizes)), key=lambda i: sizes[i] - exact[i])
+    for i in by_remainder[: count - sum(sizes)]:
+        sizes[i] += 1
+    for i, ratio in enumerate(ratios):
+        if ratio > 0 and sizes[i] == 0:
+            sizes[sizes.index(max(sizes))] -= 1
+            sizes[i] = 1
+    return sizes
+
+
+def hash_order(names: Sequence[str], salt: str) -> list[int]:
+    """Indices of names in an order that depends on salt and names alone."""
+    keys = [hashlib.sha256(f"{salt}:{name}".encode()).digest() for name in names]
+    return sorted(range(len(names)), key=keys.__getitem__)
+
+
+def _shares(ratios: Sequence[float]) -> tuple[float, ...]:
+    shares = tuple(float(ratio) for ratio in ratios)
+    if len(shares) != 3 or min(shares) < 0 or shares[0] == 0 or not math.isclose(sum(shares), 1):
+        raise LmdError(
+            f"split ratios are {', '.join(map(str, ratios))}; expected three numbers for train, "
+            "validation and test, none below 0, the first above 0, that add up to 1"
+        )
+    return shares
+
+
+def _held(
+    members: NDArray[np.int64], labels: NDArray[np.int64], units: int, classes: int
+) -> NDArray[np.int64]:
+    """Images of each class in each unit: ``(U, K)``."""
+    held = np.zeros((units, classes), dtype=np.int64)
+    np.add.at(held, (members, labels), 1)
+    return held
+
+
+def _require_enough(table: Table, held: NDArray[np.int64], shares: tuple[float, ...]) -> None:
+    wanted = [part for part, share in zip(PARTS, shares, strict=True) if share > 0]
+    what = "images" if table.groups is None else "groups"
+    for name, count in zip(table.classes, (held > 0).sum(axis=0).tolist(), strict=True):
+        if count < len(wanted):
+            raise LmdError(
+                f"class {name!r} has {count} {what}, but a split into {', '.join(wanted)} needs "
+                f"at least {len(wanted)}, one for each part: merge the class with another, drop "
+                "it, or say the parts yourself in a split column"
+            )
+
+
+def _assign(
+    held: NDArray[np.int64],
+    order: Sequence[int],
+    counts: NDArray[np.int64],
+    shares: tuple[float, ...],
+) -> NDArray[np.int64]:
+    """The part of each unit ``(U,)``, rarest class first, in the given order within a class."""
+    target = np.array([part_sizes(int(n), shares) for n in counts], dtype=np.float64)
+    filled = np.zeros_like(target)
+    chosen = np.full(len(held), -1, dtype=np.int64)
+    usable = np.array(shares) > 0
+    queue = np.array(order)
+    for c in np.argsort((held > 0).sum(axis=0), kind="stable"):
+        for unit in queue[(held[queue, c] > 0) & (chosen[queue] < 0)]:
+            share = np.divide(filled[c], target[c], out=np.full(len(shares), np.inf), where=usable)
+            part = int(np.argmin(share))
+            chosen[unit] = part
+            filled[:, part] += held[unit]
+    return chosen
+
+
+def _complete(
+    chosen: NDArray[np.int64], held: NDArray[np.int64], shares: tuple[float, ...]
+) -> bool:
+    """Whether every part that has a share has every class."""
+    return all(
+        held[chosen == part].sum(axis=0).min() > 0 for part, share in enumerate(shares) if share > 0
+    )
+
+
+def _require_training(table: Table) -> None:
+    counts = table.part("train").counts()
+    if counts.min() == 0:
+        names = [name for name, n in zip(table.classes, counts, strict=True) if n == 0]
+        raise LmdError(
+            f"the parts of {table.source or 'the table'} leave no training image of class "
+            f"{', '.join(map(repr, names))}: move some to train, or drop the class"
+        )

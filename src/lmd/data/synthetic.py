@@ -1,0 +1,254 @@
+"""The embedded synthetic set: eight invented kinds of lesion-like images with a long tail.
+
+It serves to try every command without data. Nothing in it stems from a patient, and its class names
+are no diagnoses. Image i of a class depends on the seed, the class, i and the size alone.
+"""
+
+import math
+from dataclasses import dataclass
+
+import cv2
+import numpy as np
+from numpy.typing import NDArray
+
+from lmd.data.table import Table
+from lmd.errors import LmdError
+
+Field = NDArray[np.float32]
+
+
+@dataclass(frozen=True)
+class Look:
+    """What is typical of a class; each image scatters around it, so that classes overlap.
+
+    ``colour`` is RGB in [0, 1]; ``irregular`` and ``lobed`` shape the outline, ``network``,
+    ``globules`` and ``streaks`` the texture, ``soft`` the border: all are about 0 to 1.
+    """
+
+    name: str
+    colour: tuple[float, float, float]
+    irregular: float = 0.0
+    lobed: float = 0.0
+    network: float = 0.0
+    globules: float = 0.0
+    streaks: float = 0.0
+    soft: float = 0.2
+
+
+BROWN, DARK = (0.52, 0.33, 0.22), (0.33, 0.21, 0.17)
+RED, BLUE = (0.70, 0.30, 0.29), (0.40, 0.39, 0.45)
+
+# From head to tail. Neighbours in look stand far apart in the order: a rare class has a frequent
+# one beside it into which a classifier of skewed data falls.
+LOOKS = (
+    Look("syn-round-brown", BROWN, network=0.2),
+    Look("syn-irregular-brown", BROWN, irregular=0.9, network=1.0, soft=0.6),
+    Look("syn-round-red", RED, soft=0.5),
+    Look("syn-lobed-brown", BROWN, lobed=0.9, globules=0.9),
+    Look("syn-irregular-dark", DARK, irregular=0.9, streaks=0.9, soft=0.5),
+    Look("syn-lobed-red", RED, lobed=0.8, globules=0.7),
+    Look("syn-round-dark", DARK, globules=0.6, soft=0.2),
+    Look("syn-irregular-blue", BLUE, irregular=0.9, network=0.3, soft=0.7),
+)
+
+# How far an image strays from the look of its class.
+COLOUR_SPREAD = 0.6
+BRIGHTNESS_SPREAD = 0.1
+SHAPE_SPREAD = 0.2
+TEXTURE_SPREAD = 0.17
+
+
+def synthetic_table(
+    seed: int = 0,
+    size: int = 32,
+    *,
+    head_size: int = 500,
+    factor: float = 100.0,
+    test_per_class: int = 60,
+    validation_per_class: int = 20,
+) -> Table:
+    """Eight classes in parts: training ``N_c = N_0 r^(-c / (K - 1))``, the rest balanced.
+
+    Test and validation images come first in a class, so they stay the same whatever ``head_size``
+    and ``factor`` are.
+    """
+    _at_least("seed", seed, 0)
+    _at_least("size", size, 16)
+    _at_least("head_size", head_size, 1)
+    _at_least("factor", factor, 1)
+    _at_least("test_per_class", test_per_class, 0)
+    _at_least("validation_per_class", validation_per_class, 0)
+    k = len(LOOKS)
+    train = [max(1, round(head_size * factor ** (-c / (k - 1)))) for c in range(k)]
+    per_class = [test_per_class + validation_per_class + n for n in train]
+    labels = np.repeat(np.arange(k), per_class)
+    index = np.concatenate([np.arange(n) for n in per_class])
+    held_out = np.where(index < test_per_class, "test", "validation")
+    parts = np.where(index < test_per_class + validation_per_class, held_out, "train")
+    settings = f"seed={seed},size={size}"
+    return Table(
+        ids=np.array([f"synthetic-{c:04d}-{i:05d}" for c, i in zip(labels, index, strict=True)]),
+        labels=labels.astype(np.int64),
+        classes=tuple(look.name for look in LOOKS),
+        images=SyntheticImages(seed, size),
+        rows=(labels * ROWS_PER_CLASS + index).astype(np.int64),
+        parts=parts,
+        source=f"synthetic({settings},head_size={head_size},factor={factor:g})",
+        kind="synthetic",
+        synthetic=True,
+        signature=f"synthetic-{VERSION}({settings})",
+    )
+
+
+ROWS_PER_CLASS = 100_000
+VERSION = 1  # to be raised whenever the pixels change
+
+
+@dataclass(frozen=True)
+class SyntheticImages:
+    """Renders on request; row ``c * ROWS_PER_CLASS + i`` is image i of class c."""
+
+    seed: int
+    size: int
+
+    def read(self, row: int) -> NDArray[np.uint8]:
+        """RGB pixels ``(size, size, 3)``, the same each time."""
+        return render(self.seed, row // ROWS_PER_CLASS, row % ROWS_PER_CLASS, self.size)
+
+
+def render(seed: int, label: int, index: int, size: int) -> NDArray[np.uint8]:
+    """Image ``index`` of class ``label``: RGB ``(size, size, 3)``."""
+    rng = np.random.default_rng([seed, label, index])
+    look = LOOKS[label]
+    side = 2 * size  # drawn twice as large and averaged: smooth edges
+    image = _skin(rng, side)
+    image = _lesion(image, look, rng)
+    image = _hairs(image, rng)
+    image *= _light(rng, side)
+    small = np.asarray(cv2.resize(image, (size, size), interpolation=cv2.INTER_AREA), np.float32)
+    small += rng.normal(0, 0.012, small.shape).astype(np.float32)
+    return np.asarray(np.rint(small * 255).clip(0, 255), np.uint8)
+
+
+def _skin(rng: np.random.Generator, side: int) -> Field:
+    """Skin of a tone between pale and tan, mottled: ``(side, side, 3)`` in [0, 1]."""
+    pale, tan = np.array([0.93, 0.78, 0.71]), np.array([0.76, 0.57, 0.46])
+    tone = rng.beta(1.5, 2.5)
+    colour = (1 - tone) * pale + tone * tan + rng.normal(0, 0.015, 3)
+    mottle = 0.022 * _noise(rng, 5, side) + 0.015 * _noise(rng, 14, side)
+    # Mottling is blood: it darkens green and blue more than red.
+    tint = np.array([0.6, 1.1, 1.0], np.float32)
+    return np.asarray(colour + mottle[:, :, None] * tint, np.float32)
+
+
+def _lesion(image: Field, look: Look, rng: np.random.Generator) -> Field:
+    """Lay the lesion over the skin."""
+    side = image.shape[0]
+    near, angle = _polar(look, rng, side)
+    streaks = _scatter(look.streaks, TEXTURE_SPREAD, rng)
+    rays = np.cos(int(rng.integers(9, 14)) * angle + 1.8 * _noise(rng, 4, side))
+    rays = rays * streaks * np.clip((near - 0.4) / 0.4, 0, 1)
+    near = near - np.float32(0.13) * rays
+    soft = 0.03 + 0.10 * _scatter(look.soft, SHAPE_SPREAD, rng)
+    cover = 1 / (1 + np.exp(np.clip((near - 1) / soft, -30, 30)))
+    cover *= rng.uniform(0.75, 0.95)
+
+    cells = _cells(rng, side)
+    network = _scatter(look.network, TEXTURE_SPREAD, rng) * (np.clip(cells, 0, 1.6) - 0.75)
+    spots = 1 / (1 + np.exp(9 * (cells - 0.55))) - 0.35
+    globules = _scatter(look.globules, TEXTURE_SPREAD, rng) * spots
+    pigment = 0.28 * network + 0.30 * globules + 0.15 * rays + 0.045 * _noise(rng, 5, side)
+    pigment += 0.10 * rng.uniform(-0.5, 1.0) * (0.6 - near.clip(0, 1))
+    tint = np.array([1.0, 0.85, 0.75], np.float32)
+    body = _colour(look, rng, side) - pigment[:, :, None] * tint
+    opacity = cover[:, :, None]
+    return np.asarray(image * (1 - opacity) + body.clip(0.05, 1) * opacity, np.float32)
+
+
+def _colour(look: Look, rng: np.random.Generator, side: int) -> Field:
+    """The class's colour mixed with the other colours, unevenly over the lesion."""
+    palette = np.array([BROWN, DARK, RED, BLUE], np.float32)
+    other = rng.dirichlet(np.full(len(palette), 0.7)).astype(np.float32) @ palette
+    own = np.array(look.colour, np.float32)
+    share = COLOUR_SPREAD * rng.random() + 0.12 * _noise(rng, 4, side)
+    mixed = own + share.clip(0, 0.9)[:, :, None] * (other - own)
+    return np.asarray(mixed * (1 + rng.normal(0, BRIGHTNESS_SPREAD)), np.float32)
+
+
+def _polar(look: Look, rng: np.random.Generator, side: int) -> tuple[Field, Field]:
+    """Distance to the lesion's centre in units of its outline's radius, and the angle."""
+    y, x = np.mgrid[:side, :side].astype(np.float32) / np.float32(side / 2) - np.float32(1)
+    x -= rng.uniform(-0.18, 0.18)
+    y -= rng.uniform(-0.18, 0.18)
+    turn = rng.uniform(0, math.tau)
+    c, s = math.cos(turn), math.sin(turn)
+    x, y = c * x - s * y, (s * x + c * y) * rng.uniform(1.0, 1.3)
+    angle = np.arctan2(y, x)
+
+    lobed = 0.32 * _scatter(look.lobed, SHAPE_SPREAD, rng)
+    irregular = 0.03 + 0.17 * _scatter(look.irregular, SHAPE_SPREAD, rng)
+    around = np.linspace(-math.pi, math.pi, 257)
+    outline = lobed * (np.abs(np.cos(rng.integers(3, 6) * around / 2)) - 0.6)
+    for wave in range(2, 9):
+        phase = rng.uniform(0, math.tau)
+        outline += irregular * rng.normal() / wave**0.7 * np.cos(wave * around + phase)
+    outline = rng.uniform(0.48, 0.72) * np.clip(1 + outline, 0.35, 1.8)
+    radius = np.interp(angle, around, outline).astype(np.float32)
+    return np.hypot(x, y) / radius, angle
+
+
+def _cells(rng: np.random.Generator, side: int) -> Field:
+    """Distance to the nearest of scattered points, about 0 to 1.5 of half their spacing."""
+    n = int(rng.integers(6, 9))
+    x, y = np.meshgrid(np.arange(n) + 0.5, np.arange(n) + 0.5)
+    x[::2] += 0.5
+    points = np.stack([x, y], -1) + rng.uniform(-0.3, 0.3, (n, n, 2))
+    pixels = (points * (side / n)).astype(np.int64).reshape(-1, 2) % side
+    canvas = np.full((side, side), 255, np.uint8)
+    canvas[pixels[:, 1], pixels[:, 0]] = 0
+    distance = cv2.distanceTransform(canvas, cv2.DIST_L2, cv2.DIST_MASK_5)
+    return np.asarray(distance * (2 * n / side), np.float32)
+
+
+def _hairs(image: Field, rng: np.random.Generator) -> Field:
+    """Up to six dark curved hairs over everything."""
+    side = image.shape[0]
+    mask = np.zeros((side, side), np.uint8)
+    for _ in range(rng.choice(7, p=[0.55, 0.15, 0.1, 0.08, 0.06, 0.04, 0.02])):
+        start, bend, end = rng.uniform(-0.1, 1.1, (3, 2)) * side
+        bend = (start + end) / 2 + 0.3 * (bend - (start + end) / 2)
+        t = np.linspace(0, 1, 16)[:, None]
+        curve = (1 - t) ** 2 * start + 2 * t * (1 - t) * bend + t**2 * end
+        points = np.round(curve * 16).astype(np.int32)
+        cv2.polylines(mask, [points], False, 255, max(1, side // 110), cv2.LINE_AA, 4)
+    dark = np.array([0.16, 0.11, 0.09], np.float32)
+    opacity = (mask * np.float32(rng.uniform(0.5, 0.8) / 255))[:, :, None]
+    return image * (1 - opacity) + dark * opacity
+
+
+def _light(rng: np.random.Generator, side: int) -> Field:
+    """Lamp and lens: exposure, white balance and vignetting as a factor ``(side, side, 3)``."""
+    y, x = np.mgrid[:side, :side].astype(np.float32) / np.float32(side / 2) - np.float32(1)
+    radius2 = (x - rng.uniform(-0.2, 0.2)) ** 2 + (y - rng.uniform(-0.2, 0.2)) ** 2
+    vignette = 1 - rng.uniform(0.05, 0.22) * radius2
+    balance = rng.uniform(0.9, 1.08) * (1 + rng.normal(0, 0.025, 3))
+    return np.asarray(vignette[:, :, None] * balance, np.float32)
+
+
+def _noise(rng: np.random.Generator, cells: int, side: int) -> Field:
+    """Smooth noise of about unit spread: ``(side, side)``."""
+    coarse = rng.standard_normal((cells, cells)).astype(np.float32)
+    return np.asarray(cv2.resize(coarse, (side, side), interpolation=cv2.INTER_CUBIC), np.float32)
+
+
+def _scatter(typical: float, spread: float, rng: np.random.Generator) -> float:
+    """How strong a property is in one image: around what is typical, never below 0."""
+    return float(np.clip(typical + rng.normal(0, spread), 0, 1.4))
+
+
+def _at_least(name: str, value: float, least: int) -> None:
+    if not least <= value < ROWS_PER_CLASS / 4:
+        raise LmdError(
+            f"{name} must be at least {least} and below {ROWS_PER_CLASS // 4}, it is {value}: "
+            "choose another"
+        )

@@ -1,0 +1,254 @@
+"""A Gaussian for each class: moments, draws and distances (LMD paper, Eq. 6-7, 10-11).
+
+Everything that costs ``C^3`` is done once for each change of the moments and class by class; the
+attraction and repulsion of FDC cost ``2 C^2`` for each feature, whatever the number of classes.
+"""
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Any, Literal, Self
+
+import torch
+from torch import Tensor, nn
+from torch.autograd.function import once_differentiable
+
+from lmd.errors import LmdError
+
+Distance = Literal["mahalanobis", "literal"]
+
+# A class whose total variance is below this part of the pooled one has no spread of its own: one
+# image drawn many times differs from itself only by rounding.
+NO_SPREAD = 1e-6
+
+# Rows of virtual features made at a time: large enough for fast products, small enough to forget.
+BLOCK = 4096
+
+
+def cholesky(matrix: Tensor) -> Tensor:
+    """Lower factor of a covariance ``(C, C)``; a singular one gets the least jitter that works.
+
+    The jitter starts at the rounding error of the mean variance and grows tenfold.
+    """
+    factor: Tensor
+    factor, failed = torch.linalg.cholesky_ex(matrix)
+    if not failed:
+        return factor
+    scale = matrix.diagonal().mean().item() or 1.0
+    jitter = 10 * torch.finfo(matrix.dtype).eps * scale
+    while failed:
+        if not jitter < scale:
+            raise LmdError(
+                "covariance: must be finite and positive semi-definite, but it has no Cholesky "
+                "factor; look for NaN or infinite features (a diverged encoder: lower its lr)"
+            )
+        shifted = matrix.clone()
+        shifted.diagonal().add_(jitter)
+        factor, failed = torch.linalg.cholesky_ex(shifted)
+        jitter *= 10
+    return factor
+
+
+def class_moments(
+    features: Tensor, labels: Tensor, classes: int, ridge: float = 0.0
+) -> tuple[Tensor, Tensor, Tensor]:
+    """Mean ``(K, C)``, unbiased covariance + ridge I ``(K, C, C)`` and counts ``(K,)`` (Eq. 6).
+
+    A class without spread (one image, however often it was drawn) has the pooled within-class
+    covariance; a class that was not drawn has it too, around the mean of the other means.
+    """
+    counts = torch.bincount(labels, minlength=classes)
+    ordered = features[labels.argsort(stable=True)]
+    mean = features.new_zeros(classes, features.shape[1])
+    covariance = features.new_zeros(classes, features.shape[1], features.shape[1])
+    start = 0
+    for k, n in enumerate(counts.tolist()):
+        if n:
+            mean[k] = ordered[start : start + n].mean(0)
+            centred = ordered[start : start + n] - mean[k]
+            torch.mm(centred.T, centred, out=covariance[k])
+            covariance[k] /= max(n - 1, 1)
+        start += n
+    freedom = (counts - 1).clamp(min=0).to(mean)
+    pooled = torch.tensordot(freedom, covariance, 1) / freedom.sum().clamp(min=1)
+    spread = covariance.diagonal(dim1=1, dim2=2).sum(1)
+    covariance[spread <= NO_SPREAD * pooled.diagonal().sum()] = pooled
+    mean[counts == 0] = mean[counts > 0].mean(0)
+    covariance.diagonal(dim1=1, dim2=2).add_(ridge)
+    return mean, covariance, counts
+
+
+@dataclass(frozen=True)
+class _Forms:
+    """The K quadratic forms of a distance, around the mean of the means, and their sum."""
+
+    centre: Tensor  # (C,)
+    means: Tensor  # (K, C), minus the centre
+    matrices: Tensor  # (K, C, C)
+    total: Tensor  # (C, C): sum of the matrices
+    linear: Tensor  # (C,): sum of matrix @ mean
+    constant: Tensor  # (): sum of mean @ matrix @ mean
+
+
+class _OwnAndTotal(torch.autograd.Function):
+    """Distance to the own class and sum over all classes; the gradient is a by-product."""
+
+    @staticmethod
+    def forward(ctx: Any, features: Tensor, labels: Tensor, forms: _Forms) -> tuple[Tensor, Tensor]:
+        # Centred, so that large feature means do not cancel in float32.
+        z = features - forms.centre
+        total_half = z @ forms.total - forms.linear
+        total = ((total_half - forms.linear) * z).sum(1) + forms.constant
+        own_half = torch.empty_like(z)
+        own = z.new_empty(len(z))
+        for k in labels.unique().tolist():
+            rows = (labels == k).nonzero().squeeze(1)
+            away = z[rows] - forms.means[k]
+            pulled = away @ forms.matrices[k]
+            own_half[rows] = pulled
+            own[rows] = (pulled * away).sum(1)
+        ctx.save_for_backward(own_half, total_half)
+        return own, total
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx: Any, grad_own: Tensor, grad_total: Tensor) -> tuple[Tensor, None, None]:
+        own_half, total_half = ctx.saved_tensors
+        grad = grad_own.unsqueeze(1) * own_half + grad_total.unsqueeze(1) * total_half
+        return 2 * grad, None, None
+
+
+class ClassGaussians(nn.Module):
+    """``mean (K, C)`` and ``covariance (K, C, C)`` of each class, kept in buffers.
+
+    Factors and inverses are made when they are first asked for and again whenever the moments
+    have changed, by whatever means (an update, a loaded checkpoint, another device).
+    """
+
+    mean: Tensor
+    covariance: Tensor
+
+    def __init__(
+        self, classes: int, features: int, *, ridge: float = 1e-2, decay: float = 0.999
+    ) -> None:
+        super().__init__()
+        self.ridge, self.decay = ridge, decay
+        self.register_buffer("mean", torch.zeros(classes, features))
+        self.register_buffer("covariance", torch.eye(features).repeat(classes, 1, 1))
+        self._derived: dict[str, Any] = {}
+
+    @torch.no_grad()
+    def fit(self, features: Tensor, labels: Tensor) -> Self:
+        """Take the moments of ``features (N, C)`` with ``labels (N,)``, forgetting earlier ones."""
+        return self.update(features, labels, step=0)
+
+    @torch.no_grad()
+    def update(self, features: Tensor, labels: Tensor, step: int) -> Self:
+        """Average over EM iterations with decay min(1 - 1/(step+1), 0.999); step counts from 0.
+
+        The first 1000 iterations are thus a running mean. A class that was not drawn this time
+        keeps its moments.
+        """
+        features = features.to(self.mean)
+        labels = labels.to(self.mean.device)
+        mean, covariance, counts = class_moments(features, labels, len(self.mean), self.ridge)
+        decay = min(1 - 1 / (step + 1), self.decay)
+        drawn = counts > 0 if step else torch.ones_like(counts, dtype=torch.bool)
+        weight = torch.where(drawn, 1 - decay, 0.0).to(mean)
+        # decay = 0 replaces, so that nothing of a moment never fitted (even a NaN) stays.
+        self.mean.copy_(torch.lerp(self.mean, mean, weight[:, None]) if decay else mean)
+        new = torch.lerp(self.covariance, covariance, weight[:, None, None])
+        self.covariance.copy_(new if decay else covariance)
+        return self
+
+    def _fresh(self) -> dict[str, Any]:
+        key = (self.mean, self.mean._version, self.covariance, self.covariance._version)
+        old = self._derived.get("key")
+        same = old is not None and all(
+            a is b if torch.is_tensor(a) else a == b for a, b in zip(key, old, strict=True)
+        )
+        if not same:
+            self._derived = {"key": key}
+        return self._derived
+
+    @torch.no_grad()
+    def factors(self) -> Tensor:
+        """Lower Cholesky factors of the covariances ``(K, C, C)``."""
+        derived = self._fresh()
+        if "factors" not in derived:
+            # Class by class: batched factorisations of large matrices fail in some LAPACKs.
+            derived["factors"] = torch.stack([cholesky(c) for c in self.covariance])
+        factors: Tensor = derived["factors"]
+        return factors
+
+    @torch.no_grad()
+    def precision(self) -> Tensor:
+        """Inverse covariances ``(K, C, C)``, from the Cholesky factors."""
+        derived = self._fresh()
+        if "precision" not in derived:
+            inverses = [torch.cholesky_inverse(factor) for factor in self.factors()]
+            derived["precision"] = torch.stack(inverses)
+        precision: Tensor = derived["precision"]
+        return precision
+
+    @torch.no_grad()
+    def _forms(self, distance: Distance) -> _Forms:
+        derived = self._fresh()
+        if distance not in derived:
+            matrices = self.precision() if distance == "mahalanobis" else self.covariance
+            centre = self.mean.mean(0)
+            means = self.mean - centre
+            linear = torch.einsum("kcd,kd->kc", matrices, means)
+            total = matrices.sum(0)
+            derived[distance] = _Forms(
+                centre, means, matrices, total, linear.sum(0), (linear * means).sum()
+            )
+        forms: _Forms = derived[distance]
+        return forms
+
+    def mahalanobis(self, features: Tensor) -> Tensor:
+        """Squared distances ``(x - mu_k) Sigma_k^-1 (x - mu_k)^T``: ``(B, C) → (B, K)``."""
+        away = [features - mean for mean in self.mean]
+        pairs = zip(away, self.precision(), strict=True)
+        return torch.stack([((a @ inverse) * a).sum(1) for a, inverse in pairs], dim=1)
+
+    def own_and_total(
+        self, features: Tensor, labels: Tensor, distance: Distance = "mahalanobis"
+    ) -> tuple[Tensor, Tensor]:
+        """Squared distance to the own class ``(B,)`` and the sum over all classes ``(B,)``.
+
+        The sum of K quadratic forms is one quadratic form with the sum of the matrices.
+        ``literal`` puts the covariance itself in place of its inverse, as Eq. 10-11 are printed.
+        """
+        forms = self._forms(distance)
+        own, total = _OwnAndTotal.apply(features, labels, forms)  # type: ignore[no-untyped-call]
+        return own, total
+
+    @torch.no_grad()
+    def sample(self, per_class: int, generator: torch.Generator) -> tuple[Tensor, Tensor]:
+        """``per_class`` virtual features of every class: ``(K R, C)``, labels ``(K R,)``."""
+        labels = torch.arange(len(self.mean)).repeat_interleave(per_class)
+        return self._draw(labels, generator), labels.to(self.mean.device)
+
+    @torch.no_grad()
+    def batches(
+        self, per_class: int, batch: int, generator: torch.Generator
+    ) -> Iterator[tuple[Tensor, Tensor]]:
+        """The same as ``sample`` in mixed batches ``(batch, C)``, made as they are asked for.
+
+        What is held does not grow with ``per_class``, but for one number for each feature.
+        """
+        classes = len(self.mean)
+        order = torch.randperm(per_class * classes, generator=generator).remainder_(classes)
+        for labels in order.split(max(BLOCK // batch, 1) * batch):
+            features = self._draw(labels, generator)
+            pairs = zip(features.split(batch), labels.to(features.device).split(batch), strict=True)
+            yield from pairs
+
+    def _draw(self, labels: Tensor, generator: torch.Generator) -> Tensor:
+        size = (len(labels), self.mean.shape[1])
+        noise = torch.randn(size, generator=generator, dtype=self.mean.dtype).to(self.mean.device)
+        factors = self.factors()
+        for k in labels.unique().tolist():
+            rows = (labels == k).nonzero().squeeze(1).to(noise.device)
+            noise[rows] = torch.addmm(self.mean[k], noise[rows], factors[k].T)
+        return noise

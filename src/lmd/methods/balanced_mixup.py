@@ -1,0 +1,92 @@
+"""Balanced-MixUp: images as they come, mixed with class-balanced ones."""
+
+import math
+from collections.abc import Mapping
+
+import torch
+from torch import Tensor
+from torch.nn import functional as F
+from torch.optim import Optimizer
+
+from lmd.errors import LmdError
+from lmd.method import Method
+from lmd.model import Model
+from lmd.stage import Batch, Run, Stage, Stages, Task, Terms
+from lmd.weighting import image_weights
+
+
+def mix(instance: Tensor, balanced: Tensor, share: float) -> Tensor:
+    """``(1 - share) · instance + share · balanced``: the share λ is that of the *balanced* batch.
+
+    Galdran et al., Balanced-MixUp for highly imbalanced medical image classification, MICCAI 2021,
+    Eq. 3; both of one shape.
+    """
+    return (1 - share) * instance + share * balanced
+
+
+def mixed_cross_entropy(
+    logits: Tensor, instance_labels: Tensor, balanced_labels: Tensor, share: float
+) -> Tensor:
+    """Cross-entropy against one-hot labels mixed as the images were: ``(B, K)``, 2 × ``(B,)``."""
+    return mix(
+        F.cross_entropy(logits, instance_labels),
+        F.cross_entropy(logits, balanced_labels),
+        share,
+    )
+
+
+def draw_share(alpha: float, generator: torch.Generator | None = None) -> float:
+    """One λ ~ Beta(α, 1), with mean ``α / (1 + α)``; its distribution function is ``λ^α``."""
+    return math.pow(float(torch.rand((), generator=generator)), 1 / alpha)
+
+
+class BalancedMixup(Stage):
+    """Two streams: images as they come, and classes drawn alike; one λ for each batch."""
+
+    sampling: Tensor
+
+    def __init__(self, model: Model, sampling: Tensor, alpha: float) -> None:
+        super().__init__()
+        self.model = model
+        self.alpha = alpha
+        self.generator: torch.Generator | None = None
+        self.register_buffer("sampling", sampling, persistent=False)
+
+    def class_weights(self, run: Run) -> list[Tensor | None]:
+        """The instance stream, then the class-balanced stream."""
+        return [None, self.sampling]
+
+    def start_epoch(self, run: Run, optimizer: Optimizer | None) -> Mapping[str, float] | None:
+        """Take the generator of this epoch, which the loop seeds: a checkpoint need not hold it."""
+        self.generator = run.generator
+        return None
+
+    def loss(self, *batches: Batch) -> Terms:
+        """Soft cross-entropy on mixed images; where one batch is shorter, both are cut to it."""
+        instance, balanced = batches
+        size = min(len(instance.labels), len(balanced.labels))
+        share = draw_share(self.alpha, self.generator)
+        images = mix(instance.views["weak"][:size], balanced.views["weak"][:size], share)
+        labels = instance.labels[:size], balanced.labels[:size]
+        return {"loss": mixed_cross_entropy(self.model(images), *labels, share)}
+
+
+def balanced_mixup(model: Model, task: Task, *, alpha: float = 0.1) -> Stages:
+    """Balanced-MixUp; of α = 0.1, 0.2, 0.3 in Galdran et al., MICCAI 2021, their example's 0.1."""
+    if alpha <= 0:
+        raise LmdError(
+            f"bal_mixup: alpha must be positive (towards 0 nothing is mixed in); it is {alpha}"
+        )
+    yield BalancedMixup(model, image_weights(task.class_counts), alpha)
+
+
+METHODS = (
+    Method(
+        "bal_mixup",
+        "Bal-Mixup",
+        balanced_mixup,
+        "Galdran et al., Balanced-MixUp for highly imbalanced medical image classification, "
+        "MICCAI 2021",
+        ("Balanced-MixUp",),
+    ),
+)

@@ -1,0 +1,98 @@
+"""Class-balanced focal loss (CB-Focal): one sigmoid per class, weighted by effective number."""
+
+import math
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional as F
+
+from lmd.errors import LmdError
+from lmd.method import Method
+from lmd.model import Model
+from lmd.stage import Batch, Stage, Stages, Task, Terms
+from lmd.weighting import class_balanced_weights
+
+
+def sigmoid_focal_loss(logits: Tensor, labels: Tensor, weights: Tensor, gamma: float) -> Tensor:
+    """``(1/B) Σ_i w_{y_i} Σ_k (1 - σ(t_ik))^γ · -ln σ(t_ik)``; t is +z for the true class, else -z.
+
+    The sum over classes is divided by B, not by B·K; logits ``(B, K)``, labels ``(B,)``, weights
+    ``(K,)``.
+    """
+    true = F.one_hot(labels, logits.shape[1]).bool()
+    t = torch.where(true, logits, -logits)
+    # -ln σ(t) = softplus(-t) and ln(1 - σ(t)) = -softplus(t): finite for every logit.
+    focal = torch.exp(-gamma * F.softplus(t)) * F.softplus(-t)
+    return (weights[labels] * focal.sum(dim=1)).mean()
+
+
+def class_balanced_focal_loss(
+    logits: Tensor, labels: Tensor, counts: Tensor, beta: float, gamma: float
+) -> Tensor:
+    """Sigmoid focal loss with the class-balanced weights of ``counts (K,)``.
+
+    Cui et al., Class-balanced loss based on effective number of samples, CVPR 2019, Eq. 5 and 9;
+    logits ``(B, K)``, labels ``(B,)``.
+    """
+    return sigmoid_focal_loss(logits, labels, class_balanced_weights(counts, beta), gamma)
+
+
+class ClassBalancedFocal(Stage):
+    """Trains all of the model; the bias of the classifier starts at ``-ln(K-1)``, undecayed."""
+
+    weights: Tensor
+
+    def __init__(self, model: Model, weights: Tensor, gamma: float) -> None:
+        super().__init__()
+        self.model = model
+        self.gamma = gamma
+        self.register_buffer("weights", weights, persistent=False)
+        # Every sigmoid starts at 1/K; at 1/2 the K - 1 negatives would swamp the first epochs.
+        nn.init.constant_(self.bias, -math.log(max(len(weights) - 1, 1)))
+
+    @property
+    def bias(self) -> Tensor:
+        """The bias ``(K,)`` of the classifier."""
+        bias = self.model.classifier.bias
+        assert isinstance(bias, Tensor), "the linear head has a bias"
+        return bias
+
+    def trainable(self) -> list[dict[str, Any]]:
+        """All parameters; the bias of the classifier in a group without weight decay."""
+        rest = [p for p in self.model.parameters() if p is not self.bias]
+        return [{"params": rest}, {"params": [self.bias], "weight_decay": 0.0}]
+
+    def loss(self, *batches: Batch) -> Terms:
+        """Weighted sigmoid focal loss on the weak view."""
+        (batch,) = batches
+        logits = self.model(batch.views["weak"])
+        return {"loss": sigmoid_focal_loss(logits, batch.labels, self.weights, self.gamma)}
+
+
+def cb_focal(model: Model, task: Task, *, beta: float = 0.9999, gamma: float = 1.0) -> Stages:
+    """Class-balanced focal loss on the images as they come; β and γ as in the authors' script.
+
+    With fewer than about 1000 images per class β = 0.9999 smooths nothing (the weights are 1/n);
+    ``1 - 1/n_max`` does.
+
+    The shipped model takes the softmax of these sigmoid-trained logits. It ranks classes as the
+    sigmoids do, and it is what they imply for exclusive classes: of K independent events with
+    probabilities ``σ(z_k)``, given that exactly one happens, it is the k-th with probability
+    ``∝ σ(z_k) / (1 - σ(z_k)) = exp(z_k)``. Weights and focusing leave it uncalibrated, as every
+    re-weighted loss does.
+    """
+    if gamma < 0:
+        raise LmdError(f"cb_focal: gamma must be at least 0; it is {gamma}")
+    yield ClassBalancedFocal(model, class_balanced_weights(task.class_counts, beta), gamma)
+
+
+METHODS = (
+    Method(
+        "cb_focal",
+        "CB-Focal",
+        cb_focal,
+        "Cui et al., Class-balanced loss based on effective number of samples, CVPR 2019",
+        ("class-balanced focal loss",),
+    ),
+)

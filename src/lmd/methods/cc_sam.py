@@ -1,0 +1,200 @@
+"""CC-SAM: sharpness-aware per class in stage 1, features shifted per class in stage 2.
+
+Zhou et al., Class-Conditional Sharpness-Aware Minimization for Deep Long-Tailed Recognition, CVPR
+2023, as in the authors' code. Both stages need one extra gradient for each class in a batch.
+"""
+
+from collections.abc import Mapping
+
+import torch
+from torch import Tensor, nn
+from torch.func import functional_call
+from torch.nn import functional as F
+from torch.optim import Optimizer
+
+from lmd.method import Method
+from lmd.model import Model
+from lmd.sam import ascent
+from lmd.stage import Batch, ParameterGroups, Run, Stage, Stages, Task, Terms
+from lmd.weighting import image_weights
+
+
+def class_radius(
+    gradient: Tensor, parameter_norm: Tensor, parameters: int, count: Tensor, rho: float
+) -> Tensor:
+    """``ρ · √‖θ‖ / √‖g‖ / √2 / (n_k − 1)^¼ / P^¼ · √P``: how far one tensor moves for class k.
+
+    ``gradient`` is that of the tensor, ``parameter_norm ()`` and ``parameters`` (P) belong to the
+    whole classifier. A class of one image would divide by zero: it moves as far as one of two. A
+    gradient below rounding error counts as one of that size: its root would throw θ far away.
+    """
+    floor = torch.finfo(gradient.dtype).eps
+    sharpness = (parameter_norm / gradient.norm().clamp_min(floor)).sqrt()
+    rarity = (count - 1).clamp_min(1).pow(-0.25)
+    radius: Tensor = rho * sharpness / 2**0.5 * rarity * parameters**0.25
+    return radius
+
+
+def flat_loss(
+    classifier: nn.Module, features: Tensor, labels: Tensor, counts: Tensor, rho: float
+) -> Tensor:
+    """Cross-entropy at ``θ + ε_y``, mean over the images.
+
+    ε_k climbs the mean loss of class k and is constant for the gradient, which reaches both θ and the
+    features. ``(B, C)``, ``(B,)``, ``(K,)``.
+    """
+    theta = dict(classifier.named_parameters())
+    norm = torch.stack([p.detach().norm() for p in theta.values()]).norm()
+    size = sum(p.numel() for p in theta.values())
+    losses = []
+    for k in labels.unique():
+        chosen, of_class = features[labels == k], labels[labels == k]
+        probe = {name: p.detach().requires_grad_() for name, p in theta.items()}
+        loss = F.cross_entropy(functional_call(classifier, probe, (chosen.detach(),)), of_class)
+        gradients = torch.autograd.grad(loss, list(probe.values()))
+        moved = {
+            name: p + ascent([g], class_radius(g, norm, size, counts[k], rho))[0]
+            for (name, p), g in zip(theta.items(), gradients, strict=True)
+        }
+        logits = functional_call(classifier, moved, (chosen,))
+        losses.append(F.cross_entropy(logits, of_class, reduction="sum"))
+    return torch.stack(losses).sum() / len(labels)
+
+
+def shift_strengths(counts: Tensor) -> Tensor:
+    """``ln(n_max / n_k + 0.01) / 2``: ``(K,) → (K,)``; about 0.005 for the largest class."""
+    counts = counts.clamp_min(1)
+    return (counts.max() / counts + 0.01).log() / 2
+
+
+def shifted_loss(
+    classifier: nn.Module, features: Tensor, labels: Tensor, strengths: Tensor
+) -> Tensor:
+    """``a_y · CE`` at features moved against their class, mean over the images.
+
+    The features of class k move by ``a_k · ∇_f / ‖∇_f‖``, one norm over all of them. ``(B, C)``,
+    ``(B,)``, ``(K,)``.
+    """
+    losses = []
+    for k in labels.unique():
+        of_class = labels[labels == k]
+        start = features[labels == k].detach().requires_grad_()
+        (gradient,) = torch.autograd.grad(F.cross_entropy(classifier(start), of_class), start)
+        moved = features[labels == k] + ascent([gradient], strengths[k])[0]
+        losses.append(strengths[k] * F.cross_entropy(classifier(moved), of_class, reduction="sum"))
+    return torch.stack(losses).sum() / len(labels)
+
+
+def draw_mixup(alpha: float, batch: int) -> tuple[float, Tensor]:
+    """The larger share λ ~ Beta(α, α) and a partner for each image ``(B,)``.
+
+    Beta(α, α) is symmetric, so taking max(λ, 1 − λ) changes only which of a pair is called first:
+    an image keeps the larger share of itself, and its own label stays the best single one.
+    """
+    share = float(torch.distributions.Beta(alpha, alpha).sample())
+    return max(share, 1 - share), torch.randperm(batch)
+
+
+class ClassConditional(Stage):
+    """``(1 − λ) · CE + λ ·`` the flat loss of the classifier, on the images as they come.
+
+    With mixup the cross-entropy has mixed labels and the flat term the label of the larger share.
+    """
+
+    counts: Tensor
+
+    def __init__(
+        self, model: Model, task: Task, *, rho: float, flat_ratio: float, mixup: float
+    ) -> None:
+        super().__init__()
+        self.model, self.rho, self.flat_ratio, self.mixup = model, rho, flat_ratio, mixup
+        self.register_buffer("counts", task.class_counts, persistent=False)
+
+    def loss(self, *batches: Batch) -> Terms:
+        """Cross-entropy and flat loss on the same features."""
+        (batch,) = batches
+        images, labels = batch.views["weak"], batch.labels
+        if self.mixup > 0:
+            share, order = draw_mixup(self.mixup, len(labels))
+            features = self.model.features(share * images + (1 - share) * images[order])
+            logits = self.model.classifier(features)
+            ce = share * F.cross_entropy(logits, labels)
+            ce = ce + (1 - share) * F.cross_entropy(logits, labels[order])
+        else:
+            features = self.model.features(images)
+            ce = F.cross_entropy(self.model.classifier(features), labels)
+        flat = flat_loss(self.model.classifier, features, labels, self.counts, self.rho)
+        loss = (1 - self.flat_ratio) * ce + self.flat_ratio * flat
+        return {"loss": loss, "ce": ce, "flat": flat}
+
+
+class Shifted(Stage):
+    """The classifier alone, class-balanced: ``α ·`` the shifted loss ``+ (1 − α) · CE``.
+
+    α grows with the epochs up to a limit.
+    """
+
+    strengths: Tensor
+    weights: Tensor
+    alpha: Tensor
+
+    def __init__(self, model: Model, task: Task, *, limit: float) -> None:
+        super().__init__()
+        self.model, self.limit = model, limit
+        self.register_buffer("strengths", shift_strengths(task.class_counts), persistent=False)
+        self.register_buffer("weights", image_weights(task.class_counts), persistent=False)
+        self.register_buffer("alpha", torch.tensor(0.0))
+
+    def trainable(self) -> ParameterGroups:
+        """The classifier."""
+        return list(self.model.classifier.parameters())
+
+    def class_weights(self, run: Run) -> list[Tensor | None]:
+        """Class-balanced."""
+        return [self.weights]
+
+    def start_epoch(self, run: Run, optimizer: Optimizer | None) -> Mapping[str, float]:
+        """``α = min((t + 1) / T, limit)``."""
+        self.alpha.fill_(min((run.epoch + 1) / run.epochs, self.limit))
+        return {"alpha": float(self.alpha)}
+
+    def loss(self, *batches: Batch) -> Terms:
+        """Cross-entropy and shifted loss on the same features."""
+        (batch,) = batches
+        classifier = self.model.classifier
+        features = self.model.features(batch.views["weak"])
+        ce = F.cross_entropy(classifier(features), batch.labels)
+        shifted = shifted_loss(classifier, features, batch.labels, self.strengths)
+        return {"loss": self.alpha * shifted + (1 - self.alpha) * ce, "ce": ce, "shifted": shifted}
+
+
+def cc_sam(
+    model: Model,
+    task: Task,
+    *,
+    rho: float = 1e-6,
+    flat_ratio: float = 0.3,
+    limit: float = 1.0,
+    mixup: float = 0.0,
+) -> Stages:
+    """Class-conditional sharpness-aware stage 1, then the classifier on shifted features.
+
+    ``rho``, ``flat_ratio`` (0.5 for a hundred classes) and ``limit`` (0.3) are the values of the
+    authors' code for CIFAR-10-LT. Its ``mixup`` there is 1 (``profile="authors"``); here it is off,
+    since augmentation is the protocol's. The classifier of stage 1 is kept.
+    """
+    yield ClassConditional(model, task, rho=rho, flat_ratio=flat_ratio, mixup=mixup)
+    yield Shifted(model, task, limit=limit)
+
+
+METHODS = (
+    Method(
+        "cc_sam",
+        "CC-SAM",
+        cc_sam,
+        "Zhou et al., CVPR 2023",
+        ("class-conditional SAM", "class-balanced classifier on shifted features"),
+        note="Without the mixup that the authors use on CIFAR: augmentation is the protocol's.",
+        profiles={"authors": {"mixup": 1.0}},
+    ),
+)

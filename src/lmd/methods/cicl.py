@@ -1,0 +1,124 @@
+"""CICL: supervised contrastive learning on class-balanced batches, then a linear probe.
+
+Marrakchi et al., Fighting Class Imbalance with Contrastive Learning, MICCAI 2021; the loss is that
+of Khosla et al., Supervised Contrastive Learning, NeurIPS 2020.
+"""
+
+from typing import ClassVar
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional as F
+
+from lmd.method import Method
+from lmd.model import Model
+from lmd.stage import Batch, ParameterGroups, Run, Stage, Stages, Task, Terms
+from lmd.supervised import Supervised
+from lmd.weighting import image_weights
+
+
+def supervised_contrastive_loss(
+    features: Tensor, labels: Tensor, temperature: float, base_temperature: float
+) -> Tensor:
+    """Mean over anchors i of ``-mean_{j∈P(i)} log(e^{a_i·a_j/τ} / Σ_{l≠i} e^{a_i·a_l/τ})``.
+
+    Khosla et al., Eq. 2 (L_out), times τ/τ₀ as in their code. ``features (B, V, D)`` are
+    normalised inside; ``labels (B,)``. All B·V projections are anchors; one without a positive (the
+    only view of a lone image) is left out, and the loss of a batch without any is zero.
+    """
+    views = features.shape[1]
+    anchors = F.normalize(features.flatten(0, 1), dim=1)
+    classes = labels.repeat_interleave(views)
+    itself = torch.eye(len(anchors), dtype=torch.bool, device=anchors.device)
+    positive = (classes[:, None] == classes[None]) & ~itself
+
+    similarity = anchors @ anchors.T / temperature
+    # The most negative finite number, not -inf: a lone anchor has no l ≠ i, and -inf breeds NaN.
+    lowest = torch.finfo(similarity.dtype).min
+    log_sum = similarity.masked_fill(itself, lowest).logsumexp(1, keepdim=True)
+    log_ratio = torch.where(positive, similarity - log_sum, 0)
+
+    positives = positive.sum(1)
+    per_anchor = -log_ratio.sum(1) / positives.clamp_min(1)
+    anchored = (positives > 0).sum().clamp_min(1)
+    return temperature / base_temperature * per_anchor.sum() / anchored
+
+
+class Contrastive(Stage):
+    """Encoder and projection head on two strong views of class-balanced batches.
+
+    The head is part of this stage alone; the classifier is not trained here. Classes are drawn
+    with probability 1/K, which also works where a batch is smaller than the number of classes.
+    """
+
+    views: ClassVar[tuple[str, ...]] = ("strong", "strong2")
+    weights: Tensor
+
+    def __init__(
+        self,
+        model: Model,
+        task: Task,
+        *,
+        temperature: float,
+        base_temperature: float,
+        projection: int,
+    ) -> None:
+        super().__init__()
+        self.model = model
+        self.temperature, self.base_temperature = temperature, base_temperature
+        dim = task.feature_dim
+        self.head = nn.Sequential(nn.Linear(dim, dim), nn.ReLU(), nn.Linear(dim, projection))
+        self.register_buffer("weights", image_weights(task.class_counts), persistent=False)
+
+    def trainable(self) -> ParameterGroups:
+        """Encoder and projection head."""
+        return [*self.model.encoder.parameters(), *self.head.parameters()]
+
+    def class_weights(self, run: Run) -> list[Tensor | None]:
+        """Class-balanced."""
+        return [self.weights]
+
+    def loss(self, *batches: Batch) -> Terms:
+        """The contrastive loss of both views, which pass through the encoder together."""
+        (batch,) = batches
+        images = torch.cat([batch.views[name] for name in self.views])
+        projected = self.head(self.model.features(images))
+        features = projected.unflatten(0, (len(self.views), -1)).transpose(0, 1)
+        loss = supervised_contrastive_loss(
+            features, batch.labels, self.temperature, self.base_temperature
+        )
+        return {"loss": loss}
+
+
+def cicl(
+    model: Model,
+    task: Task,
+    *,
+    temperature: float = 0.1,
+    base_temperature: float = 0.07,
+    projection: int = 128,
+) -> Stages:
+    """Supervised contrastive encoder, then a linear probe, both on class-balanced batches.
+
+    The values are those of the authors' code: τ = 0.1, τ₀ = 0.07 (so the loss is scaled by 10/7)
+    and an MLP head C → C → 128. Their probe is class-balanced too.
+    """
+    yield Contrastive(
+        model,
+        task,
+        temperature=temperature,
+        base_temperature=base_temperature,
+        projection=projection,
+    )
+    yield Supervised(model, weights=image_weights(task.class_counts), part=model.classifier)
+
+
+METHODS = (
+    Method(
+        "cicl",
+        "CICL",
+        cicl,
+        "Marrakchi et al., MICCAI 2021",
+        ("supervised contrastive learning", "linear probe"),
+    ),
+)

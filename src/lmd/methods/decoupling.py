@@ -1,0 +1,241 @@
+"""Decoupling: learn the representation as the images come, then balance the classifier alone.
+
+Kang et al., Decoupling Representation and Classifier for Long-Tailed Recognition, ICLR 2020. Stage
+2 never trains the encoder. The row of the table is cRT; the paper's other three stand beside it.
+"""
+
+from collections.abc import Mapping, Sequence
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional as F
+from torch.nn.utils import parametrize
+from torch.optim import Optimizer
+
+from lmd.errors import LmdError
+from lmd.method import Method
+from lmd.model import Model
+from lmd.stage import ParameterGroups, Run, Stage, Stages, Task
+from lmd.supervised import Supervised
+from lmd.weighting import image_weights
+
+TAUS = tuple(step / 10 for step in range(21))
+
+
+def tau_normalise(weight: Tensor, tau: float) -> Tensor:
+    """``w_k / ‖w_k‖^τ`` (Kang et al., section 4): ``(K, C) → (K, C)``; a zero row stays zero."""
+    norm: Tensor = torch.linalg.vector_norm(weight, dim=1, keepdim=True)
+    return torch.where(norm > 0, weight / norm.pow(tau), 0)
+
+
+def mean_recall(predictions: Tensor, labels: Tensor) -> float:
+    """Recall ``(B,), (B,)`` averaged over the classes that occur in ``labels``."""
+    right = (predictions == labels).double()
+    return float(torch.stack([right[labels == k].mean() for k in labels.unique()]).mean())
+
+
+def choose_tau(
+    weight: Tensor, features: Tensor, labels: Tensor, taus: Sequence[float]
+) -> tuple[float, float]:
+    """The τ whose classifier has the best mean recall, and that recall; the smallest τ of equals.
+
+    ``weight (K, C)``, ``features (N, C)``, ``labels (N,)``.
+    """
+    scores = [
+        mean_recall((features @ tau_normalise(weight, tau).T).argmax(1), labels) for tau in taus
+    ]
+    best = max(range(len(scores)), key=lambda i: (scores[i], -taus[i]))
+    return taus[best], scores[best]
+
+
+def nearest_mean_classifier(
+    features: Tensor, labels: Tensor, classes: int
+) -> tuple[Tensor, Tensor]:
+    """Weight ``(K, C)`` and bias ``(K,)`` that rank as the nearest class mean does.
+
+    Kang et al., section 4 (NCM): features are centred on the training mean μ and L2-normalised, and
+    so is each class mean m_k of them; the nearest mean wins. Unit vectors are nearest where their
+    inner product is largest, and the length of f − μ is common to all classes, so ``m_k · (f − μ)``
+    ranks exactly as the distance does, and it is linear in f. The logits here are divided by the
+    mean of ‖f − μ‖ over the images: they are the cosine for a feature of mean length.
+    """
+    centre = features.mean(0)
+    length = (features - centre).norm(dim=1).mean()
+    unit = F.normalize(features - centre, dim=1)
+    sums = unit.new_zeros(classes, unit.shape[1]).index_add_(0, labels, unit)
+    weight = F.normalize(sums, dim=1) / length.clamp_min(torch.finfo(length.dtype).tiny)
+    return weight, -weight @ centre
+
+
+class ClassScale(nn.Module):
+    """A learnable factor for each class: multiplies ``(K, …)`` along its first axis."""
+
+    def __init__(self, classes: int) -> None:
+        super().__init__()
+        self.scale = nn.Parameter(torch.ones(classes))
+
+    def forward(self, tensor: Tensor) -> Tensor:
+        """``scale[k] · tensor[k]``."""
+        return self.scale.view(-1, *[1] * (tensor.ndim - 1)) * tensor
+
+
+class TauNorm(Stage):
+    """Writes the τ-normalised weights of stage 1 into the classifier; nothing is trained."""
+
+    epochs = 1
+    weight: Tensor
+
+    def __init__(self, model: Model, *, tau: float | None, taus: Sequence[float]) -> None:
+        super().__init__()
+        self.model, self.tau, self.taus = model, tau, tuple(taus)
+        # A copy, so that doing it twice is doing it once.
+        self.register_buffer("weight", model.classifier.weight.detach().clone())
+
+    def trainable(self) -> ParameterGroups:
+        """Nothing."""
+        return []
+
+    def class_weights(self, run: Run) -> list[Tensor | None]:
+        """No batches."""
+        return []
+
+    @torch.no_grad()
+    def start_epoch(self, run: Run, optimizer: Optimizer | None) -> Mapping[str, float]:
+        """Chooses τ on the validation part unless it was given, and applies it."""
+        report: dict[str, float] = {}
+        tau = self.tau
+        if tau is None:
+            features, labels = run.features(part="validation")
+            if len(labels) == 0:
+                raise LmdError(
+                    "setting 'tau' of method 'tau_norm' is chosen on validation images, and there "
+                    "are 0 of them: split off a validation part, or set tau (1 normalises fully)"
+                )
+            weight = self.weight.to(features)
+            tau, report["tau_recall"] = choose_tau(weight, features, labels, self.taus)
+        write(self.model, tau_normalise(self.weight, tau), None)
+        return {"tau": tau, **report}
+
+
+class NearestMean(Stage):
+    """Writes the nearest-class-mean classifier into the linear one; nothing is trained."""
+
+    epochs = 1
+
+    def __init__(self, model: Model, *, scale: float) -> None:
+        super().__init__()
+        self.model, self.scale = model, scale
+
+    def trainable(self) -> ParameterGroups:
+        """Nothing."""
+        return []
+
+    def class_weights(self, run: Run) -> list[Tensor | None]:
+        """No batches."""
+        return []
+
+    @torch.no_grad()
+    def start_epoch(self, run: Run, optimizer: Optimizer | None) -> None:
+        """Class means of the training features, each image once."""
+        features, labels = run.features()
+        classes = len(self.model.classifier.weight)
+        weight, bias = nearest_mean_classifier(features, labels, classes)
+        write(self.model, self.scale * weight, self.scale * bias)
+
+
+@torch.no_grad()
+def write(model: Model, weight: Tensor, bias: Tensor | None) -> None:
+    """Put ``weight (K, C)`` and ``bias (K,)`` (``None``: zero) into the linear classifier."""
+    own = model.classifier.bias
+    model.classifier.weight.copy_(weight)
+    if isinstance(own, Tensor):
+        own.copy_(torch.zeros_like(own) if bias is None else bias)
+
+
+def crt(model: Model, task: Task) -> Stages:
+    """Classifier re-training: a fresh classifier on class-balanced images.
+
+    The authors draw four images of each class in turn; here each draw has a class with
+    probability 1/K, which is the same in expectation and works for batches smaller than K.
+    """
+    yield Supervised(model)
+    model.classifier.reset_parameters()
+    yield Supervised(model, weights=image_weights(task.class_counts), part=model.classifier)
+
+
+def tau_norm(
+    model: Model, task: Task, *, tau: float | None = None, taus: Sequence[float] = TAUS
+) -> Stages:
+    """Weights ``w_k / ‖w_k‖^τ`` without a bias.
+
+    τ is the best of ``taus`` (0, 0.1, … 2 as in the authors' code) by mean recall on validation,
+    unless ``tau`` is given.
+    """
+    yield Supervised(model)
+    yield TauNorm(model, tau=tau, taus=taus)
+
+
+def lws(model: Model, task: Task) -> Stages:
+    """Learnable weight scaling: one factor per class on the frozen logits.
+
+    While it is trained the factor is a parametrisation of weight and bias, so the model that is
+    validated is the scaled one; afterwards it is folded in and a plain classifier remains.
+    """
+    yield Supervised(model)
+    classifier = model.classifier
+    scale = ClassScale(len(classifier.weight)).to(classifier.weight.device)
+    names = [name for name, _ in classifier.named_parameters()]
+    for name in names:
+        parametrize.register_parametrization(classifier, name, scale)
+    yield Supervised(model, weights=image_weights(task.class_counts), part=scale)
+    for name in names:
+        parametrize.remove_parametrizations(classifier, name)
+
+
+def ncm(model: Model, task: Task, *, scale: float = 10.0) -> Stages:
+    """Nearest class mean on centred, L2-normalised features, as a linear classifier.
+
+    It predicts exactly what the nearest unit mean predicts (``nearest_mean_classifier``). ``scale``
+    (ours; the paper has no probabilities) is the inverse temperature of the softmax on the cosine
+    and changes no prediction; the confidence of an image grows with ‖f − μ‖, which a linear
+    classifier cannot divide by.
+    """
+    yield Supervised(model)
+    yield NearestMean(model, scale=scale)
+
+
+PAPER = "Kang et al., ICLR 2020"
+METHODS = (
+    Method(
+        "decoupling",
+        "Decoupling",
+        crt,
+        PAPER,
+        ("cross-entropy", "classifier re-training"),
+        note="The variant is cRT (classifier re-training).",
+    ),
+    Method(
+        "tau_norm",
+        "Decoupling (τ-norm)",
+        tau_norm,
+        PAPER,
+        ("cross-entropy", "τ-normalisation"),
+        note="τ is chosen on the validation part, so validation scores are optimistic.",
+    ),
+    Method(
+        "lws",
+        "Decoupling (LWS)",
+        lws,
+        PAPER,
+        ("cross-entropy", "learnable weight scaling"),
+    ),
+    Method(
+        "ncm",
+        "Decoupling (NCM)",
+        ncm,
+        PAPER,
+        ("cross-entropy", "nearest class mean"),
+        note="A linear classifier that predicts what the nearest L2-normalised class mean does; "
+        "the authors' code leaves the class means unnormalised.",
+    ),
+)

@@ -1,0 +1,125 @@
+"""FCD-style (reconstruction): a flat first stage, and a second that is distilled from it.
+
+Li et al., Flat-Aware Cross-Stage Distilled Framework for Imbalanced Medical Image Classification,
+MICCAI 2022. Neither code nor the formulas were available: this is built from the paper's title and
+from what others say of it. Stage 1 is sharpness-aware (``lmd.sam``); stage 2 fine-tunes the
+classifier on class-balanced images and stays near the stage-1 classifier by distillation.
+"""
+
+import copy
+
+from torch import Tensor
+from torch.nn import functional as F
+from torch.optim import Optimizer
+
+from lmd.method import Method
+from lmd.model import Model
+from lmd.sam import ascent, perturb, restore, still_statistics
+from lmd.stage import Batch, ParameterGroups, Run, Stage, Stages, Task, Terms
+from lmd.weighting import image_weights
+
+
+def distillation_loss(student: Tensor, teacher: Tensor, temperature: float) -> Tensor:
+    """``T² · KL(softmax(teacher/T) ‖ softmax(student/T))``, mean over the batch: 2 × ``(B, K)``.
+
+    Hinton et al., Distilling the Knowledge in a Neural Network, 2015. The teacher has no gradient.
+    """
+    kl = F.kl_div(
+        (student / temperature).log_softmax(1),
+        (teacher.detach() / temperature).log_softmax(1),
+        reduction="batchmean",
+        log_target=True,
+    )
+    return temperature**2 * kl
+
+
+class Flat(Stage):
+    """Cross-entropy whose update is the gradient at the worst point within ``rho``."""
+
+    def __init__(self, model: Model, *, rho: float) -> None:
+        super().__init__()
+        self.model, self.rho = model, rho
+
+    def loss(self, *batches: Batch) -> Terms:
+        """Cross-entropy."""
+        (batch,) = batches
+        return {"loss": F.cross_entropy(self.model(batch.views["weak"]), batch.labels)}
+
+    def step(self, optimizer: Optimizer, *batches: Batch) -> Terms:
+        """One sharpness-aware update; BatchNorm statistics come from the unperturbed pass only."""
+        optimizer.zero_grad(set_to_none=True)
+        terms: Terms = self(*batches)
+        terms["loss"].backward()
+
+        moved = [p for p in self.parameters() if p.grad is not None]
+        gradients = [p.grad for p in moved if p.grad is not None]
+        saved = perturb(moved, ascent(gradients, self.rho))
+        optimizer.zero_grad(set_to_none=True)
+        with still_statistics(self):
+            flat: Terms = self(*batches)
+        flat["loss"].backward()
+        restore(moved, saved)
+
+        optimizer.step()
+        return {**terms, "flat": flat["loss"]}
+
+
+class Distilled(Stage):
+    """The classifier alone on class-balanced images, with the stage-1 classifier as teacher."""
+
+    weights: Tensor
+
+    def __init__(self, model: Model, task: Task, *, distill: float, temperature: float) -> None:
+        super().__init__()
+        self.model = model
+        # The encoder is frozen, so teacher and student share it.
+        self.teacher = copy.deepcopy(model.classifier)
+        self.distill, self.temperature = distill, temperature
+        self.register_buffer("weights", image_weights(task.class_counts), persistent=False)
+
+    def trainable(self) -> ParameterGroups:
+        """The classifier."""
+        return list(self.model.classifier.parameters())
+
+    def class_weights(self, run: Run) -> list[Tensor | None]:
+        """Class-balanced."""
+        return [self.weights]
+
+    def loss(self, *batches: Batch) -> Terms:
+        """Cross-entropy plus ``distill`` times the distillation loss."""
+        (batch,) = batches
+        features = self.model.features(batch.views["weak"])
+        logits = self.model.classifier(features)
+        ce = F.cross_entropy(logits, batch.labels)
+        kl = distillation_loss(logits, self.teacher(features), self.temperature)
+        return {"loss": ce + self.distill * kl, "ce": ce, "distillation": kl}
+
+
+def fcd(
+    model: Model,
+    task: Task,
+    *,
+    rho: float = 0.05,
+    distill: float = 0.5,
+    temperature: float = 2.0,
+) -> Stages:
+    """A flat stage 1, then the classifier fine-tuned, class-balanced and distilled.
+
+    ``rho`` is that of Foret et al., ICLR 2021; ``distill`` and ``temperature`` are ours. The
+    classifier is not drawn anew: it is to stay in the basin that stage 1 has found.
+    """
+    yield Flat(model, rho=rho)
+    yield Distilled(model, task, distill=distill, temperature=temperature)
+
+
+METHODS = (
+    Method(
+        "fcd",
+        "FCD-style (reconstruction)",
+        fcd,
+        "Li et al., MICCAI 2022",
+        ("sharpness-aware cross-entropy", "distilled class-balanced classifier"),
+        note="FCD-style (reconstruction): no code and no formulas were available, so this follows "
+        "the paper's title and others' description of it, with hyper-parameters of our own.",
+    ),
+)

@@ -1,0 +1,47 @@
+"""Focal loss in its softmax form: images that are classified well already count less."""
+
+from functools import partial
+
+import torch
+from torch import Tensor
+
+from lmd.errors import LmdError
+from lmd.method import Method
+from lmd.model import Model
+from lmd.stage import Stages, Task
+from lmd.supervised import Supervised
+
+
+def focal_loss(logits: Tensor, labels: Tensor, gamma: float) -> Tensor:
+    """Mean of ``-(1 - p_y)^γ ln p_y`` with ``p = softmax(logits)``; γ = 0 is cross-entropy.
+
+    Lin et al., Focal loss for dense object detection, ICCV 2017, Eq. 4, for exclusive classes;
+    logits ``(B, K)``, labels ``(B,)``.
+    """
+    log_p = torch.log_softmax(logits, dim=1)
+    true = labels[:, None]
+    # ln(1 - p_y) from the other classes: 1 - p_y itself is 0 for a sure prediction, and the slope
+    # of 0^γ is infinite for γ < 1.
+    log_rest = log_p.scatter(1, true, -torch.inf).logsumexp(dim=1)
+    return -((gamma * log_rest).exp() * log_p.gather(1, true).squeeze(1)).mean()
+
+
+def focal(model: Model, task: Task, *, gamma: float = 2.0) -> Stages:
+    """Focal loss on the images as they come, without class weights.
+
+    γ = 2 is the value Lin et al. recommend (Section 5.1); Cao et al. (NeurIPS 2019) use 1.
+    """
+    if gamma < 0:
+        raise LmdError(f"focal: gamma must be at least 0 (0 is cross-entropy); it is {gamma}")
+    yield Supervised(model, partial(focal_loss, gamma=gamma))
+
+
+METHODS = (
+    Method(
+        "focal",
+        "Focal",
+        focal,
+        "Lin et al., Focal loss for dense object detection, ICCV 2017",
+        ("focal loss",),
+    ),
+)

@@ -1,0 +1,149 @@
+"""LDAM: margins that grow as classes shrink, with resampling or deferred re-weighting."""
+
+from collections.abc import Mapping
+
+import torch
+from torch import Tensor
+from torch.nn import functional as F
+from torch.optim import Optimizer
+
+from lmd.errors import LmdError
+from lmd.method import Method
+from lmd.model import CosineClassifier, Model
+from lmd.stage import Batch, Run, Stage, Stages, Task, Terms
+from lmd.weighting import class_balanced_weights, deferred
+
+RULES = ("rs", "drs", "drw")
+PAPER = "Cao et al., Learning imbalanced datasets with label-distribution-aware margin loss"
+
+
+def ldam_margins(counts: Tensor, max_margin: float) -> Tensor:
+    """``max_margin · (n_min / n_k)^¼``: the rarest class has the largest margin; ``(K,) → (K,)``.
+
+    Cao et al., NeurIPS 2019, Eq. 13. A class without images has the margin of the rarest.
+    """
+    rarest = torch.where(counts > 0, counts, counts.max()).min()
+    return max_margin * (rarest / torch.maximum(counts, rarest)) ** 0.25
+
+
+def ldam_loss(
+    cosine: Tensor, labels: Tensor, margins: Tensor, scale: float, weight: Tensor | None = None
+) -> Tensor:
+    """Cross-entropy of ``scale · (cosine - margin_y at y)``; ``weight`` makes a weighted mean.
+
+    Cao et al., NeurIPS 2019, Eq. 10 and 12; cosine ``(B, K)``, labels ``(B,)``, margins and weight
+    ``(K,)``. The weighted mean is ``Σ w_y l / Σ w_y``.
+    """
+    margin = F.one_hot(labels, cosine.shape[1]) * margins[labels][:, None]
+    return F.cross_entropy(scale * (cosine - margin), labels, weight=weight)
+
+
+class LDAM(Stage):
+    """LDAM under one of three rules, of which each balances the classes exactly once.
+
+    ``rs`` draws images by effective number from the first epoch, ``drs`` from ``defer`` of the
+    epochs on; ``drw`` draws them as they come and weighs the loss from ``defer`` on.
+    """
+
+    margins: Tensor
+    balance: Tensor
+    weight: Tensor
+
+    def __init__(
+        self,
+        model: Model,
+        margins: Tensor,
+        balance: Tensor,
+        *,
+        scale: float,
+        rule: str,
+        defer: float,
+    ) -> None:
+        super().__init__()
+        if not isinstance(model.classifier, CosineClassifier):
+            raise LmdError(
+                "ldam: its margins are cosines, so the model needs a cosine classifier; "
+                f"it has {type(model.classifier).__name__}: build it with head='cosine'"
+            )
+        self.model = model
+        # The shipped classifier contains the scale: without it the softmax is nearly uniform.
+        model.classifier.scale.fill_(scale)
+        self.scale, self.rule, self.defer = scale, rule, defer
+        self.register_buffer("margins", margins, persistent=False)
+        self.register_buffer("balance", balance, persistent=False)
+        self.register_buffer("weight", torch.ones_like(balance))
+
+    def class_weights(self, run: Run) -> list[Tensor | None]:
+        """One stream: by effective number where the rule resamples in this epoch."""
+        resample = self.rule == "rs" or (self.rule == "drs" and self._second_phase(run))
+        return [self.balance if resample else None]
+
+    def start_epoch(self, run: Run, optimizer: Optimizer | None) -> Mapping[str, float] | None:
+        """Switch the class weights of the loss on where re-weighting was deferred to here."""
+        reweight = self.rule == "drw" and self._second_phase(run)
+        self.weight.copy_(self.balance if reweight else torch.ones_like(self.balance))
+        return None
+
+    def loss(self, *batches: Batch) -> Terms:
+        """LDAM loss on the cosines of the weak view."""
+        (batch,) = batches
+        assert isinstance(self.model.classifier, CosineClassifier)
+        cosine = self.model.classifier.cosine(self.model.features(batch.views["weak"]))
+        loss = ldam_loss(cosine, batch.labels, self.margins, self.scale, self.weight)
+        return {"loss": loss}
+
+    def _second_phase(self, run: Run) -> bool:
+        return deferred(run.epoch, run.epochs, self.defer)
+
+
+def ldam(
+    model: Model,
+    task: Task,
+    *,
+    rule: str = "rs",
+    max_margin: float = 0.5,
+    scale: float = 30.0,
+    beta: float = 0.9999,
+    defer: float = 0.8,
+) -> Stages:
+    """LDAM loss (Cao et al., NeurIPS 2019) with the authors' values.
+
+    ``rule`` says how classes are balanced: ``rs`` resamples, ``drs`` and ``drw`` resample and
+    re-weight from ``defer`` of the epochs on (160 of 200). There is no rule that does both:
+    sampler and weights together would count the imbalance twice.
+    """
+    if rule not in RULES:
+        raise LmdError(f"ldam: rule must be one of {', '.join(RULES)}; it is {rule!r}")
+    if not 0 <= defer <= 1:
+        raise LmdError(f"ldam: defer must be a fraction of the epochs in [0, 1]; it is {defer}")
+    if scale <= 0:
+        raise LmdError(f"ldam: scale must be positive; it is {scale}")
+    counts = task.class_counts
+    margins = ldam_margins(counts, max_margin)
+    balance = class_balanced_weights(counts, beta)
+    yield LDAM(model, margins, balance, scale=scale, rule=rule, defer=defer)
+
+
+METHODS = (
+    Method(
+        "ldam_rs",
+        "LDAM-RS",
+        ldam,
+        f"{PAPER}, NeurIPS 2019",
+        ("LDAM",),
+        head="cosine",
+        family="ldam",
+        note="Resampling by effective number from the first epoch; rule=drw defers re-weighting.",
+        preset={"rule": "rs"},
+    ),
+    Method(
+        "ldam_drw",
+        "LDAM-DRW",
+        ldam,
+        f"{PAPER}, NeurIPS 2019",
+        ("LDAM",),
+        head="cosine",
+        family="ldam",
+        preset={"rule": "drw"},
+    ),
+)

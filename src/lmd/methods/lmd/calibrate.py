@@ -1,0 +1,180 @@
+"""The M step of ICC: train the linear classifier on virtual features (LMD paper, Eq. 8).
+
+Two ways. ``sgd_pass`` is the paper's: one pass of stochastic gradient descent. The other reaches
+the argmin that Eq. 8 asks for: the logits of a Gaussian class are Gaussian, ``N(W mu + b,
+W Sigma W^T)``, so the expected cross-entropy needs draws in K dimensions, not in C, and L-BFGS
+minimises it in float64.
+"""
+
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+from torch.nn import functional as F
+
+from lmd.gaussians import cholesky
+
+Objective = Callable[[Tensor, Tensor], Tensor]
+
+# Quasi-random draws of each class: more do not change the solution by what an image could show.
+DRAWS = 4096
+# Rows of real features that are held in float64 at a time.
+ROWS = 8192
+# Curvature of the softmax for classes that overlap somewhat: balances features against penalty in
+# the metric of the solver (it changes how fast the solution is reached, not which).
+CURVATURE = 0.1
+
+
+@dataclass(frozen=True)
+class Solution:
+    """Classifier ``weight (K, C)``, ``bias (K,)`` in float64, and how well it solves its problem.
+
+    ``loss`` is the cross-entropy without the penalty, ``grad_norm`` the Euclidean norm of the
+    gradient of what was minimised, ``evaluations`` how often that was computed.
+    """
+
+    weight: Tensor
+    bias: Tensor
+    loss: float
+    grad_norm: float
+    evaluations: int
+
+
+def sgd_pass(
+    batches: Iterable[tuple[Tensor, Tensor]],
+    weight: Tensor,
+    bias: Tensor,
+    velocity: tuple[Tensor, Tensor],
+    *,
+    lr: float,
+    momentum: float,
+    weight_decay: float,
+) -> float:
+    """One pass of SGD with cross-entropy, in place; returns the mean loss before each update.
+
+    ``weight (K, C)``, ``bias (K,)`` and their ``velocity``; batches of ``(B, C)`` and ``(B,)``.
+    The gradient is written out, since a graph for every batch would cost more than the batch.
+    """
+    total, seen = 0.0, 0
+    for features, labels in batches:
+        n = len(labels)
+        log_p = torch.addmm(bias, features, weight.T).log_softmax(1)
+        total -= log_p.gather(1, labels[:, None]).sum().item()
+        seen += n
+        error = log_p.exp_()
+        error[torch.arange(n, device=error.device), labels] -= 1
+        error /= n
+        for value, speed, grad in (
+            (weight, velocity[0], error.T @ features),
+            (bias, velocity[1], error.sum(0)),
+        ):
+            speed.mul_(momentum).add_(grad.add_(value, alpha=weight_decay))
+            value.add_(speed, alpha=-lr)
+    return total / max(seen, 1)
+
+
+def normal_draws(count: int, dimensions: int, generator: torch.Generator) -> Tensor:
+    """Scrambled Sobol draws of the standard normal ``(count, dimensions)`` in float64.
+
+    They come in pairs of opposite sign, so their mean is exactly zero.
+    """
+    seed = int(torch.randint(2**31, (), generator=generator))
+    engine = torch.quasirandom.SobolEngine(dimensions, scramble=True, seed=seed)
+    uniform = engine.draw((count + 1) // 2, dtype=torch.float64)
+    half = torch.special.ndtri(uniform.clamp(1e-9, 1 - 1e-9))
+    return torch.cat([half, -half])[:count]
+
+
+def expected_cross_entropy(mean: Tensor, covariance: Tensor, draws: Tensor) -> Objective:
+    """Cross-entropy of virtual features, averaged over classes, as a function of weight and bias.
+
+    ``mean (K, C)``, ``covariance (K, C, C)`` (float32 will do), ``draws (R, K)`` of the standard
+    normal: they are coloured by the K x K covariance of a class's logits, so no virtual feature
+    is ever made.
+    """
+    classes, width = mean.shape
+    eye = torch.eye(classes, dtype=mean.dtype)
+    rows = covariance.reshape(classes * width, width)
+
+    def objective(weight: Tensor, bias: Tensor) -> Tensor:
+        centre = mean @ weight.T + bias
+        # Reading the covariances is nearly all of the cost: they keep their own precision, and
+        # W Sigma, of which the derivative of W Sigma W^T has need again, is kept. The product is
+        # written so that autograd sees both factors W without another pass over Sigma.
+        half = (rows @ weight.detach().to(rows.dtype).T).to(mean.dtype)
+        product = half.view(classes, width, classes).mT @ weight.T
+        spread = product + product.mT - product.detach()
+        scale = spread.detach().diagonal(dim1=1, dim2=2).mean(1)
+        factor = torch.linalg.cholesky(spread + (1e-9 * scale + 1e-30)[:, None, None] * eye)
+        logits = centre[:, None] + draws @ factor.mT
+        own = logits.diagonal(dim1=0, dim2=2).mean()
+        loss: Tensor = logits.logsumexp(2).mean() - own
+        return loss
+
+    return objective
+
+
+def mean_cross_entropy(features: Tensor, labels: Tensor) -> Objective:
+    """Cross-entropy of real features ``(N, C)`` as a function of weight and bias."""
+
+    def objective(weight: Tensor, bias: Tensor) -> Tensor:
+        total = weight.new_zeros(())
+        for x, y in zip(features.split(ROWS), labels.split(ROWS), strict=True):
+            total = total + F.cross_entropy(x.double() @ weight.T + bias, y, reduction="sum")
+        return total / len(labels)
+
+    return objective
+
+
+def minimise(
+    objective: Objective,
+    weight: Tensor,
+    bias: Tensor,
+    centre: Tensor,
+    metric: Tensor,
+    *,
+    penalty: float,
+    iterations: int = 200,
+) -> Solution:
+    """The argmin of ``objective(W, b) + penalty/2 |W|^2`` by L-BFGS from ``weight`` and ``bias``.
+
+    ``objective`` sees features minus ``centre (C,)``; ``metric (C, C)`` is the covariance of all
+    features: in its coordinates every direction is about equally curved, which raw features are
+    not by orders of magnitude.
+    """
+    weight, bias = weight.double().cpu(), bias.double().cpu()
+    metric = CURVATURE * metric
+    metric.diagonal().add_(penalty)
+    factor = cholesky(metric)
+    v = (weight @ factor).requires_grad_()
+    b = (bias + weight @ centre).requires_grad_()
+    solver = torch.optim.LBFGS(
+        [v, b],
+        max_iter=iterations,
+        max_eval=2 * iterations,
+        tolerance_grad=1e-6,
+        tolerance_change=1e-10,
+        history_size=20,
+        line_search_fn="strong_wolfe",
+    )
+    count = 0
+
+    def closure() -> Tensor:
+        nonlocal count
+        count += 1
+        solver.zero_grad()
+        w = torch.linalg.solve_triangular(factor, v, upper=False, left=False)
+        loss: Tensor = objective(w, b) + penalty / 2 * w.square().sum()
+        loss.backward()
+        return loss
+
+    solver.step(closure)
+    with torch.no_grad():
+        weight = torch.linalg.solve_triangular(factor, v, upper=False, left=False)
+    weight.requires_grad_()
+    loss = objective(weight, b)
+    grads = torch.autograd.grad(loss + penalty / 2 * weight.square().sum(), [weight, b])
+    norm = torch.cat([g.flatten() for g in grads]).norm().item()
+    weight = weight.detach()
+    return Solution(weight, b.detach() - weight @ centre, loss.item(), norm, count)

@@ -1,0 +1,210 @@
+"""Relation-aware Representation Learning: stage 1 of LMD (LMD paper, Eq. 3-5).
+
+The student sees each image twice, the teacher (its running average) once. Predictions, the
+relations among samples and the relations among channels must agree between the two.
+"""
+
+import copy
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from typing import ClassVar, Literal
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional as F
+from torch.nn.modules.batchnorm import _BatchNorm
+from torch.optim import Optimizer
+
+from lmd.methods.lmd.checks import between, one_of
+from lmd.model import Model
+from lmd.stage import Batch, ParameterGroups, Run, Stage, Terms
+
+Gram = Literal["normalised", "raw"]
+Direction = Literal["teacher_student", "student_teacher"]
+
+
+def _gram(z: Tensor, gram: Gram) -> Tensor:
+    matrix = z @ z.T
+    return F.normalize(matrix) if gram == "normalised" else matrix
+
+
+def sample_relation_loss(student: Tensor, teacher: Tensor, gram: Gram = "normalised") -> Tensor:
+    """Squared difference of the ``B x B`` Gram matrices ``z z^T``, over B; inputs ``(B, C)``.
+
+    LMD paper, Eq. 4 is ``raw``; ``normalised`` scales each row of a Gram matrix to length one.
+    """
+    return (_gram(student, gram) - _gram(teacher, gram)).square().sum() / len(student)
+
+
+def channel_relation_loss(
+    student: Tensor,
+    teacher: Tensor,
+    gram: Gram = "normalised",
+    divisor: Literal["channels", "samples"] = "channels",
+) -> Tensor:
+    """Squared difference of the ``C x C`` Gram matrices ``z^T z``, over C; inputs ``(B, C)``.
+
+    LMD paper, Eq. 5; ``divisor="samples"`` divides by B instead.
+    """
+    difference = (_gram(student.T, gram) - _gram(teacher.T, gram)).square().sum()
+    return difference / student.shape[1 if divisor == "channels" else 0]
+
+
+def probability_loss(
+    student_logits: Tensor, teacher_logits: Tensor, direction: Direction = "teacher_student"
+) -> Tensor:
+    """Mean over the batch of KL(teacher ‖ student), or the other way round; logits ``(B, K)``.
+
+    LMD paper, Eq. 3, which does not say which way.
+    """
+    first, second = teacher_logits.log_softmax(1), student_logits.log_softmax(1)
+    if direction == "student_teacher":
+        first, second = second, first
+    return F.kl_div(second, first, reduction="batchmean", log_target=True)
+
+
+def teacher_decay(t: int, limit: float, ramp: bool) -> float:
+    """Decay of the teacher's average at its t-th update, t from 0: min(1 - 1/(t+1), limit)."""
+    return min(1 - 1 / (t + 1), limit) if ramp else limit
+
+
+def _full(tensor: Tensor) -> Tensor:
+    return tensor.float() if tensor.dtype in (torch.float16, torch.bfloat16) else tensor
+
+
+@contextmanager
+def _statistics_untouched(module: nn.Module) -> Iterator[None]:
+    """Normalise by the batch, but leave the running statistics of BatchNorm as they are."""
+    tracking = [m for m in module.modules() if isinstance(m, _BatchNorm) and m.track_running_stats]
+    for norm in tracking:
+        norm.track_running_stats = False
+    try:
+        yield
+    finally:
+        for norm in tracking:
+            norm.track_running_stats = True
+
+
+class RRL(Stage):
+    """``L_CE + lambda_1 (L_sample + L_channel + L_prob / 2)``, after a warm-up with CE alone.
+
+    ``teacher="copy"`` becomes a copy of the student when consistency starts and is averaged from
+    there, has the student's BatchNorm statistics and runs in ``eval`` mode. ``teacher="own"``
+    starts with a head of its own, is averaged from the first step in its parameters only, and
+    runs in ``train`` mode with BatchNorm statistics of its own. The limit of the decay has the
+    horizon ``ema_horizon`` (a part of all steps) or, without one, is ``ema_decay``.
+    """
+
+    views: ClassVar[tuple[str, ...]] = ("weak", "strong")
+    done: Tensor
+    total: Tensor
+
+    def __init__(
+        self,
+        model: Model,
+        *,
+        lambda_1: float = 10.0,
+        ce_view: Literal["weak", "strong"] = "weak",
+        warmup: float = 0.2,
+        gram: Gram = "normalised",
+        channel_divisor: Literal["channels", "samples"] = "channels",
+        kl: Direction = "teacher_student",
+        teacher: Literal["copy", "own"] = "copy",
+        ema_horizon: float | None = 0.3,
+        ema_decay: float = 0.999,
+        ema_ramp: bool = True,
+    ) -> None:
+        super().__init__()
+        one_of("ce_view", ce_view, ("weak", "strong"))
+        one_of("gram", gram, ("normalised", "raw"))
+        one_of("channel_divisor", channel_divisor, ("channels", "samples"))
+        one_of("kl", kl, ("teacher_student", "student_teacher"))
+        one_of("teacher", teacher, ("copy", "own"))
+        between("warmup", warmup, 0, 1)
+        between("ema_decay", ema_decay, 0, 1)
+        between("ema_horizon", ema_horizon, 0, 1)
+        self.lambda_1, self.ce_view, self.warmup = lambda_1, ce_view, warmup
+        self.gram, self.channel_divisor, self.kl = gram, channel_divisor, kl
+        self.own = teacher == "own"
+        self.ema_horizon, self.ema_decay, self.ema_ramp = ema_horizon, ema_decay, ema_ramp
+        self.model = model
+        self.teacher = copy.deepcopy(model)
+        if self.own:
+            self.teacher.classifier.reset_parameters()
+        self.register_buffer("done", torch.tensor(0))
+        self.register_buffer("total", torch.tensor(0))
+
+    def trainable(self) -> ParameterGroups:
+        """The student; the teacher only follows."""
+        return list(self.model.parameters())
+
+    def start_epoch(self, run: Run, optimizer: Optimizer | None) -> Mapping[str, float] | None:
+        """Learn how long the run is: the warm-up and the teacher's horizon are parts of it."""
+        self.total.fill_(run.steps * run.epochs)
+        return None
+
+    def _warmup_steps(self) -> int:
+        return round(self.warmup * int(self.total))
+
+    def loss(self, *batches: Batch) -> Terms:
+        """Terms ``loss``, ``ce``, ``sample``, ``channel``, ``prob``; the last three 0 at first."""
+        (batch,) = batches
+        if int(self.done) < self._warmup_steps():
+            ce = F.cross_entropy(self.model(batch.views[self.ce_view]), batch.labels)
+            zero = torch.zeros_like(ce)
+            return {"loss": ce, "ce": ce, "sample": zero, "channel": zero, "prob": zero}
+        weak, strong = batch.views["weak"], batch.views["strong"]
+        if self.ce_view == "weak":
+            ce = F.cross_entropy(self.model(weak), batch.labels)
+            # The running statistics are for images as they are met in use; the weak view is the
+            # nearest to those, and a mixture with distorted ones would fit neither.
+            with _statistics_untouched(self.model):
+                features = self.model.features(strong)
+                logits = self.model.classifier(features)
+        else:
+            features = self.model.features(strong)
+            logits = self.model.classifier(features)
+            ce = F.cross_entropy(logits, batch.labels)
+        return {"ce": ce} | self._consistency(ce, features, logits, weak)
+
+    def _consistency(
+        self, ce: Tensor, features: Tensor, logits: Tensor, weak: Tensor
+    ) -> dict[str, Tensor]:
+        self.teacher.train(self.own)
+        with torch.no_grad():
+            goal = self.teacher.features(weak)
+            goal_logits = self.teacher.classifier(goal)
+        # Gram matrices are differences of large sums: never in half precision.
+        with torch.autocast(features.device.type, enabled=False):
+            z, goal = _full(features), _full(goal)
+            sample = sample_relation_loss(z, goal, self.gram)
+            channel = channel_relation_loss(z, goal, self.gram, self.channel_divisor)
+            prob = probability_loss(_full(logits), _full(goal_logits), self.kl)
+            loss = ce + self.lambda_1 * (sample + channel + prob / 2)
+        return {"loss": loss, "sample": sample, "channel": channel, "prob": prob}
+
+    def step(self, optimizer: Optimizer, *batches: Batch) -> Terms:
+        """One update of the student, then of the teacher."""
+        if not self.own and int(self.done) == self._warmup_steps():
+            self.teacher.load_state_dict(self.model.state_dict())
+        terms = super().step(optimizer, *batches)
+        self._follow()
+        self.done += 1
+        return terms
+
+    @torch.no_grad()
+    def _follow(self) -> None:
+        """Move the teacher towards the student."""
+        t = int(self.done) - (0 if self.own else self._warmup_steps())
+        if t < 0:
+            return
+        limit = self.ema_decay
+        if self.ema_horizon is not None:
+            limit = 1 - 1 / max(self.ema_horizon * int(self.total), 1)
+        weight = 1 - teacher_decay(t, limit, self.ema_ramp)
+        pairs = zip(self.teacher.parameters(), self.model.parameters(), strict=True)
+        for goal, parameter in pairs:
+            goal.lerp_(parameter, weight)
+        if not self.own:
+            for kept, buffer in zip(self.teacher.buffers(), self.model.buffers(), strict=True):
+                kept.copy_(buffer)

@@ -1,0 +1,136 @@
+"""Logit adjustment: the class prior is taken out of the logits, in training or afterwards."""
+
+from collections.abc import Mapping, Sequence
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional as F
+from torch.optim import Optimizer
+
+from lmd.errors import LmdError
+from lmd.method import Method
+from lmd.model import Model
+from lmd.stage import ParameterGroups, Run, Stage, Stages, Task
+from lmd.supervised import Supervised
+from lmd.weighting import log_priors
+
+PAPER = "Menon et al., Long-tail learning via logit adjustment, ICLR 2021"
+GRID = tuple(step / 10 for step in range(0, 26))
+
+
+def logit_adjusted_loss(logits: Tensor, labels: Tensor, counts: Tensor, tau: float) -> Tensor:
+    """Cross-entropy of ``z + τ ln π``: training *adds* the prior, so the bare logits lack it.
+
+    Menon et al., ICLR 2021, Eq. 10; logits ``(B, K)``, labels ``(B,)``, counts ``(K,)``.
+    """
+    return F.cross_entropy(logits + tau * log_priors(counts), labels)
+
+
+def adjust_logits(logits: Tensor, counts: Tensor, tau: float) -> Tensor:
+    """``z - τ ln π`` after training (Menon et al., ICLR 2021, Eq. 9): ``(B, K) → (B, K)``."""
+    return logits - tau * log_priors(counts)
+
+
+def mean_recall(logits: Tensor, labels: Tensor) -> float:
+    """Recall averaged over the classes among ``labels (B,)``; logits ``(B, K)``."""
+    hits = (logits.argmax(dim=1) == labels).float()
+    return float(torch.stack([hits[labels == k].mean() for k in labels.unique()]).mean())
+
+
+def choose_tau(logits: Tensor, labels: Tensor, counts: Tensor, grid: Sequence[float]) -> float:
+    """The τ of the grid with the best mean recall; among equals the one nearest to 1.
+
+    τ = 1 is what the theory asks of exact probabilities, so it wins where the images cannot tell;
+    without any image (B = 0) it is the answer.
+    """
+    if len(labels) == 0:
+        return 1.0
+    recall = {tau: mean_recall(adjust_logits(logits, counts, tau), labels) for tau in grid}
+    return max(grid, key=lambda tau: (recall[tau], -abs(tau - 1)))
+
+
+class LogitAdjusted(nn.Module):
+    """Holds the counts ``(K,)`` and τ next to the model."""
+
+    counts: Tensor
+
+    def __init__(self, counts: Tensor, tau: float) -> None:
+        super().__init__()
+        self.tau = tau
+        self.register_buffer("counts", counts, persistent=False)
+
+    def forward(self, logits: Tensor, labels: Tensor) -> Tensor:
+        """The logit-adjusted loss: ``(B, K)``, ``(B,)`` → scalar."""
+        return logit_adjusted_loss(logits, labels, self.counts, self.tau)
+
+
+class PosthocAdjustment(Stage):
+    """Chooses τ on the validation part and writes ``-τ ln π`` into the bias; trains nothing."""
+
+    views = ()
+    counts: Tensor
+    tau: Tensor
+
+    def __init__(self, model: Model, counts: Tensor, grid: Sequence[float]) -> None:
+        super().__init__()
+        self.model = model
+        self.grid = tuple(grid)
+        self.epochs = 1
+        self.register_buffer("counts", counts, persistent=False)
+        # The τ that the bias already contains: a second call must not subtract the prior again.
+        self.register_buffer("tau", torch.zeros(()))
+
+    def trainable(self) -> ParameterGroups:
+        """Nothing."""
+        return []
+
+    def class_weights(self, run: Run) -> list[Tensor | None]:
+        """No batches."""
+        return []
+
+    @torch.no_grad()
+    def start_epoch(self, run: Run, optimizer: Optimizer | None) -> Mapping[str, float] | None:
+        """Choose τ (1 without a validation part) and adjust the bias of the classifier."""
+        bias = self.model.classifier.bias
+        assert isinstance(bias, Tensor), "the linear head has a bias"
+        bias += self.tau * log_priors(self.counts)
+        features, labels = run.features(part="validation")
+        logits = self.model.classifier(features.to(bias))
+        tau = choose_tau(logits, labels.to(bias.device), self.counts, self.grid)
+        bias -= tau * log_priors(self.counts)
+        self.tau.fill_(tau)
+        return {"tau": tau}
+
+
+def logit_adjust(model: Model, task: Task, *, tau: float = 1.0) -> Stages:
+    """Logit-adjusted loss on the images as they come; τ = 1 as in Menon et al., Section 6.1."""
+    if tau < 0:
+        raise LmdError(f"logit_adjust: tau must be at least 0 (0 is cross-entropy); it is {tau}")
+    yield Supervised(model, LogitAdjusted(task.class_counts, tau))
+
+
+def logit_adjust_posthoc(model: Model, task: Task, *, grid: Sequence[float] = GRID) -> Stages:
+    """Cross-entropy, then ``z - τ ln π`` with τ from ``grid``, chosen by mean recall.
+
+    Menon et al., ICLR 2021, Section 4.2, tune τ on held-out data. The choice uses the validation
+    part, so the validation results of this method are optimistic.
+    """
+    if not grid or min(grid) < 0:
+        raise LmdError(
+            f"logit_adjust_posthoc: grid must name one or more values of at least 0; it is {grid}"
+        )
+    yield Supervised(model)
+    yield PosthocAdjustment(model, task.class_counts, grid)
+
+
+METHODS = (
+    Method("logit_adjust", "Logit adjustment", logit_adjust, PAPER, ("logit-adjusted loss",)),
+    Method(
+        "logit_adjust_posthoc",
+        "Logit adjustment (post-hoc)",
+        logit_adjust_posthoc,
+        PAPER,
+        ("cross-entropy", "logit adjustment"),
+        note="τ is chosen on the validation part, so its validation results are optimistic.",
+    ),
+)

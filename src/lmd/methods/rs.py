@@ -1,0 +1,31 @@
+"""Class-balanced resampling (RS): every class is drawn equally often."""
+
+from lmd.errors import LmdError
+from lmd.method import Method
+from lmd.model import Model
+from lmd.stage import Stages, Task
+from lmd.supervised import Supervised
+from lmd.weighting import image_weights
+
+
+def rs(model: Model, task: Task, *, q: float = 1.0) -> Stages:
+    """Cross-entropy; an image of class k is drawn with weight ``n_k^-q``, with replacement.
+
+    Kang et al., Decoupling representation and classifier for long-tailed recognition, ICLR 2020:
+    q = 1 balances the classes, q = ½ is square-root sampling, q = 0 draws images alike. The images
+    of a tiny class come many times an epoch, so only augmentation tells the copies apart.
+    """
+    if not 0 <= q <= 1:
+        raise LmdError(f"rs: q must lie in [0, 1], from instance to class sampling; it is {q}")
+    yield Supervised(model, weights=image_weights(task.class_counts, q))
+
+
+METHODS = (
+    Method(
+        "rs",
+        "RS",
+        rs,
+        "Kang et al., Decoupling representation and classifier, ICLR 2020",
+        ("resampling",),
+    ),
+)

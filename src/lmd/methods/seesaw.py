@@ -1,0 +1,72 @@
+"""Seesaw loss: softens the push of frequent classes on rare ones, hardens it where they err."""
+
+import math
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional as F
+
+from lmd.errors import LmdError
+from lmd.method import Method
+from lmd.model import Model
+from lmd.stage import Stages, Task
+from lmd.supervised import Supervised
+
+
+def seesaw_loss(
+    logits: Tensor, labels: Tensor, counts: Tensor, p: float, q: float, *, floor: float = 0.01
+) -> Tensor:
+    """Cross-entropy of ``z_k + ln(M_yk · C_yk)``; p = q = 0 is cross-entropy.
+
+    Wang et al., Seesaw loss for long-tailed instance segmentation, CVPR 2021, Eq. 3-6; logits
+    ``(B, K)``, labels ``(B,)``, counts ``(K,)``. Mitigation ``M = min(1, n_k / n_y)^p``,
+    compensation ``C = max(1, σ_k / max(σ_y, floor))^q`` without gradient.
+    """
+    true = labels[:, None]
+    log_counts = counts.clamp(min=1).log()
+    mitigation = p * (log_counts - log_counts[labels][:, None]).clamp(max=0)
+    log_scores = torch.log_softmax(logits.detach(), dim=1)
+    own = log_scores.gather(1, true).clamp(min=math.log(floor))
+    compensation = q * (log_scores - own).clamp(min=0)
+    # Both terms are 0 at k = y, so the true logit is left alone without a mask.
+    return F.cross_entropy(logits + mitigation + compensation, labels)
+
+
+class Seesaw(nn.Module):
+    """Counts the labels it is trained on; the counts are a buffer, so a resumed run has them."""
+
+    counts: Tensor
+
+    def __init__(self, classes: int, p: float, q: float) -> None:
+        super().__init__()
+        self.p, self.q = p, q
+        self.register_buffer("counts", torch.zeros(classes, dtype=torch.long))
+
+    def forward(self, logits: Tensor, labels: Tensor) -> Tensor:
+        """Count the batch, then the loss: ``(B, K)``, ``(B,)`` → scalar."""
+        if self.training:
+            self.counts += torch.bincount(labels, minlength=len(self.counts))
+        return seesaw_loss(logits, labels, self.counts, self.p, self.q)
+
+
+def seesaw(model: Model, task: Task, *, p: float = 0.8, q: float = 2.0) -> Stages:
+    """Seesaw loss with online counts; p and q as in Wang et al., CVPR 2021, Section 4.
+
+    The images come as they are: class-balanced batches would balance the counts as well, and with
+    them the mitigation would vanish.
+    """
+    for name, value in (("p", p), ("q", q)):
+        if value < 0:
+            raise LmdError(f"seesaw: {name} must be at least 0 (0 turns it off); it is {value}")
+    yield Supervised(model, Seesaw(len(task.class_counts), p, q))
+
+
+METHODS = (
+    Method(
+        "seesaw",
+        "Seesaw",
+        seesaw,
+        "Wang et al., Seesaw loss for long-tailed instance segmentation, CVPR 2021",
+        ("seesaw loss",),
+    ),
+)

@@ -1,0 +1,68 @@
+"""Vector scaling (VS): logits are shifted by the class prior and scaled by the class size."""
+
+from torch import Tensor, nn
+from torch.nn import functional as F
+
+from lmd.errors import LmdError
+from lmd.method import Method
+from lmd.model import Model
+from lmd.stage import Stages, Task
+from lmd.supervised import Supervised
+from lmd.weighting import log_priors
+
+
+def vs_scales(counts: Tensor, gamma: float) -> Tensor:
+    """``Δ_k = (n_max / n_k)^γ``, 1 for the largest class; ``(K,) → (K,)``.
+
+    A class without images counts as one image.
+    """
+    counts = counts.clamp(min=1)
+    return (counts.max() / counts) ** gamma
+
+
+def vs_loss(logits: Tensor, labels: Tensor, counts: Tensor, gamma: float, tau: float) -> Tensor:
+    """Cross-entropy of ``z / Δ + τ ln π``; γ = 0 is logit adjustment, γ = τ = 0 cross-entropy.
+
+    Kini et al., Label-imbalanced and group-sensitive classification under overparameterization,
+    NeurIPS 2021, Eq. 4; logits ``(B, K)``, labels ``(B,)``, counts ``(K,)``.
+    """
+    shifted = logits / vs_scales(counts, gamma) + tau * log_priors(counts)
+    return F.cross_entropy(shifted, labels)
+
+
+class VectorScaling(nn.Module):
+    """Holds the counts ``(K,)``, γ and τ next to the model."""
+
+    counts: Tensor
+
+    def __init__(self, counts: Tensor, gamma: float, tau: float) -> None:
+        super().__init__()
+        self.gamma, self.tau = gamma, tau
+        self.register_buffer("counts", counts, persistent=False)
+
+    def forward(self, logits: Tensor, labels: Tensor) -> Tensor:
+        """The VS loss: ``(B, K)``, ``(B,)`` → scalar."""
+        return vs_loss(logits, labels, self.counts, self.gamma, self.tau)
+
+
+def vector_scaling(model: Model, task: Task, *, gamma: float = 0.3, tau: float = 1.0) -> Stages:
+    """VS loss on the images as they come; γ and τ are the defaults of the authors' code.
+
+    What ships are the bare logits: the scale of training makes those of small classes larger.
+    """
+    for name, value in (("gamma", gamma), ("tau", tau)):
+        if value < 0:
+            raise LmdError(f"vs_loss: {name} must be at least 0 (0 turns it off); it is {value}")
+    yield Supervised(model, VectorScaling(task.class_counts, gamma, tau))
+
+
+METHODS = (
+    Method(
+        "vs_loss",
+        "VS loss",
+        vector_scaling,
+        "Kini et al., Label-imbalanced and group-sensitive classification under "
+        "overparameterization, NeurIPS 2021",
+        ("VS loss",),
+    ),
+)

@@ -1,0 +1,102 @@
+"""Two or more runs side by side, on the same test images."""
+
+from collections.abc import Sequence
+from dataclasses import asdict
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from lmd.errors import LmdError
+from lmd.intervals import paired_difference
+from lmd.report import charts, figures, view
+from lmd.report.files import RunFiles
+
+# Tested one against the other; more tests would need a correction for their number.
+TESTED = ("balanced_accuracy", "bacc_tail")
+
+
+def check_same_test(run: RunFiles, other: RunFiles) -> None:
+    """Raise unless both runs were scored on the same images with the same true classes."""
+    if set(run.classes) != set(other.classes):
+        raise LmdError(
+            f"compare: {other.folder} has other classes than {run.folder}; "
+            "runs can be compared only on the same test images"
+        )
+    truths = []
+    for each in (run, other):
+        if each.part != "test" or "test_ids" not in each.predictions:
+            raise LmdError(
+                f"compare: {each.folder} has no test metrics in record.json or no test predictions "
+                "in predictions.npz; only runs whose test part was scored can be compared"
+            )
+        names = np.asarray(each.classes)[each.predictions["test_labels"]]
+        truths.append(dict(zip(each.predictions["test_ids"].tolist(), names, strict=True)))
+    if truths[0] != truths[1]:
+        shared = len(truths[0].items() & truths[1].items())
+        raise LmdError(
+            f"compare: {other.folder} was tested on other images than {run.folder} "
+            f"({shared} of {len(truths[0])} in common); give runs on the same split"
+        )
+
+
+def comparison(
+    run: RunFiles, others: Sequence[RunFiles], classes: Sequence[view.Row]
+) -> dict[str, Any]:
+    """What the page shows of several runs: metrics, recalls, and paired differences."""
+    runs = [run, *others]
+    by_run = [{row["key"]: row for row in view.metric_rows(each)} for each in runs]
+    tables = [view.class_rows(other) for other in others]
+    recalls = [{row["name"]: row for row in table} for table in (classes, *tables)]
+    return {
+        "runs": [
+            {
+                "title": each.title,
+                "name": each.record.get("name") or each.folder.name,
+                "mark": figures.legend_mark(charts.RUN_SHAPES[i % 4], f"run{i % 4}"),
+            }
+            for i, each in enumerate(runs)
+        ],
+        "metrics": [
+            {"title": row["title"], "cells": [metrics.get(key) for metrics in by_run]}
+            for key, row in by_run[0].items()
+        ],
+        "recalls": [
+            {"name": row["name"], "cells": [table[row["name"]] for table in recalls]}
+            for row in classes
+        ],
+        "figure": figures.comparison_figure(classes, tables),
+        "pairs": [_pair(run, other) for other in others],
+    }
+
+
+def _pair(run: RunFiles, other: RunFiles) -> dict[str, Any]:
+    """Differences of two runs, and on how many test images only one of them is right."""
+    labels = run.predictions["test_labels"]
+    mine = run.predictions["test_probabilities"]
+    theirs = _aligned(run, other)
+    right, right_too = mine.argmax(1) == labels, theirs.argmax(1) == labels
+    metrics = {row["key"]: row["title"] for row in view.metric_rows(run)}
+    groups = run.section("groups", "assignment") or None
+    differences = []
+    for key in TESTED:
+        if key in metrics and (groups or key == "balanced_accuracy"):
+            gap = paired_difference(labels, mine, theirs, key, groups=groups)
+            if np.isfinite([gap.value, gap.low, gap.high]).all():
+                differences.append({"title": metrics[key], **asdict(gap)})
+    return {
+        "title": other.title,
+        "name": other.record.get("name") or other.folder.name,
+        "only_mine": int((right & ~right_too).sum()),
+        "only_theirs": int((right_too & ~right).sum()),
+        "images": len(labels),
+        "differences": differences,
+    }
+
+
+def _aligned(run: RunFiles, other: RunFiles) -> NDArray[Any]:
+    """The other run's probabilities ``(N, K)`` in this run's order of images and classes."""
+    row = {name: i for i, name in enumerate(other.predictions["test_ids"].tolist())}
+    rows = [row[name] for name in run.predictions["test_ids"].tolist()]
+    columns = [other.classes.index(name) for name in run.classes]
+    return np.asarray(other.predictions["test_probabilities"])[np.ix_(rows, columns)]

@@ -1,0 +1,121 @@
+"""Draws each figure of the page from the rows it shows."""
+
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+from markupsafe import Markup
+
+from lmd.report import charts, curves
+from lmd.report.charts import RUN_SHAPES, SHAPES, CountRow, DotRow, Point
+from lmd.report.files import RunFiles, number, terms
+from lmd.report.svg import element, mark
+from lmd.report.words import percent
+
+Row = Mapping[str, Any]
+WIDE, PHONE = 980.0, 342.0
+
+
+def counts_figure(rows: Sequence[Row]) -> Markup:
+    """Bars of the class counts."""
+    bars = [
+        CountRow(r["name"], r["group"], r["train"] or 0, r["validation"], r["test"]) for r in rows
+    ]
+    return _both(lambda name, width: charts.count_bars(f"counts-{name}", bars, width))
+
+
+def recall_figure(rows: Sequence[Row], reference: float | None) -> Markup:
+    """Recall of each class with its interval and support."""
+    title = "Recall of each class with 95 % intervals"
+    lines = [
+        DotRow(
+            row["name"],
+            [row["recall_text"], f"n = {row['support']}"],
+            [_point(row["recall"], row, row["group"], SHAPES.get(row["group"], "circle"))],
+        )
+        for row in rows
+    ]
+    return _both(lambda name, w: charts.dots(f"recall-{name}", title, lines, w, reference))
+
+
+def groups_figure(rows: Sequence[Row]) -> Markup:
+    """Balanced accuracy of head, medium and tail."""
+    title = "Balanced accuracy of head, medium and tail with 95 % intervals"
+    lines = [
+        DotRow(
+            f"{row['group']} ({row['classes']} class{'es' if row['classes'] != 1 else ''})",
+            [row["text"], row["interval"]],
+            [_point(row["value"], row, row["group"], SHAPES[row["group"]])],
+        )
+        for row in rows
+    ]
+    return _both(lambda name, width: charts.dots(f"groups-{name}", title, lines, width))
+
+
+def comparison_figure(rows: Sequence[Row], others: Sequence[Sequence[Row]]) -> Markup:
+    """Recall of each class in every run, one mark below the other."""
+    by_name = [{row["name"]: row for row in run} for run in (rows, *others)]
+    lines = []
+    for row in rows:
+        points = [
+            _point(run[row["name"]]["recall"], run[row["name"]], f"run{i % 4}", RUN_SHAPES[i % 4])
+            for i, run in enumerate(by_name)
+        ]
+        lines.append(DotRow(row["name"], [f"n = {row['support']}"], points))
+    title = "Recall of each class in every run with 95 % intervals"
+    return _both(lambda name, width: charts.dots(f"compare-{name}", title, lines, width))
+
+
+def confusion_figure(run: RunFiles, rows: Sequence[Row]) -> Markup | None:
+    """The confusion matrix, most frequent class first."""
+    matrix = run.section("confusion", run.part or "")
+    if not matrix:
+        return None
+    order = [row["order"] for row in rows]
+    names = [row["name"] for row in rows]
+    sorted_matrix = [[int(matrix[i][j]) for j in order] for i in order]
+    return _both(
+        lambda name, w: charts.confusion(f"confusion-{name}", names, sorted_matrix, w), scroll=True
+    )
+
+
+def curve_figures(run: RunFiles) -> list[tuple[str, Markup]]:
+    """Validation balanced accuracy and each term of the history, a small chart for each."""
+    stages: list[tuple[str, int]] = []
+    for row in run.history:
+        name = row.get("stage_name") or f"stage {row.get('stage')}"
+        if not stages or stages[-1][0] != name:
+            stages.append((name, 0))
+        stages[-1] = (name, stages[-1][1] + 1)
+    figures = []
+    for i, key in enumerate(("val_bacc", *terms(run.history))):
+        values = [number(row.get(key)) for row in run.history]
+        if any(value is not None for value in values):
+            title = "Validation balanced accuracy" if key == "val_bacc" else key.replace("_", " ")
+            drawn = curves.curve(f"curve-{i}", title, values, stages)
+            figures.append((title, Markup(drawn)))
+    return figures
+
+
+def legend_mark(shape: str, tone: str) -> Markup:
+    """One marker for a legend beside text."""
+    drawn = mark(shape, 7.0, 7.0, 4.8, f"fill {tone}")
+    return Markup(element("svg", drawn, width=14, height=14, aria_hidden="true", class_="key"))
+
+
+def _point(value: float | None, row: Row, tone: str, shape: str) -> Point:
+    name = row.get("name") or row.get("group") or ""
+    words = f"{name}: {percent(value)}"
+    if row["low"] is not None and row["high"] is not None:
+        words += f" (95 % interval {percent(row['low'])} to {percent(row['high'])})"
+    if "support" in row:
+        words += f", {row['support']} images"
+    return Point(value, row["low"], row["high"], tone, shape, words)
+
+
+def _both(draw: Callable[[str, float], str], scroll: bool = False) -> Markup:
+    """A drawing for desks and one for phones: scaling one down would make its text unreadable."""
+    extra = " scroll" if scroll else ""
+    return Markup(
+        f'<div class="desk{extra}">{draw("desk", WIDE)}</div>'
+        f'<div class="phone{extra}">{draw("phone", PHONE)}</div>'
+    )

@@ -1,0 +1,104 @@
+"""Puts the page together and writes it beside the record."""
+
+from collections.abc import Sequence
+from functools import lru_cache
+from pathlib import Path
+from typing import Any
+
+from jinja2 import Environment, PackageLoader, StrictUndefined
+from markupsafe import Markup
+
+from lmd.files import atomic_write
+from lmd.report import charts, curves, figures, view, words
+from lmd.report.calibration import calibration_error, reliability_bins
+from lmd.report.comparison import check_same_test, comparison
+from lmd.report.files import RunFiles, read_run
+
+
+def write_report(folder: Path, *, compare: Sequence[Path] = ()) -> Path:
+    """Write ``report.html`` into a run folder; ``compare`` are runs on the same test images.
+
+    It reads ``record.json``, ``predictions.npz`` and ``history.csv`` and nothing else; the page
+    holds all that it needs and makes no request.
+    """
+    run = read_run(Path(folder))
+    others = [read_run(Path(other)) for other in compare]
+    for other in others:
+        check_same_test(run, other)
+    html = _environment().get_template("report.html").render(_page(run, others))
+    path = run.folder / "report.html"
+    atomic_write(path, html.encode())
+    return path
+
+
+@lru_cache(maxsize=1)
+def _environment() -> Environment:
+    environment = Environment(
+        loader=PackageLoader("lmd.report", "templates"),
+        autoescape=True,
+        undefined=StrictUndefined,
+        trim_blocks=True,
+        lstrip_blocks=True,
+    )
+    environment.filters["moment"] = words.moment
+    environment.filters["signed"] = words.signed
+    environment.filters["thousands"] = words.thousands
+    return environment
+
+
+def _page(run: RunFiles, others: Sequence[RunFiles]) -> dict[str, Any]:
+    classes, metrics = view.class_rows(run), view.metric_rows(run)
+    headline = view.find_metric(metrics, "balanced_accuracy")
+    groups = view.group_rows(metrics, classes)
+    present = [group for group in words.GROUPS if any(row["group"] == group for row in classes)]
+    return {
+        "run": run,
+        "record": run.record,
+        "part": run.part,
+        "data": run.section("data"),
+        "method": run.section("method"),
+        "rule": run.section("groups").get("rule", ""),
+        "selected": run.section("model").get("selected", ""),
+        "headline": headline,
+        "tiles": view.tiles(metrics, classes),
+        "summary": words.summary(run, classes) if run.part else [],
+        "notes": sorted(
+            run.record.get("notes") or [], key=lambda note: not str(note).startswith(f"{run.part}:")
+        ),
+        "totals": _totals(run),
+        "classes": classes,
+        "metrics": metrics,
+        "groups": groups,
+        "legend": [(group, figures.legend_mark(charts.SHAPES[group], group)) for group in present],
+        "counts_figure": figures.counts_figure(classes) if classes else None,
+        "recall_figure": figures.recall_figure(classes, headline["value"] if headline else None),
+        "groups_figure": figures.groups_figure(groups) if groups else None,
+        "confusion_figure": figures.confusion_figure(run, classes),
+        "curves": figures.curve_figures(run),
+        "calibration": _calibration(run, metrics),
+        "facts": view.facts(run),
+        "comparison": comparison(run, others, classes) if others else None,
+    }
+
+
+def _totals(run: RunFiles) -> dict[str, int]:
+    counts = run.section("data", "counts")
+    return {part: sum(counts[part]) for part in ("train", "validation", "test") if counts.get(part)}
+
+
+def _calibration(run: RunFiles, metrics: Sequence[view.Row]) -> dict[str, Any] | None:
+    probabilities = run.predictions.get(f"{run.part}_probabilities")
+    if probabilities is None or not len(probabilities):
+        return None
+    bins = reliability_bins(probabilities, run.predictions[f"{run.part}_labels"])
+    recorded = view.find_metric(metrics, "ece")
+    total = sum(each.count for each in bins)
+    gap = sum(each.count * (each.confidence - each.accuracy) for each in bins) / total
+    return {
+        "figure": Markup(curves.reliability("reliability", bins)),
+        "recorded": recorded,
+        "computed": f"{calibration_error(bins):.3f}",
+        "bins": len(bins),
+        "gap": gap,
+        "points": f"{abs(100 * gap):.1f}",
+    }

@@ -1,0 +1,90 @@
+"""The few SVG elements that the charts are drawn with; every text is escaped here."""
+
+from collections.abc import Iterable
+from html import escape
+
+CHARACTER = 7.1  # mean width of a character at the charts' 12.5 px, in px
+
+
+def element(name: str, content: str = "", **attributes: object) -> str:
+    """One element around markup; ``class_`` becomes ``class`` and ``stroke_width`` a hyphen.
+
+    >>> element("rect", x=1.23456, class_="a")
+    '<rect x="1.23" class="a"/>'
+    """
+    pairs = "".join(
+        f' {key.rstrip("_").replace("_", "-")}="{escape(_plain(value))}"'
+        for key, value in attributes.items()
+        if value is not None
+    )
+    return f"<{name}{pairs}>{content}</{name}>" if content else f"<{name}{pairs}/>"
+
+
+def text(x: float, y: float, words: str, **attributes: object) -> str:
+    """Escaped text at a point."""
+    return element("text", escape(words), x=x, y=y, **attributes)
+
+
+def tip(words: str) -> str:
+    """A title element: browsers show it as a tooltip, without any script."""
+    return element("title", escape(words))
+
+
+def line(x1: float, y1: float, x2: float, y2: float, class_: str) -> str:
+    """A straight line."""
+    return element("line", x1=x1, y1=y1, x2=x2, y2=y2, class_=class_)
+
+
+def mark(shape: str, x: float, y: float, size: float, class_: str) -> str:
+    """A marker: circle, square, diamond or triangle, so that colour is never the only sign."""
+    if shape == "circle":
+        return element("circle", cx=x, cy=y, r=size, class_=class_)
+    half = size * 0.9
+    corners = {
+        "square": [(-half, -half), (half, -half), (half, half), (-half, half)],
+        "diamond": [(0, -1.25 * size), (1.25 * size, 0), (0, 1.25 * size), (-1.25 * size, 0)],
+        "triangle": [(0, -1.2 * size), (1.15 * size, 0.9 * size), (-1.15 * size, 0.9 * size)],
+    }[shape]
+    points = " ".join(f"{x + dx:.2f},{y + dy:.2f}" for dx, dy in corners)
+    return element("polygon", points=points, class_=class_)
+
+
+def chart(
+    name: str, title: str, description: str, size: tuple[float, float], parts: Iterable[str]
+) -> str:
+    """A drawing of ``size`` (width, height) with an accessible name; ``name`` must be unique."""
+    width, height = size
+    head = element("title", escape(title), id=f"{name}-title")
+    head += element("desc", escape(description), id=f"{name}-desc")
+    return element(
+        "svg",
+        head + "".join(parts),
+        role="img",
+        viewBox=f"0 0 {_plain(width)} {_plain(height)}",
+        width=width,
+        height=height,
+        aria_labelledby=f"{name}-title {name}-desc",
+        class_="chart",
+    )
+
+
+def upright(x: float, y: float) -> str:
+    """The transform of text that reads upwards from a point."""
+    return f"translate({x:.1f} {y:.1f}) rotate(-90)"
+
+
+def shorten(words: str, width: float, character: float = CHARACTER) -> str:
+    """Text cut in its middle to about a width in px: names often differ only in their ends.
+
+    >>> shorten("ulcerative colitis grade 2", 100)
+    'ulcerativ…ade 2'
+    """
+    room = max(int(width / character) + 1, 2)
+    if len(words) <= room:
+        return words
+    end = (room - 1) * 2 // 5
+    return words[: room - 1 - end].rstrip() + "…" + words[len(words) - end :].lstrip()
+
+
+def _plain(value: object) -> str:
+    return f"{value:.2f}".rstrip("0").rstrip(".") if isinstance(value, float) else str(value)

@@ -1,0 +1,98 @@
+"""Numbers and reports made anew from predictions: nothing is trained, no image is read."""
+
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from lmd.errors import LmdError
+from lmd.evaluate import score
+from lmd.groups import Groups
+from lmd.intervals import paired_difference
+from lmd.metrics import METRICS
+from lmd.records import RunFolder
+from lmd.report import write_report
+
+
+def score_parts(
+    predictions: Mapping[str, Mapping[str, NDArray[Any]]],
+    classes: tuple[str, ...],
+    groups: Groups,
+    train_counts: NDArray[np.int64],
+    *,
+    resamples: int = 1000,
+) -> dict[str, Any]:
+    """The record's numbers from labels and probabilities of each part."""
+    found: dict[str, Any] = {"metrics": {}, "per_class": {}, "confusion": {}, "notes": []}
+    for part, of in predictions.items():
+        one = score(
+            of["labels"],
+            of["probabilities"],
+            classes,
+            groups,
+            train_counts,
+            resamples=resamples,
+            part=part,
+        )
+        for key in ("metrics", "per_class", "confusion"):
+            found[key][part] = one[key]
+        found["definitions"] = one["definitions"]
+        found["notes"] += one["notes"]
+    return found
+
+
+def rescore(path: Path, *, resamples: int = 1000) -> dict[str, Any]:
+    """Recompute the record's numbers from ``predictions.npz`` and rewrite record and report."""
+    run = RunFolder.open(path)
+    record = run.read_record()
+    if record["status"] != "finished":
+        raise LmdError(f"{path} is not finished: go on with `lmd train --resume --out {path}`")
+    arrays = run.read_predictions()
+    classes = tuple(str(c) for c in arrays["classes"])
+    groups = Groups(record["groups"]["rule"], tuple(record["groups"]["assignment"]))
+    counts = np.array(record["data"]["counts"]["train"], dtype=np.int64)
+    parts = {
+        part: {key: arrays[f"{part}_{key}"] for key in ("labels", "probabilities")}
+        for part in ("validation", "test")
+        if f"{part}_labels" in arrays
+    }
+    record |= score_parts(parts, classes, groups, counts, resamples=resamples)
+    record["notes"] = record["data"]["notes"] + record["notes"]
+    run.write_record(record)
+    write_report(path)
+    return record
+
+
+def compare_runs(a: Path, b: Path, *, resamples: int = 1000) -> str:
+    """The difference of two runs in every metric, with paired intervals and p-values, as text."""
+    first, second = RunFolder.open(a), RunFolder.open(b)
+    left, right = first.read_predictions(), second.read_predictions()
+    order = _same_images(left, right, a, b)
+    lines = [f"{a.name} minus {b.name} on the same {len(order)} test images (paired bootstrap)"]
+    for metric in METRICS.values():
+        found = paired_difference(
+            left["test_labels"],
+            left["test_probabilities"],
+            right["test_probabilities"][order],
+            metric.key,
+            resamples=resamples,
+        )
+        lines.append(
+            f"  {metric.title:<28} {100 * found.value:+7.2f}   "
+            f"95 % {100 * found.low:+.2f} to {100 * found.high:+.2f}   p = {found.p_value:.3f}"
+        )
+    return "\n".join(lines)
+
+
+def _same_images(left: dict[str, Any], right: dict[str, Any], a: Path, b: Path) -> Any:
+    """For each test image of the left run, its place in the right one."""
+    places = {name: i for i, name in enumerate(right["test_ids"].tolist())}
+    names = left["test_ids"].tolist()
+    if set(names) != set(places) or list(left["classes"]) != list(right["classes"]):
+        raise LmdError(f"{a} and {b} were not tested on the same images: they cannot be paired")
+    order = np.array([places[name] for name in names])
+    if not np.array_equal(left["test_labels"], right["test_labels"][order]):
+        raise LmdError(f"{a} and {b} have different labels for the same images")
+    return order

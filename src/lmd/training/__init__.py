@@ -1,0 +1,6 @@
+"""The training loop, its checkpoints and its progress display."""
+
+from lmd.training.loop import Trainer
+from lmd.training.progress import Display
+
+__all__ = ["Display", "Trainer"]

@@ -1,0 +1,348 @@
+"""The one training loop: it trains whatever stages a method yields and knows no method's name."""
+
+import time
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager, nullcontext
+from dataclasses import dataclass, field
+from math import cos, isfinite, pi
+from pathlib import Path
+from typing import Any, Literal
+
+import numpy as np
+import torch
+from torch import Tensor, nn
+from torch.optim import SGD, Optimizer
+
+from lmd.data.loaders import (
+    ImageSet,
+    Normalise,
+    RawBatch,
+    batches_of,
+    default_workers,
+    derive_seed,
+    draw,
+    evaluation_batches,
+    training_batches,
+)
+from lmd.errors import LmdError
+from lmd.model import Model, channels_last
+from lmd.protocol import Protocol
+from lmd.stage import Batch, ParameterGroups, Stage, Stages, Terms, prepare
+from lmd.training.checkpoint import Checkpoint, clone_state, load_checkpoint, save_checkpoint
+from lmd.training.history import write_history
+from lmd.training.progress import Display
+
+
+@dataclass
+class Timings:
+    """Seconds spent by what was done."""
+
+    seconds: dict[str, float] = field(default_factory=dict)
+
+    @contextmanager
+    def of(self, what: str) -> Iterator[None]:
+        """Count the time inside for ``what``."""
+        start = time.perf_counter()
+        try:
+            yield
+        finally:
+            self.seconds[what] = self.seconds.get(what, 0.0) + time.perf_counter() - start
+
+
+@dataclass
+class Trainer:
+    """All that the loop works with; ``train`` never sees the test part.
+
+    ``folder`` gets ``history.csv`` and ``checkpoint/state.safetensors`` after every epoch.
+    """
+
+    model: Model
+    stages: Callable[[], Stages]
+    train: ImageSet
+    validation: ImageSet | None
+    protocol: Protocol
+    normalise: Normalise
+    folder: Path
+    device: torch.device
+    display: Display
+    history: list[dict[str, Any]] = field(default_factory=list)
+    timings: Timings = field(default_factory=Timings)
+    val_recall: Tensor | None = None
+
+    def fit(self, *, resume: bool = False) -> None:
+        """Train all stages, going on from the newest checkpoint if asked to."""
+        channels_last(self.model.to(self.device))
+        path = self.folder / "checkpoint" / "state.safetensors"
+        saved = load_checkpoint(path) if resume else None
+        torch.manual_seed(derive_seed(self.protocol.seed, "method"))
+        stages = self.stages()
+        index = 0
+        while True:
+            # What a method does between two stages may be random: the seed makes it repeatable.
+            torch.manual_seed(derive_seed(self.protocol.seed, "stage", index))
+            stage = next(stages, None)
+            if stage is None:
+                return
+            stage.to(self.device)
+            if saved is None or index >= saved.progress["stage"]:
+                _StageTraining(self, stage, index, path).run(saved)
+                saved = None
+            index += 1
+
+    def predict(self, images: ImageSet) -> Tensor:
+        """Logits ``(N, K)`` of the evaluation view, on the CPU."""
+        return self._forward(self.model, images.pixels)
+
+    def features(
+        self, drawn: Literal["natural", "balanced"], images: ImageSet, seed: int
+    ) -> tuple[Tensor, Tensor]:
+        """Features ``(N, C)`` and labels ``(N,)``; an image drawn twice is computed once."""
+        if drawn == "natural":
+            index = np.arange(len(images))
+        else:
+            counts = np.bincount(images.labels)
+            weights = np.divide(1.0, counts, out=np.zeros(len(counts)), where=counts > 0)
+            index = draw(images.labels, weights, seed)
+        unique, back = np.unique(index, return_inverse=True)
+        found = self._forward(self.model.encoder, images.pixels, unique)
+        labels = torch.from_numpy(images.labels[index]).to(self.device)
+        return found.to(self.device)[torch.from_numpy(back).to(self.device)], labels
+
+    def _forward(
+        self, module: nn.Module, pixels: Any, index: np.ndarray[Any, Any] | None = None
+    ) -> Tensor:
+        chosen = pixels if index is None or len(index) == len(pixels) else pixels[index]
+        with evaluating(self.model), torch.no_grad(), self.autocast():
+            size = max(self.protocol.batch_size, 64)
+            outputs = [
+                module(self.normalise(b)).float().cpu() for b in evaluation_batches(chosen, size)
+            ]
+        return torch.cat(outputs)
+
+    def autocast(self) -> Any:
+        """bfloat16 where a GPU computes in it; everything else in float32."""
+        if self.protocol.amp and self.device.type == "cuda" and torch.cuda.is_bf16_supported():
+            return torch.autocast("cuda", dtype=torch.bfloat16)
+        return nullcontext()
+
+    def validate(self) -> float | None:
+        """Balanced accuracy on the validation part; keeps the recall of each class."""
+        if self.validation is None or len(self.validation) == 0:
+            return None
+        logits = self.predict(self.validation)
+        labels = torch.from_numpy(self.validation.labels)
+        total = torch.bincount(labels, minlength=logits.shape[1]).double()
+        hits = torch.bincount(labels[logits.argmax(1) == labels], minlength=logits.shape[1])
+        self.val_recall = hits / total
+        return float(self.val_recall[total > 0].mean())
+
+
+@dataclass
+class EpochRun:
+    """The contract's ``Run``, made anew for every epoch."""
+
+    trainer: Trainer
+    epoch: int
+    epochs: int
+    steps: int
+    generator: torch.Generator
+    val_recall: Tensor | None
+
+    def features(
+        self,
+        drawn: Literal["natural", "balanced"] = "natural",
+        part: Literal["train", "validation"] = "train",
+    ) -> tuple[Tensor, Tensor]:
+        """See ``lmd.stage.Run.features``."""
+        images = self.trainer.train if part == "train" else self.trainer.validation
+        with self.trainer.timings.of("features"):
+            if images is None or len(images) == 0:
+                width = self.trainer.model.classifier.in_features
+                empty = torch.empty(0, dtype=torch.long, device=self.trainer.device)
+                return torch.empty(0, width, device=self.trainer.device), empty
+            seed = int(torch.randint(2**62, (), generator=self.generator))
+            return self.trainer.features(drawn, images, seed)
+
+
+class _StageTraining:
+    """One stage, from its first epoch or from a checkpoint to its last."""
+
+    def __init__(self, trainer: Trainer, stage: Stage, index: int, path: Path) -> None:
+        self.trainer, self.stage, self.index, self.path = trainer, stage, index, path
+        protocol = trainer.protocol
+        own = stage.epochs
+        self.epochs = own or (protocol.epochs if index == 0 else protocol.stage2_epochs)
+        lr = protocol.lr if index == 0 else (protocol.stage2_lr or protocol.lr)
+        self.groups = prepare(stage)
+        self.optimizer = _optimizer(self.groups, lr, protocol)
+        self.best: dict[str, Tensor] | None = None
+        self.best_score = -1.0
+
+    def run(self, saved: Checkpoint | None) -> None:
+        """Train the epochs that are missing; a checkpoint after each."""
+        first = self._restore(saved) if saved is not None else 0
+        for epoch in range(first, self.epochs):
+            self._epoch(epoch)
+        if self.trainer.protocol.select == "best" and self.best is not None:
+            self.trainer.model.load_state_dict(self.best)
+        for parameter in self.trainer.model.parameters():
+            parameter.requires_grad_(True)
+
+    def _restore(self, saved: Checkpoint) -> int:
+        saved.restore(self.trainer.model, self.stage, self.optimizer)
+        self.best = saved.part("best") or None
+        progress = saved.progress
+        self.best_score = progress["best_score"]
+        self.trainer.history[:] = progress["history"]
+        self.trainer.timings.seconds.update(progress["timings"])
+        recall = progress["val_recall"]
+        self.trainer.val_recall = None if recall is None else torch.tensor(recall).double()
+        return int(progress["epoch"])
+
+    def _epoch(self, epoch: int) -> None:
+        trainer, started = self.trainer, time.perf_counter()
+        seed = derive_seed(trainer.protocol.seed, self.index, epoch)
+        torch.manual_seed(seed)
+        generator = torch.Generator().manual_seed(seed)
+        order = np.arange(len(trainer.train))
+        steps = len(batches_of(order, trainer.protocol.batch_size))
+        run = EpochRun(trainer, epoch, self.epochs, steps, generator, trainer.val_recall)
+        prepare(self.stage)
+        name = f"stage {self.index + 1} {type(self.stage).__name__} {epoch + 1}/{self.epochs}"
+        trainer.display.start(name, steps)
+        with trainer.timings.of("start of epoch"):
+            means = dict(self.stage.start_epoch(run, self.optimizer) or {})
+        means |= self._batches(run, seed)
+        with trainer.timings.of("validation"):
+            score = trainer.validate()
+        if score is not None and score > self.best_score:
+            self.best_score = score
+            if trainer.protocol.select == "best":
+                self.best = clone_state(trainer.model)
+        row: dict[str, Any] = {
+            "stage": self.index + 1,
+            "stage_name": type(self.stage).__name__,
+            "epoch": epoch + 1,
+            "lr": self._lr(epoch, 0),
+            "seconds": round(time.perf_counter() - started, 3),
+            "val_bacc": score,
+            **means,
+        }
+        trainer.history.append(row)
+        self._save(epoch + 1)
+        shown = " ".join(f"{k} {v:.4g}" for k, v in means.items())
+        found = "" if score is None else f"  validation BACC {100 * score:.1f}"
+        trainer.display.say(f"{name}  {shown}{found}  {row['seconds']:.1f} s")
+
+    def _batches(self, run: EpochRun, seed: int) -> dict[str, float]:
+        """Train on the batches of one epoch; the mean of every loss term."""
+        trainer, protocol = self.trainer, self.trainer.protocol
+        asked = self.stage.class_weights(run)
+        if not asked or self.optimizer is None:
+            return {}
+        weights = [None if w is None else w.double().cpu().numpy() for w in asked]
+        workers = protocol.workers
+        loader = training_batches(
+            trainer.train,
+            weights,
+            views=self.stage.views,
+            batch_size=protocol.batch_size,
+            seed=seed,
+            workers=default_workers(trainer.device) if workers is None else workers,
+        )
+        sums: dict[str, float] = {}
+        raw = iter(loader)
+        for b in range(len(loader)):
+            with trainer.timings.of("waiting for batches"):
+                batches = [self._batch(r) for r in next(raw)]
+            self._set_lr(run.epoch, b / len(loader))
+            with trainer.timings.of("steps"), trainer.autocast():
+                terms = self.stage.step(self.optimizer, *batches)
+                values = _check_finite(terms, run.epoch, b, self.path)
+            for key, value in values.items():
+                sums[key] = sums.get(key, 0.0) + value
+            trainer.display.step(b + 1, values)
+        return {key: value / len(loader) for key, value in sums.items()}
+
+    def _batch(self, raw: RawBatch) -> Batch:
+        views, labels = raw
+        normalise = self.trainer.normalise
+        return Batch(
+            {name: normalise(view) for name, view in views.items()},
+            labels.to(self.trainer.device, non_blocking=True),
+        )
+
+    def _lr(self, epoch: int, within: float) -> float | None:
+        if self.optimizer is None:
+            return None
+        group = self.optimizer.param_groups[0]
+        return float(group["initial_lr"] * self._factor(epoch + within))
+
+    def _factor(self, epochs_done: float) -> float:
+        if self.trainer.protocol.schedule == "constant":
+            return 1.0
+        return 0.5 * (1 + cos(pi * epochs_done / self.epochs))
+
+    def _set_lr(self, epoch: int, within: float) -> None:
+        assert self.optimizer is not None
+        for group in self.optimizer.param_groups:
+            group["lr"] = group["initial_lr"] * self._factor(epoch + within)
+
+    def _save(self, epochs_done: int) -> None:
+        trainer = self.trainer
+        recall = trainer.val_recall
+        with trainer.timings.of("checkpoint"):
+            write_history(trainer.folder / "history.csv", trainer.history)
+            save_checkpoint(
+                self.path,
+                model=trainer.model,
+                stage=self.stage,
+                optimizer=self.optimizer,
+                best=self.best,
+                progress={
+                    "stage": self.index,
+                    "epoch": epochs_done,
+                    "best_score": self.best_score,
+                    "history": trainer.history,
+                    "timings": trainer.timings.seconds,
+                    "val_recall": None if recall is None else recall.tolist(),
+                },
+            )
+
+
+def _optimizer(groups: ParameterGroups, lr: float, protocol: Protocol) -> Optimizer | None:
+    """SGD over what a stage trains; ``None`` where it trains nothing by gradient."""
+    if not groups:
+        return None
+    optimizer = SGD(groups, lr=lr, momentum=protocol.momentum, weight_decay=protocol.weight_decay)
+    for group in optimizer.param_groups:
+        group["initial_lr"] = group["lr"]
+    return optimizer
+
+
+def _check_finite(terms: Terms, epoch: int, batch: int, checkpoint: Path) -> Mapping[str, float]:
+    values = {key: float(value.detach()) for key, value in terms.items()}
+    for key, value in values.items():
+        if not isfinite(value):
+            kept = (
+                f"the last good checkpoint is kept in {checkpoint.parent}"
+                if (checkpoint.exists())
+                else "there is no checkpoint yet"
+            )
+            raise LmdError(
+                f"loss term {key!r} is {value} in epoch {epoch + 1}, batch {batch + 1}: training "
+                f"stopped; {kept}. A smaller learning rate (--set lr=…) is the usual remedy."
+            )
+    return values
+
+
+@contextmanager
+def evaluating(module: nn.Module) -> Iterator[None]:
+    """Evaluation mode inside; every sub-module's own mode is put back afterwards."""
+    modes = [(m, m.training) for m in module.modules()]
+    module.eval()
+    try:
+        yield
+    finally:
+        for m, mode in modes:
+            m.training = mode

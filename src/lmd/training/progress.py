@@ -1,0 +1,78 @@
+"""What a person sees while a model trains: a bar on a terminal, a line per epoch elsewhere."""
+
+import time
+from collections.abc import Mapping
+from types import TracebackType
+
+from rich.console import Console
+from rich.progress import (
+    BarColumn,
+    MofNCompleteColumn,
+    Progress,
+    SpinnerColumn,
+    TextColumn,
+    TimeRemainingColumn,
+)
+
+
+class Display:
+    """Shows decoding, stages, epochs and loss terms; ``quiet`` shows nothing."""
+
+    def __init__(self, console: Console | None = None, *, quiet: bool = False) -> None:
+        self.console = console or Console(stderr=True, quiet=quiet)
+        live = self.console.is_terminal and not quiet
+        self._bar = Progress(
+            SpinnerColumn(),
+            TextColumn("{task.description}"),
+            BarColumn(bar_width=24),
+            MofNCompleteColumn(),
+            TimeRemainingColumn(),
+            TextColumn("{task.fields[terms]}"),
+            console=self.console,
+            disable=not live,
+            transient=True,
+        )
+        self._task = None if not live else self._bar.add_task("", visible=False, terms="")
+        self._last = 0.0
+
+    def __enter__(self) -> "Display":
+        self._bar.start()
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        self._bar.stop()
+
+    def say(self, text: str) -> None:
+        """One line that stays."""
+        self.console.print(text, highlight=False, soft_wrap=True)
+
+    def start(self, what: str, total: int) -> None:
+        """A new bar of ``total`` steps."""
+        if self._task is not None:
+            self._bar.reset(self._task, total=total, description=what, visible=True, terms="")
+
+    def step(self, done: int, terms: Mapping[str, float] | None = None) -> None:
+        """The bar stands at ``done``; repainted ten times a second at most."""
+        now = time.monotonic()
+        if self._task is None or (terms is not None and now - self._last < 0.1):
+            return
+        self._last = now
+        shown = " ".join(f"{k} {v:.3g}" for k, v in (terms or {}).items())
+        self._bar.update(self._task, completed=done, terms=shown)
+
+    def advance(self, done: int, total: int) -> None:
+        """The bar stands at ``done`` of ``total``; repainted ten times a second at most."""
+        now = time.monotonic()
+        if self._task is not None and (now - self._last >= 0.1 or done == total):
+            self._last = now
+            self._bar.update(self._task, completed=done, total=total)
+
+    def stop(self) -> None:
+        """Take the bar away."""
+        if self._task is not None:
+            self._bar.update(self._task, visible=False)
