@@ -4,13 +4,13 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import pytest
 import torch
+from toys import MakeTrainer, toy_images
 
-from lmd.data.loaders import ImageSet, Normalise
+from lmd.data.loaders import Normalise
 from lmd.method import Method
-from lmd.model import Model, build_model
+from lmd.model import build_model
 from lmd.protocol import Protocol
 from lmd.stage import Stages, Task
 from lmd.training import Display, Trainer
@@ -34,29 +34,6 @@ def shared() -> Path:
     if not SHARED.exists():
         pytest.skip(f"no real data: {SHARED} is absent")
     return SHARED
-
-
-def toy_images(counts: tuple[int, ...], size: int = 16, seed: int = 0) -> ImageSet:
-    """Noise with a class-dependent colour: learnable in a few steps."""
-    rng = np.random.default_rng(seed)
-    labels = np.repeat(np.arange(len(counts)), counts)
-    colours = rng.integers(40, 215, (len(counts), 1, 1, 3))
-    noise = rng.normal(0, 25, (len(labels), size, size, 3))
-    return ImageSet(np.clip(colours[labels] + noise, 0, 255).astype(np.uint8), labels)
-
-
-def write_npz(path: Path, counts: tuple[int, ...] = (16, 8, 4), size: int = 16) -> Path:
-    """A data set in a file: training counts as given, 4 validation and 4 test images a class."""
-    parts = {"train": counts, "val": (4,) * len(counts), "test": (4,) * len(counts)}
-    arrays: dict[str, Any] = {}
-    for seed, (name, of) in enumerate(parts.items()):
-        images = toy_images(of, size, seed)
-        arrays |= {f"{name}_images": images.pixels, f"{name}_labels": images.labels[:, None]}
-    np.savez(path, **arrays)
-    return path
-
-
-MakeTrainer = Callable[..., Trainer]
 
 
 @pytest.fixture
@@ -98,15 +75,3 @@ def make_trainer(tmp_path: Path) -> MakeTrainer:
         )
 
     return make
-
-
-def weights_of(model: Model) -> dict[str, torch.Tensor]:
-    """A copy of everything that a model ships."""
-    return {k: v.detach().clone() for k, v in model.state_dict().items()}
-
-
-def assert_same(a: dict[str, torch.Tensor], b: dict[str, torch.Tensor]) -> None:
-    """Equal to the last bit."""
-    assert a.keys() == b.keys()
-    different = [k for k in a if not torch.equal(a[k], b[k])]
-    assert not different, f"these differ: {different}"

@@ -280,6 +280,8 @@ class Handler(http.server.BaseHTTPRequestHandler):
 
     def do_GET(self) -> None:
         type(self).served += 1
+        if self.path == "/silent.pth":
+            return
         if self.path == "/absent.pth":
             self.send_error(404)
             return
@@ -331,6 +333,7 @@ def test_download_is_checked_and_kept(
         ("weights.pth", "00000000", "SHA-256.*should begin with 00000000"),
         ("truncated.pth", SHA256[:8], "broke off after 512000 of 1024000 bytes"),
         ("absent.pth", SHA256[:8], "HTTP 404"),
+        ("silent.pth", SHA256[:8], "closed connection without response"),
     ],
 )
 def test_failed_downloads_leave_nothing(

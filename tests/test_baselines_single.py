@@ -302,6 +302,14 @@ def test_extreme_scores_and_counts_stay_finite(case: str, size: float, counts: l
     assert gradient(loss, scores).isfinite().all()
 
 
+@pytest.mark.parametrize("gamma", [0.0, 0.5, 2.0])
+def test_focal_slope_of_a_sure_prediction_is_zero_and_not_nan(gamma: float) -> None:
+    # 1 - p_y rounds to 0 here, where the slope of its square root is infinite.
+    logits = torch.tensor([[40.0, 0.0]], requires_grad=True)
+    loss = focal_loss(logits, torch.tensor([0]), gamma)
+    torch.testing.assert_close(gradient(loss, logits), torch.zeros(1, 2))
+
+
 @pytest.mark.parametrize("case", CASES)
 def test_loss_under_bfloat16_autocast_keeps_its_value(case: str) -> None:
     scores, labels, counts = inputs(case)
@@ -373,7 +381,7 @@ def test_ldam_margins_are_the_recorded_ones_and_largest_for_the_rarest() -> None
     torch.testing.assert_close(ldam_margins(torch.tensor([16, 1]), 0.5), torch.tensor([0.25, 0.5]))
     # A class without images takes the largest margin and leaves the others theirs.
     torch.testing.assert_close(
-        ldam_margins(torch.tensor([16, 0, 1]), 0.5), torch.tensor([0.25, 0.5, 0.5])
+        ldam_margins(torch.tensor([64, 0, 4]), 0.5), torch.tensor([0.25, 0.5, 0.5])
     )
 
 

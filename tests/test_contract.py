@@ -2,8 +2,8 @@
 
 import pytest
 import torch
-from conftest import MakeTrainer, assert_same, weights_of
 from rich.console import Console
+from toys import MakeTrainer, assert_same, weights_of
 
 from lmd.methods import METHODS
 from lmd.model import CosineClassifier, Model

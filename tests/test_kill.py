@@ -8,7 +8,7 @@ import time
 from pathlib import Path
 
 import pytest
-from conftest import write_npz
+from toys import write_npz
 
 SETTINGS = [
     "backbone=resnet8",

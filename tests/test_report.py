@@ -18,6 +18,7 @@ from lmd.groups import assign_groups
 from lmd.metrics import expected_calibration_error
 from lmd.report import write_report
 from lmd.report.calibration import calibration_error, reliability_bins
+from lmd.report.charts import CountRow, DotRow, Point, count_bars, dots
 from lmd.report.curves import nice_ticks
 
 SKIN = [
@@ -83,7 +84,7 @@ def make_run(
             "key": "lmd",
             "title": title,
             "paper": "Long-tailed medical diagnosis, section 3",
-            "note": "",
+            "note": "A reconstruction: the paper leaves the warm-up open.",
             "profile": "default",
             "settings": {"lambda_1": 10.0, "gram": "normalised", "rrl": True},
         },
@@ -239,12 +240,54 @@ def test_shows_the_records_values(eight: tuple[Path, dict[str, Any]]) -> None:
     for key in metrics:
         assert record["definitions"][key]["title"] in text
         assert record["definitions"][key]["definition"] in text
-    for note in record["notes"]:
-        assert note in text
+    for note in (record["method"]["note"], *record["notes"]):
+        assert note in text[: text.index("How many images each class has")]
     for words in ("55a4177c0ffe", "sha256:9d1f6c2ab4", record["command"], record["groups"]["rule"]):
         assert words in text
     assert "1 h 24 min" in text
     assert "Synthetic data." not in text
+
+
+def test_charts_carry_the_records_intervals(eight: tuple[Path, dict[str, Any]]) -> None:
+    folder, record = eight
+    text = page(folder / "report.html").text
+    for group in ("head", "medium", "tail"):
+        triple = record["metrics"]["test"][f"bacc_{group}"]
+        ends = f"{shown(triple['low'])} to {shown(triple['high'])}"
+        assert f"{group}: {shown(triple['value'])} (95 % interval {ends})" in text
+    for row in record["per_class"]["test"]:
+        triple = row["recall"]
+        ends = f"{shown(triple['low'])} to {shown(triple['high'])}"
+        words = f"{row['name']}: {shown(triple['value'])} (95 % interval {ends})"
+        assert f"{words}, {row['support']} images" in text
+
+
+def test_marks_lie_where_their_values_are() -> None:
+    def drawn(value: float, low: float, high: float) -> tuple[float, float, float]:
+        row = DotRow("a", [], [Point(value, low, high, "head", "circle", "")])
+        found = Page(dots("x", "title", [row], 980.0))
+        centre = next(
+            float(v) for tag, key, v in found.attributes if (tag, key) == ("circle", "cx")
+        )
+        whisker = [i for i, a in enumerate(found.attributes) if a[1:] == ("class", "whisker head")]
+        line = dict(a[1:] for a in found.attributes[whisker[0] - 4 : whisker[0]])
+        return centre, float(line["x1"]), float(line["x2"])
+
+    zero, one = drawn(0, 0, 0)[0], drawn(1, 1, 1)[0]
+    assert one > zero + 300
+    at = [zero + share * (one - zero) for share in (0.5, 0.25, 0.875)]
+    assert drawn(0.5, 0.25, 0.875) == pytest.approx(at, abs=0.02)
+
+
+def test_bars_are_logarithmic() -> None:
+    counts = (1000, 100, 10, 1, 0)
+    rows = [CountRow(f"class {n}", "head", n, None, 0) for n in counts]
+    found = Page(count_bars("x", rows, 980.0))
+    widths = [float(v) for tag, key, v in found.attributes if (tag, key) == ("rect", "width")]
+    assert widths[1] == pytest.approx(widths[0] * 2 / 3, abs=0.02)
+    assert widths[2] == pytest.approx(widths[0] / 3, abs=0.02)
+    assert 0 < widths[3] < 5, "one image is still to be seen"
+    assert widths[4] == 0
 
 
 def test_confusion_matrix_is_sorted_and_complete(tmp_path: Path) -> None:
@@ -269,6 +312,9 @@ def test_summary_names_the_weak_classes(tmp_path: Path) -> None:
         record["per_class"]["test"], [0.9, 0.31, 0.8, 0.7, 0.12, 0.6, 0.5, 0.75], strict=True
     ):
         row["recall"] = {"value": recall, "low": recall - 0.1, "high": recall + 0.1}
+    for row in record["confusion"]["test"]:
+        row[6] = 0
+    record["confusion"]["test"][4] = [3, 9, 2, 1, 2, 0, 0, 0]
     save(tmp_path / "run", record)
     text = page(write_report(tmp_path / "run")).text
     assert f"2 of 8 classes have recall below 50 %: {SKIN[4]} (12 %) and {SKIN[1]} (31 %)." in text

@@ -10,6 +10,7 @@ import torch
 from lmd.data.imbalance import imbalance_factor
 from lmd.data.loaders import Normalise, derive_seed
 from lmd.data.prepare import Prepared, prepare_data
+from lmd.data.splits import groups_in_two_parts
 from lmd.data.table import PARTS
 from lmd.errors import LmdError
 from lmd.method import Method
@@ -312,6 +313,12 @@ def _data_notes(data: Prepared) -> list[str]:
         notes.append("The images are synthetic: these numbers say nothing about patients.")
     if data.skipped:
         notes.append(f"{len(data.skipped)} images could not be used and were left out.")
+    leaks = len(groups_in_two_parts(data.table))
+    if leaks:
+        notes.append(
+            f"{leaks} groups (patients or lesions) are in more than one part: the numbers are "
+            "better than they would be on new patients."
+        )
     if data.counts("validation").sum() == 0:
         notes.append("There is no validation part: nothing was chosen on held-out images.")
     return notes

@@ -25,6 +25,7 @@ class Protocol(BaseModel):
     shape: Literal["pareto", "official"] = "pareto"
     head_size: int | None = None
     split_seed: int = 0
+    allow_leak: bool = False
 
     # Model.
     backbone: str = "resnet18"

@@ -77,24 +77,19 @@ def _fetch(url: str, file: BinaryIO, timeout: float) -> str:
 
     columns = (TextColumn("{task.description}"), BarColumn(), DownloadColumn())
     digest = hashlib.sha256()
-    try:
-        with (
-            urllib.request.urlopen(url, timeout=timeout) as response,
-            Progress(*columns, TransferSpeedColumn(), console=Console(stderr=True)) as progress,
-        ):
-            length = response.headers.get("Content-Length")
-            total = int(length) if length else None
-            task = progress.add_task(f"downloading {url.rsplit('/', 1)[-1]}", total=total)
-            received = 0
-            while chunk := _receive(response, url):
-                digest.update(chunk)
-                file.write(chunk)
-                received += len(chunk)
-                progress.update(task, completed=received)
-    except urllib.error.URLError as error:
-        if isinstance(error, urllib.error.HTTPError):
-            error.close()  # it is the open response
-        raise LmdError(f"weights: cannot reach {url} ({_reason(error)}). {_OFFLINE}") from error
+    received = 0
+    with (
+        _open(url, timeout) as response,
+        Progress(*columns, TransferSpeedColumn(), console=Console(stderr=True)) as progress,
+    ):
+        length = response.headers.get("Content-Length", "")
+        total = int(length) if length.isdecimal() else None
+        task = progress.add_task(f"downloading {url.rsplit('/', 1)[-1]}", total=total)
+        while chunk := _receive(response, url):
+            digest.update(chunk)
+            file.write(chunk)
+            received += len(chunk)
+            progress.update(task, completed=received)
     if total is not None and received != total:
         raise LmdError(
             f"weights: {url} broke off after {received} of {total} bytes; try again. {_OFFLINE}"
@@ -102,12 +97,22 @@ def _fetch(url: str, file: BinaryIO, timeout: float) -> str:
     return digest.hexdigest()
 
 
-def _reason(error: urllib.error.URLError) -> str:
-    return f"HTTP {error.code}" if isinstance(error, urllib.error.HTTPError) else str(error.reason)
+# The network's errors are caught in these two: those of the disk have a message of their own.
+
+
+def _open(url: str, timeout: float) -> http.client.HTTPResponse:
+    try:
+        response: http.client.HTTPResponse = urllib.request.urlopen(url, timeout=timeout)
+        return response
+    except (OSError, http.client.HTTPException) as error:
+        reason = getattr(error, "reason", error)
+        if isinstance(error, urllib.error.HTTPError):
+            error.close()  # it is the open response
+            reason = f"HTTP {error.code}"
+        raise LmdError(f"weights: cannot reach {url} ({reason}). {_OFFLINE}") from error
 
 
 def _receive(response: http.client.HTTPResponse, url: str) -> bytes:
-    # Only the network's errors are caught here: those of the disk have a message of their own.
     try:
         return response.read(1 << 18)
     except (OSError, http.client.HTTPException) as error:

@@ -55,7 +55,7 @@ def demo(
     """Train CE and LMD on the embedded synthetic images and write a report that compares them."""
     from lmd.demo import run_demo
 
-    report = run_demo(out, device=device, say=lambda text: typer.echo(text))
+    report = run_demo(out, device=device, say=typer.echo)
     typer.secho(f"\nThe report: {report}", bold=True)
 
 
@@ -83,8 +83,12 @@ def train(
     overwrite: Annotated[
         bool, typer.Option("--overwrite", help="Replace the run that is in --out.")
     ] = False,
-    image_column: Annotated[str, typer.Option(help="Of a .csv manifest.")] = "image",
-    label_column: Annotated[str, typer.Option(help="Of a .csv manifest.")] = "label",
+    image_column: Annotated[
+        str | None, typer.Option(help="Of a .csv manifest; default 'image'.")
+    ] = None,
+    label_column: Annotated[
+        str | None, typer.Option(help="Of a .csv manifest; default 'label'.")
+    ] = None,
     group_column: Annotated[
         str | None,
         typer.Option(help="Of a .csv manifest: patient or lesion; default 'group' if it is there."),
@@ -95,6 +99,9 @@ def train(
     root: Annotated[
         Path | None, typer.Option(help="Folder that a manifest's image paths start from.")
     ] = None,
+    allow_outside: Annotated[
+        bool, typer.Option("--allow-outside", help="Let a manifest's paths leave its root.")
+    ] = False,
     skip_bad: SkipBad = False,
     device: Device = "auto",
     quiet: Annotated[bool, typer.Option("--quiet", help="No progress on the terminal.")] = False,
@@ -111,8 +118,8 @@ def train(
         "group_column": group_column,
         "split_column": split_column,
         "root": str(root) if root is not None else None,
+        "allow_outside": allow_outside or None,
     }
-    plain = {"image_column": "image", "label_column": "label"}
     run = run_training(
         data,
         method=method,
@@ -123,7 +130,7 @@ def train(
         resume=resume,
         overwrite=overwrite,
         skip_bad=skip_bad,
-        columns={k: v for k, v in asked.items() if v is not None and plain.get(k) != v},
+        columns={k: v for k, v in asked.items() if v is not None},
         device=device,
         quiet=quiet,
     )

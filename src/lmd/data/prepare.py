@@ -12,7 +12,7 @@ from lmd.data.cache import Tick, decode
 from lmd.data.imbalance import subsample
 from lmd.data.loaders import ImageSet
 from lmd.data.sources import open_table
-from lmd.data.splits import check_no_leak, split
+from lmd.data.splits import split
 from lmd.data.table import Table
 from lmd.errors import LmdError
 from lmd.groups import Groups, assign_groups
@@ -60,9 +60,9 @@ def prepare_data(
     table = open_table(data, skip_bad=skip_bad, **(columns or {}))
     if protocol.imbalance is not None and protocol.shape == "official":
         table = _thin(table, protocol)
-    if table.parts is None:
-        table = split(table, protocol.split, seed=protocol.split_seed)
-    check_no_leak(table)
+    table = split(
+        table, protocol.split, seed=protocol.split_seed, allow_leak=protocol.allow_leak
+    )
     if protocol.imbalance is not None and protocol.shape == "pareto":
         table = _thin(table, protocol)
     table, pixels, bad = decode(table, protocol.image_size, skip_bad=skip_bad, tick=tick)

@@ -57,20 +57,27 @@ def split(
 
 def check_no_leak(table: Table) -> None:
     """An ``LmdError`` if a group is in more than one part: its images would be known at test."""
-    if table.groups is None or table.parts is None:
-        return
-    places: dict[str, Counter[str]] = defaultdict(Counter)
-    for group, part in zip(table.groups.tolist(), table.parts.tolist(), strict=True):
-        places[group][part] += 1
-    leaks = {group: parts for group, parts in places.items() if len(parts) > 1}
+    leaks = groups_in_two_parts(table)
     if leaks:
+        assert table.groups is not None
+        total = len(np.unique(table.groups))
         group, parts = next(iter(leaks.items()))
         where = " and ".join(f"{parts[part]} in {part}" for part in PARTS if parts[part])
         raise LmdError(
-            f"{len(leaks)} of {len(places)} groups are in more than one part, for example "
+            f"{len(leaks)} of {total} groups are in more than one part, for example "
             f"{group!r} with {where}: what is learned from an image is then tested on its sibling. "
-            "Put each group into one part, or accept this with allow_leak"
+            "Put each group into one part, or accept this with --set allow_leak=true"
         )
+
+
+def groups_in_two_parts(table: Table) -> dict[str, Counter[str]]:
+    """Groups in more than one part, with the images that they have in each."""
+    if table.groups is None or table.parts is None:
+        return {}
+    places: dict[str, Counter[str]] = defaultdict(Counter)
+    for group, part in zip(table.groups.tolist(), table.parts.tolist(), strict=True):
+        places[group][part] += 1
+    return {group: parts for group, parts in places.items() if len(parts) > 1}
 
 
 def part_sizes(count: int, ratios: Sequence[float]) -> list[int]:

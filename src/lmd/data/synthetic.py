@@ -16,6 +16,9 @@ from lmd.errors import LmdError
 
 Field = NDArray[np.float32]
 
+VERSION = 1  # to be raised whenever the pixels change
+ROWS_PER_CLASS = 100_000
+
 
 @dataclass(frozen=True)
 class Look:
@@ -38,8 +41,8 @@ class Look:
 BROWN, DARK = (0.52, 0.33, 0.22), (0.33, 0.21, 0.17)
 RED, BLUE = (0.70, 0.30, 0.29), (0.40, 0.39, 0.45)
 
-# From head to tail. Neighbours in look stand far apart in the order: a rare class has a frequent
-# one beside it into which a classifier of skewed data falls.
+# From head to tail. Every rare class shares its colour, outline or texture with a frequent one,
+# into which a classifier that was trained on skewed data falls.
 LOOKS = (
     Look("syn-round-brown", BROWN, network=0.2),
     Look("syn-irregular-brown", BROWN, irregular=0.9, network=1.0, soft=0.6),
@@ -98,10 +101,6 @@ def synthetic_table(
         synthetic=True,
         signature=f"synthetic-{VERSION}({settings})",
     )
-
-
-ROWS_PER_CLASS = 100_000
-VERSION = 1  # to be raised whenever the pixels change
 
 
 @dataclass(frozen=True)

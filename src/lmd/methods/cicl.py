@@ -12,7 +12,7 @@ from torch.nn import functional as F
 
 from lmd.method import Method
 from lmd.model import Model
-from lmd.stage import Batch, ParameterGroups, Run, Stage, Stages, Task, Terms
+from lmd.stage import Batch, Run, Stage, Stages, Task, Terms
 from lmd.supervised import Supervised
 from lmd.weighting import image_weights
 
@@ -47,8 +47,9 @@ def supervised_contrastive_loss(
 class Contrastive(Stage):
     """Encoder and projection head on two strong views of class-balanced batches.
 
-    The head is part of this stage alone; the classifier is not trained here. Classes are drawn
-    with probability 1/K, which also works where a batch is smaller than the number of classes.
+    The head is part of this stage alone. The classifier learns beside it on features without
+    gradient, which changes nothing for the encoder: it lets validation follow this stage. Classes
+    are drawn with probability 1/K, which also works for batches smaller than K.
     """
 
     views: ClassVar[tuple[str, ...]] = ("strong", "strong2")
@@ -70,10 +71,6 @@ class Contrastive(Stage):
         self.head = nn.Sequential(nn.Linear(dim, dim), nn.ReLU(), nn.Linear(dim, projection))
         self.register_buffer("weights", image_weights(task.class_counts), persistent=False)
 
-    def trainable(self) -> ParameterGroups:
-        """Encoder and projection head."""
-        return [*self.model.encoder.parameters(), *self.head.parameters()]
-
     def class_weights(self, run: Run) -> list[Tensor | None]:
         """Class-balanced."""
         return [self.weights]
@@ -81,13 +78,17 @@ class Contrastive(Stage):
     def loss(self, *batches: Batch) -> Terms:
         """The contrastive loss of both views, which pass through the encoder together."""
         (batch,) = batches
-        images = torch.cat([batch.views[name] for name in self.views])
-        projected = self.head(self.model.features(images))
-        features = projected.unflatten(0, (len(self.views), -1)).transpose(0, 1)
-        loss = supervised_contrastive_loss(
-            features, batch.labels, self.temperature, self.base_temperature
+        views = len(self.views)
+        features = self.model.features(torch.cat([batch.views[name] for name in self.views]))
+        contrastive = supervised_contrastive_loss(
+            self.head(features).unflatten(0, (views, -1)).transpose(0, 1),
+            batch.labels,
+            self.temperature,
+            self.base_temperature,
         )
-        return {"loss": loss}
+        logits = self.model.classifier(features.detach())
+        probe = F.cross_entropy(logits, batch.labels.repeat(views))
+        return {"loss": contrastive + probe, "contrastive": contrastive, "probe": probe}
 
 
 def cicl(
@@ -110,6 +111,7 @@ def cicl(
         base_temperature=base_temperature,
         projection=projection,
     )
+    model.classifier.reset_parameters()
     yield Supervised(model, weights=image_weights(task.class_counts), part=model.classifier)
 
 

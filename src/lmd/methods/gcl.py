@@ -41,7 +41,7 @@ def draw_noise(like: Tensor) -> Tensor:
     return (torch.randn_like(like) / 3).clamp(-1, 1)
 
 
-def gcl_loss(  # noqa: PLR0917 (all eight are the formula)
+def gcl_loss(
     cosine: Tensor,
     labels: Tensor,
     counts: Tensor,

@@ -41,8 +41,7 @@ def softmax_bce_loss(logits: Tensor, labels: Tensor, weight: Tensor) -> Tensor:
     log_p = logits.log_softmax(1)
     own = torch.eye(logits.shape[1], dtype=torch.bool, device=logits.device)
     # log(1 − p_k) as a sum over the other classes stays exact where p_k rounds to 1.
-    others = logits[:, None, :].masked_fill(own, -torch.inf).logsumexp(2)
-    log_not_p = others - logits.logsumexp(1, keepdim=True)
+    log_not_p = log_p[:, None, :].masked_fill(own, -torch.inf).logsumexp(2)
     target = F.one_hot(labels, logits.shape[1]).bool()
     entries = -torch.where(target, log_p, log_not_p)
     return (weight[labels, None] * entries).mean()

@@ -118,7 +118,7 @@ def dots(
     for row, height in zip(rows, heights, strict=True):
         middle = y + head / 2 + 4 + 6.5 * len(row.points) + 1
         if narrow:
-            note = "  ".join(row.notes)
+            note = " · ".join(row.notes)
             parts.append(text(0, y + 15, shorten(row.label, width - 7 * len(note) - 16)))
             parts.append(text(width, y + 15, note, class_="number end"))
         else:
@@ -141,7 +141,7 @@ def confusion(
 ) -> str:
     """A heat map: rows are true classes, shades are shares of the row, figures are counts."""
     size = len(labels)
-    left = 92.0 if width < NARROW else 200.0
+    left = 104.0 if width < NARROW else 200.0
     cell = min(max((width - left - 4) / size, 24.0), 56.0)
     longest = max(len(label) for label in labels)
     top = min(longest * 7.1, 140.0) + 30
@@ -151,7 +151,7 @@ def confusion(
     ]
     for i, label in enumerate(labels):
         y, x = top + cell * i, left + cell * i
-        short = text(left - 8, y + cell / 2 + 4, shorten(label, left - 10), class_="end")
+        short = text(left - 8, y + cell / 2 + 4, shorten(label, left - 20), class_="end")
         parts.append(element("g", tip(label) + short))
         turned = text(0, 0, shorten(label, 132), transform=upright(x + cell / 2 + 4, top - 7))
         parts.append(element("g", tip(label) + turned))

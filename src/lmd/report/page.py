@@ -62,9 +62,7 @@ def _page(run: RunFiles, others: Sequence[RunFiles]) -> dict[str, Any]:
         "headline": headline,
         "tiles": view.tiles(metrics, classes),
         "summary": words.summary(run, classes) if run.part else [],
-        "notes": sorted(
-            run.record.get("notes") or [], key=lambda note: not str(note).startswith(f"{run.part}:")
-        ),
+        "notes": _notes(run),
         "totals": _totals(run),
         "classes": classes,
         "metrics": metrics,
@@ -79,6 +77,14 @@ def _page(run: RunFiles, others: Sequence[RunFiles]) -> dict[str, Any]:
         "facts": view.facts(run),
         "comparison": comparison(run, others, classes) if others else None,
     }
+
+
+def _notes(run: RunFiles) -> list[str]:
+    """What a reader must know: of the method first, then of the part that is reported."""
+    notes = [str(note) for note in run.record.get("notes") or []]
+    notes.sort(key=lambda note: not note.startswith(f"{run.part}:"))
+    about = run.section("method").get("note")
+    return [str(about), *notes] if about else notes
 
 
 def _totals(run: RunFiles) -> dict[str, int]:

@@ -77,9 +77,9 @@ def shorten(words: str, width: float, character: float = CHARACTER) -> str:
     """Text cut in its middle to about a width in px: names often differ only in their ends.
 
     >>> shorten("ulcerative colitis grade 2", 100)
-    'ulcerativ…ade 2'
+    'ulcerati…ade 2'
     """
-    room = max(int(width / character) + 1, 2)
+    room = max(int(width / character), 4)
     if len(words) <= room:
         return words
     end = (room - 1) * 2 // 5

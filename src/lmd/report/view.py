@@ -121,7 +121,9 @@ def facts(run: RunFiles) -> list[tuple[str, list[tuple[str, str]]]]:
     }
     lists = []
     for title, values in about.items():
-        pairs = [(key.replace("_", " "), setting(value)) for key, value in values.items()]
+        # Settings keep the names under which they are given; the rest is for reading.
+        typed = title in {"Settings of the method", "Protocol"}
+        pairs = [(k if typed else k.replace("_", " "), setting(v)) for k, v in values.items()]
         shown = [(key, value) for key, value in pairs if value not in ("", "[]", "{}")]
         if shown:
             lists.append((title, shown))

@@ -45,7 +45,7 @@ def measure(key: str, value: float | None) -> str:
     """One value of a metric."""
     if value is None or is_rate(key):
         return percent(value)
-    return f"{value:.3f}"
+    return f"{value:.3f}".replace("-", "−")
 
 
 def interval(key: str, triple: Mapping[str, Any] | None) -> str:
@@ -59,7 +59,7 @@ def interval(key: str, triple: Mapping[str, Any] | None) -> str:
         return ""
     if is_rate(key):
         return f"{100 * low:.1f}–{percent(high)}"
-    return f"{low:.3f} to {high:.3f}"
+    return f"{low:.3f} to {high:.3f}".replace("-", "−")
 
 
 def seconds(value: float | None) -> str:
@@ -138,6 +138,7 @@ def summary(run: RunFiles, rows: Sequence[Mapping[str, Any]]) -> list[str]:
             f"No class has recall below 50\u202f%; the weakest is {worst['name']} "
             f"({percent(worst['recall'], 0)})."
         )
+    sentences += _never_predicted(run)
     mistaken = _mistaken(run, min(known, key=lambda row: row["recall"])["name"])
     if mistaken:
         sentences.append(mistaken)
@@ -151,6 +152,13 @@ def summary(run: RunFiles, rows: Sequence[Mapping[str, Any]]) -> list[str]:
     if absent:
         sentences.append(f"Nothing is known about {listing(absent)}: no image in this part.")
     return sentences
+
+
+def _never_predicted(run: RunFiles) -> list[str]:
+    matrix = run.section("confusion", run.part or "")
+    columns = [sum(column) for column in zip(*matrix, strict=True)] if matrix else []
+    never = [name for name, said in zip(run.classes, columns, strict=bool(columns)) if not said]
+    return [f"The model never predicts {listing(never)}."] if never else []
 
 
 def _mistaken(run: RunFiles, name: str) -> str:

@@ -77,42 +77,55 @@ def sgd_pass(
 def normal_draws(count: int, dimensions: int, generator: torch.Generator) -> Tensor:
     """Scrambled Sobol draws of the standard normal ``(count, dimensions)`` in float64.
 
-    They come in pairs of opposite sign, so their mean is exactly zero.
+    Neighbours are pairs of opposite sign, so the mean is zero.
     """
     seed = int(torch.randint(2**31, (), generator=generator))
     engine = torch.quasirandom.SobolEngine(dimensions, scramble=True, seed=seed)
     uniform = engine.draw((count + 1) // 2, dtype=torch.float64)
     half = torch.special.ndtri(uniform.clamp(1e-9, 1 - 1e-9))
-    return torch.cat([half, -half])[:count]
+    return torch.stack([half, -half], dim=1).flatten(0, 1)[:count]
 
 
 def expected_cross_entropy(mean: Tensor, covariance: Tensor, draws: Tensor) -> Objective:
     """Cross-entropy of virtual features, averaged over classes, as a function of weight and bias.
 
-    ``mean (K, C)``, ``covariance (K, C, C)`` (float32 will do), ``draws (R, K)`` of the standard
-    normal: they are coloured by the K x K covariance of a class's logits, so no virtual feature
-    is ever made.
+    ``mean (K, C)``, ``covariance (K, C, C)`` (float32 will do), ``draws (R, K - 1)`` of the
+    standard normal: they are coloured by the covariance of a class's logits, relative to the last
+    logit (a softmax knows only differences), so no virtual feature is ever made.
     """
     classes, width = mean.shape
-    eye = torch.eye(classes, dtype=mean.dtype)
     rows = covariance.reshape(classes * width, width)
 
     def objective(weight: Tensor, bias: Tensor) -> Tensor:
-        centre = mean @ weight.T + bias
+        w = weight[:-1] - weight[-1]
+        centre = mean @ w.T + (bias[:-1] - bias[-1])
         # Reading the covariances is nearly all of the cost: they keep their own precision, and
         # W Sigma, of which the derivative of W Sigma W^T has need again, is kept. The product is
         # written so that autograd sees both factors W without another pass over Sigma.
-        half = (rows @ weight.detach().to(rows.dtype).T).to(mean.dtype)
-        product = half.view(classes, width, classes).mT @ weight.T
-        spread = product + product.mT - product.detach()
-        scale = spread.detach().diagonal(dim1=1, dim2=2).mean(1)
-        factor = torch.linalg.cholesky(spread + (1e-9 * scale + 1e-30)[:, None, None] * eye)
-        logits = centre[:, None] + draws @ factor.mT
-        own = logits.diagonal(dim1=0, dim2=2).mean()
-        loss: Tensor = logits.logsumexp(2).mean() - own
+        half = (rows @ w.detach().to(rows.dtype).T).to(mean.dtype)
+        product = half.view(classes, width, classes - 1).mT @ w.T
+        both = product + product.mT
+        factor = _small_cholesky(both - both.detach() / 2)
+        logits = centre[..., None] + factor @ draws.T
+        logits = torch.cat([logits, torch.zeros_like(logits[:, :1])], dim=1)
+        own = logits.diagonal(dim1=0, dim2=1).mean()
+        loss: Tensor = logits.logsumexp(1).mean() - own
         return loss
 
     return objective
+
+
+def _small_cholesky(matrices: Tensor) -> Tensor:
+    """Differentiable factors of ``(K, K - 1, K - 1)``, jittered as much as float32 errors need."""
+    scale = matrices.detach().diagonal(dim1=1, dim2=2).mean(1) + 1e-30
+    jitter = 1e-6
+    while True:
+        shifted = matrices + torch.diag_embed((jitter * scale)[:, None].expand(matrices.shape[:2]))
+        factor: Tensor
+        factor, failed = torch.linalg.cholesky_ex(shifted)
+        if not failed.any() or jitter > 1:
+            return factor
+        jitter *= 10
 
 
 def mean_cross_entropy(features: Tensor, labels: Tensor) -> Objective:

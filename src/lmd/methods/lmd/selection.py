@@ -54,7 +54,7 @@ class Problem(Protocol):
 
 @dataclass(frozen=True)
 class VirtualFeatures:
-    """Infinitely many virtual features of each class, through ``draws (R, K)`` of their logits.
+    """Infinitely many virtual features of each class, through ``draws (R, K - 1)`` of their logits.
 
     ``centre (C,)`` is taken off ``mean (K, C)``, both in float64; the covariances stay as they are.
     """
@@ -78,7 +78,7 @@ class VirtualFeatures:
         freedom = (counts.cpu().to(covariance) - 1).clamp(min=0)
         freedom = freedom if freedom.sum() > 0 else torch.ones_like(freedom)
         pooled = torch.tensordot(freedom / freedom.sum(), covariance, 1)
-        normals = normal_draws(draws, len(mean), generator)
+        normals = normal_draws(draws, len(mean) - 1, generator)
         centre = mean.mean(0)
         return cls(centre, mean - centre, covariance, pooled, normals)
 

@@ -1,0 +1,121 @@
+"""`lmd data`: from a download to a file that `lmd train` takes."""
+
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+from rich.console import Console
+from rich.table import Table
+
+if TYPE_CHECKING:
+    from lmd.data.recipes import Result
+
+data_app = typer.Typer(
+    no_args_is_help=True, help="Make a data set ready for training: known recipes, and checks."
+)
+
+
+@data_app.command("make")
+def make_command(
+    name: Annotated[str, typer.Argument(help="The recipe, see `lmd data list`.")],
+    root: Annotated[Path, typer.Option(help="The download: a folder (medmnist: or the .npz).")],
+    out: Annotated[Path, typer.Option(help="The manifest to write, .csv (medmnist: .npz).")],
+    factor: Annotated[
+        float | None,
+        typer.Option(help="Imbalance factor r; isic2019-lt (100), ham10000, medmnist."),
+    ] = None,
+    shape: Annotated[
+        str | None,
+        typer.Option(help="isic2019-lt: official (as the released split, default) or pareto."),
+    ] = None,
+    head_size: Annotated[
+        int | None,
+        typer.Option(help="Training images of the largest class; ham10000 (2000), medmnist (all)."),
+    ] = None,
+    validation_share: Annotated[
+        float | None,
+        typer.Option(
+            help="ham10000 with --factor: share of the lesions not drawn for training (0.1)."
+        ),
+    ] = None,
+    by_lesion: Annotated[
+        bool | None,
+        typer.Option(
+            "--by-lesion/--by-image",
+            help="isic2019-lt: the unit of the split; default as released: by image if official, "
+            "by lesion if pareto.",
+        ),
+    ] = None,
+    group: Annotated[
+        str | None,
+        typer.Option(help="isic-archive-lt: what stays in one part: lesion (default), patient or "
+                     "none."),
+    ] = None,
+    published_counts: Annotated[
+        bool,
+        typer.Option(
+            "--published-counts",
+            help="isic-archive-lt: draw the published number of images where there are more now.",
+        ),
+    ] = False,
+    dataset: Annotated[
+        str | None, typer.Option(help="medmnist: which one, where the file name does not say it.")
+    ] = None,
+    seed: Annotated[
+        int | None, typer.Option(help="Which images are drawn; isic2019-lt 42, others 0.")
+    ] = None,
+    allow_missing_images: Annotated[
+        bool,
+        typer.Option(
+            "--allow-missing-images", help="Keep images in the split that are not on disk (yet)."
+        ),
+    ] = False,
+    overwrite: Annotated[
+        bool, typer.Option("--overwrite", help="Replace the file that is in --out.")
+    ] = False,
+) -> None:
+    """Write the manifest of a known data set, with its parts, from what was downloaded."""
+    from lmd.data.recipes import make
+
+    asked = {
+        "factor": factor,
+        "shape": shape,
+        "head_size": head_size,
+        "validation_share": validation_share,
+        "by_lesion": by_lesion,
+        "group": group,
+        "published_counts": published_counts or None,
+        "dataset": dataset,
+        "seed": seed,
+        "allow_missing_images": allow_missing_images or None,
+    }
+    given = {key: value for key, value in asked.items() if value is not None}
+    _print_result(make(name, root, out, overwrite=overwrite, **given))
+
+
+@data_app.command("list")
+def list_command() -> None:
+    """List the data sets with a recipe: where they are, their licence and size, the options."""
+    from lmd.data.recipes import RECIPES
+
+    table = Table("recipe", "data set", "where, licence, size", "options", show_lines=True)
+    for recipe in RECIPES.values():
+        options = "\n".join(recipe.option_names())
+        facts = f"{recipe.source}\n{recipe.licence}\n{recipe.size}"
+        table.add_row(recipe.key, f"{recipe.title}\n{recipe.what}", facts, options)
+    Console().print(table, markup=False, highlight=False)
+
+
+def _print_result(result: "Result") -> None:
+    table = Table("class", "train", "validation", "test", "all")
+    for column in table.columns[1:]:
+        column.justify = "right"
+    for name, *counts in result.counts():
+        table.add_row(name, *(str(count) for count in counts))
+    console = Console(highlight=False, markup=False)
+    console.print(table)
+    for note in result.notes:
+        console.print(f"- {note}", soft_wrap=True)
+    typer.echo(f"\n{result.path}\nSHA-256 {result.sha256}")
+    # Printed unwrapped, so that it can be copied from a narrow terminal.
+    typer.echo(f"\nNext: {result.command}")

@@ -1,0 +1,173 @@
+"""The formulas of CC-SAM: naive loops, known limits, the authors' numbers."""
+
+import copy
+import json
+import math
+from pathlib import Path
+
+import pytest
+import torch
+from torch import Tensor, nn
+from torch.nn import functional as F
+
+from lmd.methods.cc_sam import class_radius, draw_mixup, flat_loss, shift_strengths, shifted_loss
+
+VECTORS = Path(__file__).parents[1].parent / "shared" / "spec" / "reference_vectors.json"
+
+COUNTS = torch.tensor([100, 40, 10, 4])
+LABELS = torch.tensor([0, 1, 2, 3, 0])
+FEATURES = torch.tensor([[1.0, 0.2], [0.4, 0.9], [-0.3, 0.7], [0.5, -0.6], [0.8, 0.1]])
+
+
+@pytest.fixture(scope="module")
+def vectors() -> dict:
+    if not VECTORS.exists():
+        pytest.skip("the reference vectors are not beside this checkout")
+    return json.loads(VECTORS.read_text(encoding="utf-8"))["vectors"]
+
+
+def gradient(loss: Tensor, of: Tensor) -> Tensor:
+    return torch.autograd.grad(loss, of)[0]
+
+
+def close(a: Tensor, b, **options) -> None:
+    torch.testing.assert_close(a, torch.as_tensor(b, dtype=a.dtype), **options)
+
+
+@pytest.fixture
+def classifier() -> nn.Linear:
+    linear = nn.Linear(2, 4)
+    with torch.no_grad():
+        linear.weight.copy_(torch.tensor([[0.5, 0.1], [0.2, 0.4], [-0.1, 0.3], [0.0, -0.2]]))
+        linear.bias.copy_(torch.tensor([0.1, 0.0, -0.1, 0.05]))
+    return linear
+
+
+def of_parameters(loss: Tensor, classifier: nn.Linear) -> list[Tensor]:
+    return list(torch.autograd.grad(loss, list(classifier.parameters())))
+
+
+def test_flat_loss_of_the_authors(classifier, vectors):
+    ce = F.cross_entropy(classifier(FEATURES), LABELS)
+    loss = 0.5 * ce + 0.5 * flat_loss(classifier, FEATURES, LABELS, COUNTS, 0.05)
+    reference = vectors["ccsam_step"]["result"]["stage1"]
+    assert loss.item() == pytest.approx(reference["loss"], abs=1e-6)
+    weight, bias = of_parameters(loss, classifier)
+    close(weight, reference["gradW"])
+    close(bias, reference["gradb"])
+
+
+def test_shifted_loss_of_the_authors(classifier, vectors):
+    ce = F.cross_entropy(classifier(FEATURES), LABELS)
+    loss = 0.5 * ce + 0.5 * shifted_loss(classifier, FEATURES, LABELS, shift_strengths(COUNTS))
+    reference = vectors["ccsam_step"]["result"]["stage2"]
+    assert loss.item() == pytest.approx(reference["loss"], abs=1e-6)
+    weight, bias = of_parameters(loss, classifier)
+    close(weight, reference["gradW"])
+    close(bias, reference["gradb"])
+    close(shift_strengths(COUNTS), vectors["ccsam_class_weights"]["value"])
+
+
+def test_cc_sam_reference_numbers(classifier):
+    ce = F.cross_entropy(classifier(FEATURES), LABELS)
+    flat = flat_loss(classifier, FEATURES, LABELS, COUNTS, 0.05)
+    shifted = shifted_loss(classifier, FEATURES, LABELS, shift_strengths(COUNTS))
+    assert (0.5 * ce + 0.5 * flat).item() == pytest.approx(1.1848347, abs=1e-6)
+    assert (0.5 * ce + 0.5 * shifted).item() == pytest.approx(1.1394680, abs=1e-6)
+    close(shift_strengths(COUNTS), [0.0049752, 0.4601414, 1.1517923, 1.6096379])
+
+
+def test_flat_loss_is_the_loss_at_weights_moved_in_place(classifier):
+    features = FEATURES.clone().requires_grad_()
+    loss = flat_loss(classifier, features, LABELS, COUNTS, 0.05)
+    ours = [
+        *of_parameters(loss, classifier),
+        gradient(flat_loss(classifier, features, LABELS, COUNTS, 0.05), features),
+    ]
+
+    size, total = 12, 0.0
+    norm = torch.cat([p.flatten() for p in classifier.parameters()]).norm().item()
+    sums = [torch.zeros_like(p) for p in (*classifier.parameters(), features)]
+    for k in range(4):
+        rows = [i for i, y in enumerate(LABELS.tolist()) if y == k]
+        moved = copy.deepcopy(classifier)
+        grads = of_parameters(F.cross_entropy(moved(FEATURES[rows]), LABELS[rows]), moved)
+        with torch.no_grad():
+            for p, g in zip(moved.parameters(), grads, strict=True):
+                rho = 0.05 * math.sqrt(norm / g.norm().item() / 2) * (COUNTS[k].item() - 1) ** -0.25
+                p.add_(rho / size**0.25 * size**0.5 * g / g.norm())
+        part = F.cross_entropy(moved(features[rows]), LABELS[rows], reduction="sum") / 5
+        total += part.item()
+        for s, g in zip(
+            sums, torch.autograd.grad(part, [*moved.parameters(), features]), strict=True
+        ):
+            s.add_(g)
+    assert loss.item() == pytest.approx(total, abs=1e-6)
+    for a, b in zip(ours, sums, strict=True):
+        close(a, b)
+
+
+def test_flat_loss_without_a_radius_is_cross_entropy_gradients_included(classifier):
+    features = FEATURES.clone().requires_grad_()
+    flat = flat_loss(classifier, features, LABELS, COUNTS, 0.0)
+    ce = F.cross_entropy(classifier(features), LABELS)
+    close(flat, ce)
+    for p in (*classifier.parameters(), features):
+        close(
+            torch.autograd.grad(flat, p, retain_graph=True)[0],
+            torch.autograd.grad(ce, p, retain_graph=True)[0],
+        )
+
+
+def test_flat_loss_is_above_cross_entropy_and_leaves_the_classifier_alone(classifier):
+    before = copy.deepcopy(classifier.state_dict())
+    ce = F.cross_entropy(classifier(FEATURES), LABELS)
+    assert flat_loss(classifier, FEATURES, LABELS, COUNTS, 0.05) > ce
+    assert all(torch.equal(v, classifier.state_dict()[k]) for k, v in before.items())
+    assert all(p.grad is None for p in classifier.parameters())
+
+
+def test_a_class_of_one_image_moves_like_one_of_two_and_rarer_ones_further():
+    g, norm = torch.tensor([0.3, 0.4]), torch.tensor(2.0)
+    radii = [class_radius(g, norm, 12, torch.tensor(n), 0.05).item() for n in (1, 2, 3, 100)]
+    assert radii[0] == radii[1] > radii[2] > radii[3] > 0
+    assert radii[3] == pytest.approx(0.05 * math.sqrt(2 / 0.5 / 2) * 99**-0.25 * 12**0.25)
+
+
+def test_gradients_below_rounding_do_not_throw_the_classifier_away(classifier):
+    features = 60 * F.one_hot(torch.tensor([0, 1])).float()
+    with torch.no_grad():
+        classifier.weight.copy_(torch.tensor([[1.0, 0], [0, 1.0], [-1, -1], [-2, -2]]))
+    loss = flat_loss(classifier, features, torch.tensor([0, 1]), torch.tensor([9, 1, 1, 1]), 1e-6)
+    assert loss.item() < 1e-3
+    assert all(g.isfinite().all() for g in of_parameters(loss, classifier))
+    shifted = shifted_loss(classifier, features, torch.tensor([0, 1]), torch.ones(4))
+    assert all(g.isfinite().all() for g in of_parameters(shifted, classifier))
+
+
+def test_shifted_loss_naively_and_the_head_nearly_vanishes(classifier):
+    strengths = shift_strengths(COUNTS)
+    total = 0.0
+    for k in range(4):
+        rows = [i for i, y in enumerate(LABELS.tolist()) if y == k]
+        f = FEATURES[rows].clone().requires_grad_()
+        g = gradient(F.cross_entropy(classifier(f), LABELS[rows]), f)
+        for i, row in enumerate(rows):
+            moved = FEATURES[row] + strengths[k] * g[i] / g.square().sum().sqrt()
+            total += (strengths[k] * F.cross_entropy(classifier(moved), LABELS[row])).item()
+    loss = shifted_loss(classifier, FEATURES, LABELS, strengths)
+    assert loss.item() == pytest.approx(total / 5, abs=1e-6)
+    assert strengths[0] < 0.005 < strengths[1]
+    # Balanced counts: everyone is a head class; a class of one image is finite.
+    close(shift_strengths(torch.tensor([5, 5])), torch.full((2,), math.log(1.01) / 2))
+    assert shift_strengths(torch.tensor([1000, 1])).isfinite().all()
+
+
+def test_mixup_keeps_the_larger_share_of_the_image_whose_label_it_bears():
+    torch.manual_seed(0)
+    draws = [draw_mixup(1.0, 6) for _ in range(400)]
+    shares = torch.tensor([share for share, _ in draws])
+    assert shares.min() >= 0.5
+    # Folded at ½, a uniform share is uniform on [½, 1].
+    assert shares.mean().item() == pytest.approx(0.75, abs=0.03)
+    assert all(sorted(order.tolist()) == list(range(6)) for _, order in draws)

@@ -1,0 +1,152 @@
+"""The formulas of GCL: naive loops, known limits, the authors' numbers."""
+
+import json
+import math
+from pathlib import Path
+
+import pytest
+import torch
+from torch import Tensor
+from torch.nn import functional as F
+
+from lmd.methods.gcl import cloud_sizes, draw_noise, gcl_angular_loss, gcl_loss
+
+VECTORS = Path(__file__).parents[1].parent / "shared" / "spec" / "reference_vectors.json"
+
+COUNTS = torch.tensor([100, 40, 10, 4])
+LABELS = torch.tensor([0, 1, 2, 3, 0])
+COSINE = torch.tensor(
+    [
+        [0.9, 0.1, -0.3, 0.05],
+        [0.2, 0.7, 0.1, -0.4],
+        [0.5, 0.1, 0.3, -0.2],
+        [0.4, -0.1, 0.0, 0.35],
+        [-0.2, 0.6, 0.15, 0.1],
+    ]
+)
+NOISE = torch.tensor(
+    [
+        [0.3, -0.1, 0.5, -0.2],
+        [-0.6, 0.2, 0.1, 0.4],
+        [0.0, -0.3, 0.25, 0.7],
+        [0.15, 0.45, -0.35, -0.05],
+        [0.9, -0.8, 0.05, 0.6],
+    ]
+)
+
+
+@pytest.fixture(scope="module")
+def vectors() -> dict:
+    if not VECTORS.exists():
+        pytest.skip("the reference vectors are not beside this checkout")
+    return json.loads(VECTORS.read_text(encoding="utf-8"))["vectors"]
+
+
+def gradient(loss: Tensor, of: Tensor) -> Tensor:
+    return torch.autograd.grad(loss, of)[0]
+
+
+def close(a: Tensor, b, **options) -> None:
+    torch.testing.assert_close(a, torch.as_tensor(b, dtype=a.dtype), **options)
+
+
+def test_cloud_sizes():
+    close(cloud_sizes(COUNTS), [0.0, 0.2846617, 0.7153383, 1.0])
+    assert torch.equal(cloud_sizes(torch.tensor([7, 7, 7])), torch.zeros(3))
+    close(cloud_sizes(torch.tensor([9, 1])), [0.0, 1.0])
+
+
+def test_noise_is_clamped_and_has_the_deviation_of_a_third():
+    torch.manual_seed(0)
+    noise = draw_noise(torch.empty(1000, 40))
+    assert noise.abs().max() == 1
+    assert noise.abs().mean().item() == pytest.approx(0.2659615, abs=0.003)
+
+
+@pytest.mark.parametrize(
+    ("margin", "scale", "gamma", "expected"), [(0.0, 30, 0, 6.3233962), (0.1, 20, 1, 5.3871098)]
+)
+def test_gcl_cosine_form(margin, scale, gamma, expected):
+    loss = gcl_loss(COSINE, LABELS, COUNTS, NOISE, margin, scale, 0.5, gamma)
+    assert loss.item() == pytest.approx(expected, abs=1e-5)
+    sizes = [math.log(100 / n) / math.log(25) for n in COUNTS.tolist()]
+    naive = 0.0
+    for c, e, y in zip(COSINE.tolist(), NOISE.tolist(), LABELS.tolist(), strict=True):
+        z = [scale * (c[k] - 0.5 * abs(e[k]) * sizes[k] - margin * (k == y)) for k in range(4)]
+        ce = math.log(sum(math.exp(v) for v in z)) - z[y]
+        naive += (1 - math.exp(-ce)) ** gamma * ce / 5
+    assert loss.item() == pytest.approx(naive, abs=1e-5)
+
+
+def test_gcl_angular_form():
+    options = {"margin": 0.1, "scale": 30.0, "epsilon": 0.1, "gamma": 0.0}
+    loss = gcl_angular_loss(COSINE, LABELS, COUNTS, NOISE, **options)
+    assert loss.item() == pytest.approx(8.0720873, abs=1e-5)
+    sizes = [math.log(100 / n) / math.log(25) for n in COUNTS.tolist()]
+    naive = 0.0
+    for c, e, y in zip(COSINE.tolist(), NOISE.tolist(), LABELS.tolist(), strict=True):
+        z = []
+        for k in range(4):
+            wide = abs(math.pi / 2 * 0.1 * sizes[k] * e[k]) + 0.1 * (k == y)
+            z.append(30 * math.cos(math.acos(c[k]) + wide))
+        naive += (math.log(sum(math.exp(v) for v in z)) - z[y]) / 5
+    assert loss.item() == pytest.approx(naive, abs=1e-5)
+
+
+def test_gcl_of_the_authors(vectors):
+    cosine = COSINE.clone().requires_grad_()
+    losses = {
+        "gcl_stage1": gcl_loss(cosine, LABELS, COUNTS, NOISE, 0.0, 30, 0.5, 0),
+        "gcl_stage2": gcl_loss(cosine, LABELS, COUNTS, NOISE, 0.1, 20, 0.5, 1),
+        "gcl_angular": gcl_angular_loss(
+            cosine, LABELS, COUNTS, NOISE, margin=0.1, scale=30, epsilon=0.1, gamma=0
+        ),
+    }
+    for key, loss in losses.items():
+        assert loss.item() == pytest.approx(vectors[key]["mean"], abs=1e-5)
+        close(gradient(loss, cosine), vectors[key]["grad_cosine"], atol=1e-6, rtol=1e-5)
+
+
+@pytest.mark.parametrize("counts", [COUNTS, torch.tensor([7, 7, 7, 7])])
+def test_gcl_without_clouds_is_scaled_cross_entropy_gradients_included(counts):
+    # No noise, or balanced classes: both forms are plain.
+    noise = NOISE if counts[0] == 7 else torch.zeros_like(NOISE)
+    cosine = COSINE.clone().requires_grad_()
+    plain = F.cross_entropy(30 * cosine, LABELS)
+    expected = gradient(plain, cosine)
+    form = gcl_loss(cosine, LABELS, counts, noise, 0.0, 30, 0.5, 0)
+    angular = gcl_angular_loss(
+        cosine, LABELS, counts, noise, margin=0, scale=30, epsilon=0.1, gamma=0
+    )
+    for loss in (form, angular):
+        close(loss, plain)
+        close(gradient(loss, cosine), expected)
+
+
+def test_angular_form_beyond_pi_keeps_falling_and_is_smooth_at_the_poles():
+    # A widening of ½: the angle passes π where the cosine is below cos(π − ½).
+    line = torch.linspace(-1, 1, 401)[:, None].expand(-1, 2).clone().requires_grad_()
+    labels = torch.zeros(401, dtype=torch.long)
+    noise, counts = torch.zeros(401, 2), torch.tensor([5, 5])
+    losses = []
+    for c in line.detach():
+        pair = torch.stack([c[0], torch.tensor(0.0)])[None]
+        losses.append(
+            gcl_angular_loss(
+                pair, labels[:1], counts, noise[:1], margin=0.5, scale=5, epsilon=0.1, gamma=0
+            )
+        )
+    steps = torch.stack(losses).diff()
+    assert (steps <= 1e-6).sum() >= 399  # one upward jump at most, where the fallback begins
+    total = gcl_angular_loss(
+        line, labels, counts, noise, margin=0.5, scale=30, epsilon=0.1, gamma=0
+    )
+    assert gradient(total, line).isfinite().all()
+    below = torch.tensor([[-0.99, 0.3]])
+    expected = F.cross_entropy(
+        5 * torch.tensor([[-0.99 - math.sin(math.pi - 0.5), 0.3]]), labels[:1]
+    )
+    loss = gcl_angular_loss(
+        below, labels[:1], counts, noise[:1], margin=0.5, scale=5, epsilon=0.1, gamma=0
+    )
+    close(loss, expected)

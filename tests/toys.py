@@ -1,0 +1,46 @@
+"""Small real data that many tests share."""
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+
+from lmd.data.loaders import ImageSet
+from lmd.model import Model
+from lmd.training import Trainer
+
+MakeTrainer = Callable[..., Trainer]
+
+
+def toy_images(counts: tuple[int, ...], size: int = 16, seed: int = 0) -> ImageSet:
+    """Noise with a class-dependent colour: learnable in a few steps."""
+    rng = np.random.default_rng(seed)
+    labels = np.repeat(np.arange(len(counts)), counts)
+    colours = rng.integers(40, 215, (len(counts), 1, 1, 3))
+    noise = rng.normal(0, 25, (len(labels), size, size, 3))
+    return ImageSet(np.clip(colours[labels] + noise, 0, 255).astype(np.uint8), labels)
+
+
+def write_npz(path: Path, counts: tuple[int, ...] = (16, 8, 4), size: int = 16) -> Path:
+    """A data set in a file: training counts as given, 4 validation and 4 test images a class."""
+    parts = {"train": counts, "val": (4,) * len(counts), "test": (4,) * len(counts)}
+    arrays: dict[str, Any] = {}
+    for seed, (name, of) in enumerate(parts.items()):
+        images = toy_images(of, size, seed)
+        arrays |= {f"{name}_images": images.pixels, f"{name}_labels": images.labels[:, None]}
+    np.savez(path, **arrays)
+    return path
+
+
+def weights_of(model: Model) -> dict[str, torch.Tensor]:
+    """A copy of everything that a model ships."""
+    return {k: v.detach().clone() for k, v in model.state_dict().items()}
+
+
+def assert_same(a: dict[str, torch.Tensor], b: dict[str, torch.Tensor]) -> None:
+    """Equal to the last bit."""
+    assert a.keys() == b.keys()
+    different = [k for k in a if not torch.equal(a[k], b[k])]
+    assert not different, f"these differ: {different}"
