@@ -440,6 +440,7 @@ def test_compares_runs_on_the_same_images(tmp_path: Path) -> None:
         - theirs["metrics"]["test"]["balanced_accuracy"]["value"]
     )
     assert f"Balanced accuracy: {gap:+.1f} points" in text
+    assert "not corrected for the number of comparisons" in text
 
 
 def test_comparison_does_not_depend_on_the_order_of_images_or_classes(tmp_path: Path) -> None:

@@ -48,8 +48,9 @@ def make_command(
     ] = None,
     group: Annotated[
         str | None,
-        typer.Option(help="isic-archive-lt: what stays in one part: lesion (default), patient or "
-                     "none."),
+        typer.Option(
+            help="isic-archive-lt: what stays in one part: lesion (default), patient or none."
+        ),
     ] = None,
     published_counts: Annotated[
         bool,
@@ -98,11 +99,12 @@ def list_command() -> None:
     """List the data sets with a recipe: where they are, their licence and size, the options."""
     from lmd.data.recipes import RECIPES
 
-    table = Table("recipe", "data set", "where, licence, size", "options", show_lines=True)
+    table = Table("recipe", "data set", "options", show_lines=True)
+    table.columns[0].no_wrap = table.columns[2].no_wrap = True
+    table.columns[1].overflow = "fold"  # an address is worth nothing if its end is cut off
     for recipe in RECIPES.values():
-        options = "\n".join(recipe.option_names())
-        facts = f"{recipe.source}\n{recipe.licence}\n{recipe.size}"
-        table.add_row(recipe.key, f"{recipe.title}\n{recipe.what}", facts, options)
+        facts = (f"{recipe.title}: {recipe.what}", recipe.source, recipe.licence, recipe.size)
+        table.add_row(recipe.key, "\n".join(facts), "\n".join(recipe.option_names()))
     Console().print(table, markup=False, highlight=False)
 
 

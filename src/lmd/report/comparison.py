@@ -12,7 +12,7 @@ from lmd.intervals import paired_difference
 from lmd.report import charts, figures, view
 from lmd.report.files import RunFiles
 
-# Tested one against the other; more tests would need a correction for their number.
+# Few on purpose: the p-values are not corrected for their number, and the page says so.
 TESTED = ("balanced_accuracy", "bacc_tail")
 
 

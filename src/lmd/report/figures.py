@@ -90,7 +90,7 @@ def curve_figures(run: RunFiles) -> list[tuple[str, Markup]]:
     for i, key in enumerate(("val_bacc", *terms(run.history))):
         values = [number(row.get(key)) for row in run.history]
         if any(value is not None for value in values):
-            title = "Validation balanced accuracy" if key == "val_bacc" else key.replace("_", " ")
+            title = "Validation balanced accuracy" if key == "val_bacc" else key
             drawn = curves.curve(f"curve-{i}", title, values, stages)
             figures.append((title, Markup(drawn)))
     return figures

@@ -1,0 +1,164 @@
+"""HAM10000: seven skin diagnoses, split by lesion; with its natural tail or a longer one."""
+
+from collections import defaultdict
+from dataclasses import replace
+from pathlib import Path
+
+import numpy as np
+
+from lmd.data.imbalance import pareto_counts, subsample
+from lmd.data.recipes.download import (
+    Listing,
+    compare_counts,
+    locate,
+    read_rows,
+    require_distinct,
+    require_file,
+    require_root,
+)
+from lmd.data.recipes.recipe import Made, Recipe, manifest
+from lmd.data.splits import hash_order, part_sizes, split
+from lmd.data.table import PARTS, Table
+from lmd.errors import LmdError
+
+SOURCE = "https://doi.org/10.7910/DVN/DBW86T"
+METADATA = ("HAM10000_metadata.csv", "HAM10000_metadata.tab", "HAM10000_metadata")
+FOLDERS = (
+    "HAM10000_images_part_1",
+    "HAM10000_images_part_2",
+    "ISIC2018_Task3_Training_Input",
+    "images",
+    ".",
+)
+PUBLISHED = {
+    "nv": 6705,
+    "mel": 1113,
+    "bkl": 1099,
+    "bcc": 514,
+    "akiec": 327,
+    "vasc": 142,
+    "df": 115,
+}
+RATIOS = (0.7, 0.1, 0.2)
+HEAD_SIZE = 2000
+# Below this the recall of a class says little: one lesion in ten moves it by ten points.
+FEW = 10
+
+
+def ham10000(
+    root: Path,
+    *,
+    factor: float | None = None,
+    head_size: int | None = None,
+    validation_share: float | None = None,
+    seed: int = 0,
+    allow_missing_images: bool = False,
+) -> Made:
+    """The set split by lesion: 7:1:2 with its natural tail, or with a long-tailed training part.
+
+    With ``factor`` r the training counts are N_0 r^(-c / (K - 1)), N_0 = ``head_size`` (2000); of
+    the other lesions ``validation_share`` (0.1) is for validation and the rest for test, so that
+    rare classes are tested on many images. A lesion in training is there with all its images.
+    """
+    listing, notes = _read(require_root(root), allow_missing_images)
+    table = listing.table(grouped=True)
+    _require_one_class(table)
+    if factor is None:
+        if head_size is not None or validation_share is not None:
+            raise LmdError("head_size and validation_share say how to thin training: give a factor")
+        table = split(table, RATIOS, seed)
+    else:
+        share = 0.1 if validation_share is None else validation_share
+        if not 0 < share < 1:
+            raise LmdError(f"validation_share is {share:g}; expected a number between 0 and 1")
+        table = long_tailed(
+            table, factor, HEAD_SIZE if head_size is None else head_size, share, seed
+        )
+    notes.append(_lesions(table))
+    return Made(table, tuple(notes), manifest(listing, table, "group"))
+
+
+def long_tailed(table: Table, factor: float, head_size: int, share: float, seed: int) -> Table:
+    """Training with Pareto counts of whole lesions; of the others a share for validation."""
+    counts = table.counts()
+    order = np.argsort(-counts, kind="stable")
+    wanted = np.empty_like(counts)
+    wanted[order] = pareto_counts(head_size, factor, len(counts))
+    for name, has, asked in zip(table.classes, counts, wanted, strict=True):
+        if asked > has:
+            raise LmdError(
+                f"head_size {head_size} and factor {factor:g} ask for {asked} training images of "
+                f"class {name!r}, which has {has}: ask for a smaller head_size or a larger factor"
+            )
+    drawn = set(subsample(table, wanted, seed=seed).rows.tolist())
+    parts = np.array(["train" if row in drawn else "" for row in table.rows.tolist()], dtype="<U10")
+    for c, name in enumerate(table.classes):
+        rest = (parts == "") & (table.labels == c)
+        assert table.groups is not None
+        lesions = np.unique(table.groups[rest])
+        if len(lesions) < 2:
+            raise LmdError(
+                f"head_size {head_size} and factor {factor:g} leave {len(lesions)} lesions of "
+                f"class {name!r} for validation and test, which need one each: ask for a smaller "
+                "head_size or a larger factor"
+            )
+        size = part_sizes(len(lesions), (share, 1 - share))[0]
+        chosen = lesions[hash_order(lesions.tolist(), f"validation {seed}")[:size]]
+        parts[rest] = np.where(np.isin(table.groups[rest], chosen), "validation", "test")
+    return replace(table, parts=parts)
+
+
+def _read(root: Path, allow_missing: bool) -> tuple[Listing, list[str]]:
+    path = require_file(root, METADATA, SOURCE)
+    rows = read_rows(path, ["image_id", "lesion_id", "dx"])
+    names = tuple(row["image_id"] for row in rows)
+    require_distinct(path, names)
+    for row in rows:
+        if row["dx"] not in PUBLISHED:
+            raise LmdError(
+                f"{path}: image {row['image_id']!r} has dx {row['dx']!r}; expected one of "
+                f"{', '.join(PUBLISHED)}"
+            )
+    labels = tuple(row["dx"] for row in rows)
+    cells, missing = locate(root, names, FOLDERS, allow_missing=allow_missing)
+    notes = [*compare_counts(labels, PUBLISHED), *missing]
+    return Listing(root, names, labels, cells, tuple(row["lesion_id"] for row in rows)), notes
+
+
+def _require_one_class(table: Table) -> None:
+    classes: dict[str, set[int]] = defaultdict(set)
+    assert table.groups is not None
+    for group, label in zip(table.groups.tolist(), table.labels.tolist(), strict=True):
+        classes[group].add(label)
+    several = [group for group, labels in classes.items() if len(labels) > 1]
+    if several:
+        raise LmdError(
+            f"{len(several)} lesions have more than one dx, for example {several[0]!r}: "
+            "a lesion has one diagnosis in this data set, mend its metadata"
+        )
+
+
+def _lesions(table: Table) -> str:
+    assert table.groups is not None
+    assert table.parts is not None
+    sizes = {part: len(set(table.groups[table.parts == part].tolist())) for part in PARTS}
+    listed = ", ".join(f"{size} in {part}" for part, size in sizes.items())
+    text = f"split by lesion, none is in two parts: {listed}"
+    few = []
+    for part in PARTS[1:]:
+        for c, name in enumerate(table.classes):
+            chosen = (table.parts == part) & (table.labels == c)
+            if (held := len(set(table.groups[chosen].tolist()))) < FEW:
+                few.append(f"{name} {held} in {part}")
+    return f"{text}; few lesions, so wide intervals: {', '.join(few)}" if few else text
+
+
+RECIPE = Recipe(
+    key="ham10000",
+    title="HAM10000",
+    what="7 skin diagnoses, dermoscopy; by lesion 7:1:2, or HAM10000-LT with --factor 100",
+    source=SOURCE,
+    licence="CC BY-NC 4.0",
+    size="10 015 images of 7470 lesions, about 3 GB",
+    function=ham10000,
+)
