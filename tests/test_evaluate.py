@@ -166,3 +166,15 @@ def test_groups_and_training_counts_must_fit_the_classes():
         score(*predictions(), CLASSES, groups, TRAIN[:5])
     with pytest.raises(LmdError, match="groups must have one entry for each of the 6"):
         score(*predictions(), CLASSES, Groups("r", ("head",)), TRAIN)
+
+
+def test_a_group_that_is_all_wrong_has_an_honest_interval() -> None:
+    """Resampling 60 misses gives 60 misses: an interval of no width would be a false certainty."""
+    labels = np.repeat([0, 1, 2], 60)
+    probabilities = np.tile([0.8, 0.1, 0.1], (180, 1))
+    groups = Groups("test", ("head", "medium", "tail"))
+    found = score(labels, probabilities, ("a", "b", "c"), groups, [9, 3, 1], resamples=50)
+    tail = found["metrics"]["bacc_tail"]
+    assert tail["value"] == tail["low"] == 0
+    assert tail["high"] == pytest.approx(wilson(0, 60)[1])
+    assert found["metrics"]["balanced_accuracy"]["high"] > 1 / 3

@@ -132,8 +132,10 @@ def definitions(resamples: int = 1000) -> dict[str, dict[str, str]]:
         "title": "Interval",
         "definition": f"{level} percentile interval of a bootstrap with {resamples} resamples that "
         "draws images within each true class; widened to contain the value where the resamples of "
-        "a biased metric leave it outside. It speaks of the choice of test images, not of the "
-        "randomness of training. The columns of the per-class table have their own.",
+        "a biased metric leave it outside. Where every class of a mean of recalls is all right or "
+        "all wrong it would have no width: Wilson limits of the recalls are then combined. It "
+        "speaks of the choice of test images, not of the randomness of training, and takes every "
+        "image for a patient of its own. The columns of the per-class table have their own.",
     }
     return texts
 
@@ -221,7 +223,18 @@ def _metrics(
     for key, metric in GROUP_METRICS.items():
         members = groups.members(metric.group)
         values[key] = group_balanced_accuracy(labels, probabilities, members)
-    return {key: _entry(value, *interval(draws[key], value)) for key, value in values.items()}
+    found = {key: _entry(value, *interval(draws[key], value)) for key, value in values.items()}
+    confusion = confusion_matrix(labels, probabilities)
+    hits, support = np.diag(confusion), confusion.sum(1)
+    means = {key: groups.members(metric.group) for key, metric in GROUP_METRICS.items()}
+    everyone = list(range(len(confusion)))
+    means |= {"balanced_accuracy": everyone, "macro_recall": everyone}
+    for key, members in means.items():
+        if found[key]["low"] is not None and found[key]["low"] == found[key]["high"]:
+            # Every class all right or all wrong: resampling sees no spread where there is one.
+            limits = mean_recall_interval(hits[members].tolist(), support[members].tolist())
+            found[key] = _entry(values[key], *limits)
+    return found
 
 
 def _per_class(

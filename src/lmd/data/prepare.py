@@ -60,9 +60,7 @@ def prepare_data(
     table = open_table(data, skip_bad=skip_bad, **(columns or {}))
     if protocol.imbalance is not None and protocol.shape == "official":
         table = _thin(table, protocol)
-    table = split(
-        table, protocol.split, seed=protocol.split_seed, allow_leak=protocol.allow_leak
-    )
+    table = split(table, protocol.split, seed=protocol.split_seed, allow_leak=protocol.allow_leak)
     if protocol.imbalance is not None and protocol.shape == "pareto":
         table = _thin(table, protocol)
     table, pixels, bad = decode(table, protocol.image_size, skip_bad=skip_bad, tick=tick)

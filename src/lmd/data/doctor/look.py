@@ -1,0 +1,185 @@
+"""One image under the lens: is it whole, what is odd about it, and what it looks like."""
+
+import hashlib
+import io
+import warnings
+from collections.abc import Callable, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
+from os import cpu_count
+from pathlib import Path
+
+import numpy as np
+from numpy.typing import NDArray
+from PIL import Image
+
+from lmd.data.doctor.metadata import metadata_problem
+from lmd.data.doctor.similar import comparable, perceptual_hash, thumbnail
+from lmd.data.reading import MAX_PIXELS, is_dicom, read_image
+from lmd.errors import LmdError
+
+Tick = Callable[[int, int], None]
+Read = Callable[[], NDArray[np.uint8]]
+
+SUFFIXES_OF = {
+    "JPEG": {".jpg", ".jpeg", ".jfif"},
+    "MPO": {".jpg", ".jpeg", ".jfif"},
+    "PNG": {".png"},
+    "BMP": {".bmp"},
+    "GIF": {".gif"},
+    "TIFF": {".tif", ".tiff"},
+    "WEBP": {".webp"},
+    "JPEG2000": {".jp2"},
+    "PPM": {".ppm", ".pgm"},
+}
+CUT = ("truncated", "end of file", "unexpected end", "too short", "not enough")
+# A channel that varies by less than this (of 255) over the whole image shows nothing.
+FLAT = 3
+
+
+@dataclass(frozen=True)
+class Look:
+    """What one image is like: ``fault`` bars its use, ``oddities`` map a kind to a remark.
+
+    ``content`` is the hash of the file, ``pixels`` that of the decoded image; ``miniature`` is
+    ``(32, 32)``, ``None`` where nothing was decoded or nothing can be seen.
+    """
+
+    fault: str = ""
+    reason: str = ""
+    size: tuple[int, int] = (0, 0)
+    oddities: tuple[tuple[str, str], ...] = ()
+    content: str = ""
+    pixels: str = ""
+    hash: int = 0
+    miniature: NDArray[np.uint8] | None = None
+
+
+def look_at_all(
+    files: Sequence[Path | None], reads: Sequence[Read | None], tick: Tick | None = None
+) -> list[Look | None]:
+    """A look at each: at a file, else at what a reader returns; ``None`` where there is neither."""
+
+    def one(i: int) -> Look | None:
+        file, read = files[i], reads[i]
+        if file is not None:
+            return look_at_file(file)
+        return None if read is None else look_at_pixels(read())
+
+    found = []
+    # Warning filters belong to the process, so they are set once around all threads.
+    with warnings.catch_warnings(), ThreadPoolExecutor(max_workers=cpu_count() or 1) as pool:
+        warnings.simplefilter("ignore")
+        for i, each in enumerate(pool.map(one, range(len(files)))):
+            found.append(each)
+            if tick is not None:
+                tick(i + 1, len(files))
+    return found
+
+
+def look_at_file(path: Path) -> Look:
+    """Read a file once for its hash and header, and decode it as training would."""
+    try:
+        data = path.read_bytes()
+    except OSError as error:
+        return Look("unreadable", error.strerror or str(error))
+    if not data:
+        return Look("empty_file", "0 bytes")
+    content = hashlib.sha256(data).hexdigest()
+    oddities: dict[str, str] = {}
+    if not is_dicom(path):
+        try:
+            oddities = _header(path, data)
+        except _Fault as fault:
+            return Look(fault.kind, fault.reason, content=content)
+    try:
+        rgb = read_image(path)
+    except LmdError as error:
+        reason = str(error.__cause__ or error)
+        cut = any(word in reason.lower() for word in CUT)
+        return Look("truncated" if cut else "unreadable", reason, content=content)
+    return look_at_pixels(rgb, content, oddities)
+
+
+def look_at_pixels(
+    rgb: NDArray[np.uint8], content: str = "", oddities: dict[str, str] | None = None
+) -> Look:
+    """What pixels ``(H, W, 3)`` tell by themselves."""
+    odd = dict(oddities or {})
+    height, width = rgb.shape[:2]
+    spread = np.ptp(rgb.reshape(-1, 3), axis=0)
+    if spread.max() < FLAT:
+        odd["one_colour"] = "all of about " + "#{:02x}{:02x}{:02x}".format(*rgb[0, 0].tolist())
+    elif np.array_equal(rgb[..., 0], rgb[..., 1]) and np.array_equal(rgb[..., 1], rgb[..., 2]):
+        odd["greyscale"] = "grey"
+    digest = hashlib.sha256(f"{height} {width} ".encode())
+    digest.update(np.ascontiguousarray(rgb).data)
+    grey = thumbnail(rgb)
+    shows = comparable(grey)
+    return Look(
+        size=(width, height),
+        oddities=tuple(odd.items()),
+        content=content,
+        pixels=digest.hexdigest(),
+        hash=perceptual_hash(grey) if shows else 0,
+        miniature=grey if shows else None,
+    )
+
+
+class _Fault(Exception):
+    def __init__(self, kind: str, reason: str) -> None:
+        super().__init__(reason)
+        self.kind, self.reason = kind, reason
+
+
+def _header(path: Path, data: bytes) -> dict[str, str]:
+    """What a file says of itself, without decoding it."""
+    try:
+        with Image.open(io.BytesIO(data)) as image:
+            if image.width * image.height > MAX_PIXELS:
+                raise _Fault("huge", f"{image.width} × {image.height} pixels")
+            return _oddities(path, data, image)
+    except _Fault:
+        raise
+    except Image.DecompressionBombError as error:
+        raise _Fault("huge", str(error)) from error
+    except Exception as error:  # Pillow's plugins raise errors of a dozen kinds on a broken header.
+        cut = any(word in str(error).lower() for word in CUT)
+        raise _Fault("truncated" if cut else "unreadable", _short(error)) from error
+
+
+def _oddities(path: Path, data: bytes, image: Image.Image) -> dict[str, str]:
+    odd: dict[str, str] = {}
+    form = image.format or ""
+    if path.suffix.lower() not in SUFFIXES_OF.get(form, {path.suffix.lower()}):
+        odd["wrong_suffix"] = f"{form} inside"
+    frames = int(getattr(image, "n_frames", 1))
+    if frames > 1 and form != "MPO":  # cameras put a preview beside the photograph
+        odd["frames"] = f"{frames} frames"
+    if image.mode == "CMYK":
+        odd["cmyk"] = "CMYK"
+    if image.mode == "P":
+        odd["palette"] = "palette"
+    if image.mode.startswith("I") or image.mode == "F":
+        odd["deep"] = f"mode {image.mode}"
+    if form == "PNG" and data[24:25] == b"\x10":  # colour too, which Pillow opens with 8 bits
+        odd["deep"] = "16 bits"
+    problem = metadata_problem(image.info)
+    if problem:
+        odd["metadata"] = problem
+    else:
+        turn = image.getexif().get(0x0112, 1)
+        if turn in range(2, 9):
+            odd["exif_rotated"] = f"orientation {turn}"
+    if form in {"JPEG", "MPO"} and b"\xff\xd9" not in data[-65536:]:
+        raise _Fault("truncated", "the end mark of the JPEG is missing")
+    if image.has_transparency_data:
+        low = image.convert("RGBA").getchannel("A").getextrema()[0]
+        if isinstance(low, int) and low < 255:
+            odd["alpha"] = "transparent"
+    return odd
+
+
+def _short(error: Exception) -> str:
+    text = str(error)
+    return "it is no image of a known format" if "cannot identify" in text else text
