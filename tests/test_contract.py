@@ -11,7 +11,7 @@ from lmd.stage import Stage, Stages
 from lmd.training import Display
 
 # Small values where a default would make a test slow; the behaviour is the same.
-QUICK = {"lmd": {"virtual_per_class": 200}}
+QUICK = {"lmd": {"virtual_features": 200}}
 
 every_method = pytest.mark.parametrize("key", list(METHODS))
 

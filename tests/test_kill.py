@@ -18,7 +18,7 @@ SETTINGS = [
     "stage2_epochs=4",
     "batch_size=4",
     "workers=1",
-    "virtual_per_class=500",
+    "virtual_features=500",
 ]
 
 

@@ -330,6 +330,15 @@ def test_cicl_sees_two_views_and_its_probe_does_not_reach_the_encoder():
         torch.testing.assert_close(weights * world.task.class_counts, torch.ones(3))
 
 
+def test_cicl_probes_with_a_fresh_classifier():
+    world = World([9, 3, 1])
+    stages = world.start(METHODS["cicl"])
+    world.train_stage(next(stages))
+    beside = state(world.model.classifier)
+    next(stages)
+    assert not same(state(world.model.classifier), beside)
+
+
 # --- CB+WD+Max --------------------------------------------------------------------------------
 
 

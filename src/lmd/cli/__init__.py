@@ -11,15 +11,20 @@ from lmd.cli.commands import app
 from lmd.errors import LmdError
 
 
+class Interrupted(BaseException):
+    """Ctrl-C or a request to end; not a KeyboardInterrupt, which the parser would swallow."""
+
+
 def main() -> NoReturn:
     """Entry point: an error of the user is one message and exit code 1, never a traceback."""
-    signal.signal(signal.SIGTERM, _terminated)
+    for number in (signal.SIGINT, signal.SIGTERM):
+        signal.signal(number, _interrupt)
     try:
         code = app(standalone_mode=False)
     except LmdError as error:
         typer.secho(f"error: {error}", fg="red", err=True)
         sys.exit(1)
-    except (KeyboardInterrupt, typer.Abort):
+    except Interrupted:
         typer.secho(
             "interrupted: nothing is lost; the same command with --resume goes on from the last "
             "finished epoch",
@@ -37,5 +42,5 @@ def main() -> NoReturn:
     sys.exit(code if isinstance(code, int) else 0)
 
 
-def _terminated(_signal: int, _frame: FrameType | None) -> None:
-    raise KeyboardInterrupt
+def _interrupt(_signal: int, _frame: FrameType | None) -> None:
+    raise Interrupted

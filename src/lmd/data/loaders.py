@@ -4,6 +4,7 @@ import hashlib
 import os
 import platform
 import re
+import signal
 from collections.abc import Iterator
 from dataclasses import dataclass
 
@@ -152,6 +153,9 @@ def training_batches(
 
 
 def _start_worker(_: int) -> None:
+    # Ctrl-C reaches every process of the terminal: the main one alone decides what happens.
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    signal.signal(signal.SIGTERM, signal.SIG_DFL)
     cv2.setNumThreads(0)
 
 

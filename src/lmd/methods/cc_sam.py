@@ -40,8 +40,8 @@ def flat_loss(
 ) -> Tensor:
     """Cross-entropy at ``θ + ε_y``, mean over the images.
 
-    ε_k climbs the mean loss of class k and is constant for the gradient, which reaches both θ and the
-    features. ``(B, C)``, ``(B,)``, ``(K,)``.
+    ε_k climbs the mean loss of class k and is constant for the gradient, which reaches both θ and
+    the features. ``(B, C)``, ``(B,)``, ``(K,)``.
     """
     theta = dict(classifier.named_parameters())
     norm = torch.stack([p.detach().norm() for p in theta.values()]).norm()

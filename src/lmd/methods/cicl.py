@@ -33,9 +33,7 @@ def supervised_contrastive_loss(
     positive = (classes[:, None] == classes[None]) & ~itself
 
     similarity = anchors @ anchors.T / temperature
-    # The most negative finite number, not -inf: a lone anchor has no l ≠ i, and -inf breeds NaN.
-    lowest = torch.finfo(similarity.dtype).min
-    log_sum = similarity.masked_fill(itself, lowest).logsumexp(1, keepdim=True)
+    log_sum = similarity.masked_fill(itself, -torch.inf).logsumexp(1, keepdim=True)
     log_ratio = torch.where(positive, similarity - log_sum, 0)
 
     positives = positive.sum(1)

@@ -66,7 +66,8 @@ def fs(
 
     The weights belong to images, so large classes still dominate by their number, as in MONICA;
     ``combine_with_inverse_count`` divides by it, so that a class is drawn by its difficulty alone.
-    ``epsilon`` is ours: MONICA divides by a recall that may be 0.
+    ``epsilon`` is ours: MONICA divides by a recall that may be 0. The smaller it is, the more the
+    sampler swings from epoch to epoch, towards whatever class was missed last.
     """
     yield FlexibleSampling(
         model, task, epsilon=epsilon, combine_with_inverse_count=combine_with_inverse_count

@@ -292,7 +292,7 @@ class _StageTraining:
         trainer = self.trainer
         recall = trainer.val_recall
         with trainer.timings.of("checkpoint"):
-            write_history(trainer.folder / "history.csv", trainer.history)
+            # The checkpoint first: an epoch that the history shows can be resumed from.
             save_checkpoint(
                 self.path,
                 model=trainer.model,
@@ -308,6 +308,7 @@ class _StageTraining:
                     "val_recall": None if recall is None else recall.tolist(),
                 },
             )
+            write_history(trainer.folder / "history.csv", trainer.history)
 
 
 def _optimizer(groups: ParameterGroups, lr: float, protocol: Protocol) -> Optimizer | None:

@@ -96,8 +96,7 @@ def look_at_file(path: Path) -> Look:
         rgb = read_image(path)
     except LmdError as error:
         reason = str(error.__cause__ or error)
-        cut = any(word in reason.lower() for word in CUT)
-        return Look("truncated" if cut else "unreadable", reason, content=content)
+        return Look(_fault_kind(reason), reason, content=content)
     return look_at_pixels(rgb, content, oddities)
 
 
@@ -107,15 +106,15 @@ def look_at_pixels(
     """What pixels ``(H, W, 3)`` tell by themselves."""
     odd = dict(oddities or {})
     height, width = rgb.shape[:2]
-    spread = np.ptp(rgb.reshape(-1, 3), axis=0)
-    if spread.max() < FLAT:
+    grey = thumbnail(rgb)
+    shows = comparable(grey)
+    # The exact test is slow, and needed only where a miniature shows next to nothing.
+    if not shows and np.ptp(rgb.reshape(-1, 3), axis=0).max() < FLAT:
         odd["one_colour"] = "all of about " + "#{:02x}{:02x}{:02x}".format(*rgb[0, 0].tolist())
     elif np.array_equal(rgb[..., 0], rgb[..., 1]) and np.array_equal(rgb[..., 1], rgb[..., 2]):
         odd["greyscale"] = "grey"
     digest = hashlib.sha256(f"{height} {width} ".encode())
     digest.update(np.ascontiguousarray(rgb).data)
-    grey = thumbnail(rgb)
-    shows = comparable(grey)
     return Look(
         size=(width, height),
         oddities=tuple(odd.items()),
@@ -132,6 +131,12 @@ class _Fault(Exception):
         self.kind, self.reason = kind, reason
 
 
+def _fault_kind(reason: str) -> str:
+    if f"larger than {MAX_PIXELS} pixels" in reason:  # DICOM, whose header is read by its decoder
+        return "huge"
+    return "truncated" if any(word in reason.lower() for word in CUT) else "unreadable"
+
+
 def _header(path: Path, data: bytes) -> dict[str, str]:
     """What a file says of itself, without decoding it."""
     try:
@@ -144,8 +149,7 @@ def _header(path: Path, data: bytes) -> dict[str, str]:
     except Image.DecompressionBombError as error:
         raise _Fault("huge", str(error)) from error
     except Exception as error:  # Pillow's plugins raise errors of a dozen kinds on a broken header.
-        cut = any(word in str(error).lower() for word in CUT)
-        raise _Fault("truncated" if cut else "unreadable", _short(error)) from error
+        raise _Fault(_fault_kind(str(error)), _short(error)) from error
 
 
 def _oddities(path: Path, data: bytes, image: Image.Image) -> dict[str, str]:
@@ -173,11 +177,13 @@ def _oddities(path: Path, data: bytes, image: Image.Image) -> dict[str, str]:
             odd["exif_rotated"] = f"orientation {turn}"
     if form in {"JPEG", "MPO"} and b"\xff\xd9" not in data[-65536:]:
         raise _Fault("truncated", "the end mark of the JPEG is missing")
-    if image.has_transparency_data:
-        low = image.convert("RGBA").getchannel("A").getextrema()[0]
-        if isinstance(low, int) and low < 255:
-            odd["alpha"] = "transparent"
+    if image.has_transparency_data and _see_through(image):
+        odd["alpha"] = "transparent"
     return odd
+
+
+def _see_through(image: Image.Image) -> bool:
+    return bool(np.asarray(image.convert("RGBA").getchannel("A")).min() < 255)
 
 
 def _short(error: Exception) -> str:

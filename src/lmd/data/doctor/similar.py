@@ -16,6 +16,7 @@ MIN_CORRELATION = 0.99
 MIN_SPREAD = 4.0
 BANDS, BAND_BITS = 4, 16
 CHUNK = 2_000_000
+ONES = np.array([bin(byte).count("1") for byte in range(256)], dtype=np.uint8)
 
 
 def thumbnail(rgb: NDArray[np.uint8]) -> NDArray[np.uint8]:
@@ -46,7 +47,7 @@ def near_pairs(
     flat = miniatures.reshape(len(miniatures), -1)
     seen: set[tuple[int, int]] = set()
     for first, second in _candidates(hashes):
-        close = np.bitwise_count(hashes[first] ^ hashes[second]) <= MAX_DISTANCE
+        close = _distance(hashes[first], hashes[second]) <= MAX_DISTANCE
         for i, j in zip(first[close].tolist(), second[close].tolist(), strict=True):
             if (i, j) in seen:
                 continue
@@ -111,6 +112,12 @@ def _ranges(
         upward = own < other
         yield own[upward], other[upward]
         start = stop
+
+
+def _distance(a: NDArray[np.uint64], b: NDArray[np.uint64]) -> NDArray[np.int64]:
+    """Bits that differ ``(P,)``."""
+    counts: NDArray[np.int64] = ONES[(a ^ b).view(np.uint8).reshape(-1, 8)].sum(axis=1)
+    return counts
 
 
 def _correlation(a: NDArray[np.uint8], b: NDArray[np.uint8]) -> float:

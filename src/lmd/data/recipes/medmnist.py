@@ -1,11 +1,13 @@
 """MedMNIST: any of its 2-D sets with one label per image, with class names and a chosen tail."""
 
+import zipfile
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import BinaryIO
+from typing import Any, BinaryIO
 
 import numpy as np
+from numpy.typing import NDArray
 
 from lmd.data.imbalance import subsample
 from lmd.data.recipes.recipe import Made, Recipe
@@ -219,14 +221,20 @@ def _arrays(table: Table) -> Callable[[BinaryIO], None]:
     images = table.images
     assert isinstance(images, ArrayImages)
     starts = np.cumsum([0, *(len(block) for block in images.blocks)])
-    arrays = {"classes": np.array(table.classes, dtype=np.str_)}
+    arrays: dict[str, NDArray[Any]] = {"classes": np.array(table.classes, dtype=np.str_)}
     for i, (word, part) in enumerate(MEDMNIST.items()):
         kept = table.part(part)
         arrays[f"{word}_images"] = images.blocks[i][kept.rows - starts[i]]
         arrays[f"{word}_labels"] = kept.labels[:, None].astype(np.uint8)
 
     def write(file: BinaryIO) -> None:
-        np.savez(file, allow_pickle=False, **arrays)
+        # As numpy.savez writes it, but for a mark of the operating system.
+        with zipfile.ZipFile(file, "w") as archive:
+            for name, array in arrays.items():
+                info = zipfile.ZipInfo(f"{name}.npy")
+                info.create_system = 3
+                with archive.open(info, "w", force_zip64=True) as member:
+                    np.lib.format.write_array(member, array, version=(1, 0), allow_pickle=False)
 
     return write
 

@@ -4,7 +4,6 @@ import csv
 import hashlib
 import inspect
 import io
-import os
 import shlex
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -55,10 +54,11 @@ class Recipe:
 
     def option_names(self) -> list[str]:
         """Options as the command line spells them, with their default."""
-        return [
-            flag(name) + ("" if value is None or value is False else f" {value}")
+        shown = {
+            name: "" if value is None or value is False else str(value).removesuffix(".0")
             for name, value in self.options().items()
-        ]
+        }
+        return [f"{flag(name)} {value}".rstrip() for name, value in shown.items()]
 
     def make(self, root: Path, **options: Any) -> Made:
         """Run the recipe on a download."""
@@ -147,10 +147,11 @@ def flag(option: str) -> str:
 
 def _way(folder: Path, root: Path) -> str | None:
     """From a folder to a root that is the same or below it; ``None`` for any other."""
-    way = Path(os.path.relpath(root.resolve(), folder.resolve())).as_posix()
-    if way == ".":
-        return ""
-    return None if way.startswith("..") or Path(way).is_absolute() else f"{way}/"
+    try:
+        way = root.resolve().relative_to(folder.resolve()).as_posix()
+    except ValueError:
+        return None
+    return "" if way == "." else f"{way}/"
 
 
 def _ratios(table: Table) -> str:

@@ -137,8 +137,8 @@ class ICC(Stage):
         )
         self.register_buffer("class_counts", task.class_counts.clone(), persistent=False)
         self.register_buffer("iteration", torch.tensor(0))
-        # Shrinkage and penalty in use; NaN until the first M step has settled them.
-        self.register_buffer("chosen", torch.full((2,), float("nan"), dtype=torch.float64))
+        # Shrinkage and penalty in use; -1 until the first M step has settled them.
+        self.register_buffer("chosen", torch.full((2,), -1.0, dtype=torch.float64))
         self.register_buffer("weight_velocity", torch.zeros_like(model.classifier.weight))
         self.register_buffer("bias_velocity", torch.zeros_like(self._bias()))
 
@@ -225,7 +225,7 @@ class ICC(Stage):
         if self.vfc:
             draws = min(self.virtual_features, DRAWS)
             problem = VirtualFeatures.of(gaussians, self.class_counts, draws, run.generator)
-        if self.chosen.isnan().any():
+        if (self.chosen < 0).any():
             self.chosen.copy_(torch.tensor(self._settle(run, problem), dtype=torch.float64))
         shrinkage, penalty = self.chosen.tolist()
         with torch.enable_grad():

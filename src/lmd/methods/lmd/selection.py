@@ -21,14 +21,12 @@ from lmd.methods.lmd.calibrate import (
     normal_draws,
 )
 
-# Tried on validation; penalties are in units of the mean variance of a feature, so that they mean
-# the same for every backbone. Without a validation part the fallbacks are taken.
+# Tried on validation; penalties are in units of the total variance of the features, so that they
+# mean the same for every scale and width. Without a validation part the fallbacks are taken.
 SHRINKAGES = (0.0, 0.5, 0.9)
-PENALTIES = (1.0, 0.1, 0.01, 0.001)
-FALLBACK_SHRINKAGE, FALLBACK_PENALTY = 0.5, 0.1
+PENALTIES = (3e-3, 1e-3, 3e-4, 1e-4, 3e-5)
+FALLBACK_SHRINKAGE, FALLBACK_PENALTY = 0.5, 3e-4
 
-# Balanced accuracies nearer than this count as equal; the balanced cross-entropy then decides.
-PLATEAU = 0.005
 # For the comparison a rough solution and fewer draws are enough.
 TRIAL_ITERATIONS, TRIAL_DRAWS = 40, 1024
 
@@ -38,7 +36,7 @@ class Problem(Protocol):
 
     @property
     def variance(self) -> float:
-        """Mean within-class variance of a feature: the unit of ``PENALTIES``."""
+        """Total variance of the features: the unit of ``PENALTIES``."""
         ...
 
     def shrunk(self, shrinkage: float) -> Self:
@@ -84,8 +82,8 @@ class VirtualFeatures:
 
     @property
     def variance(self) -> float:
-        """Mean variance of a feature within classes."""
-        return self.pooled.diagonal().mean().item()
+        """Total variance within classes."""
+        return self.pooled.diagonal().sum().item()
 
     def shrunk(self, shrinkage: float) -> Self:
         """Covariances ``(1 - s) Sigma_k + s Sigma_pooled``."""
@@ -124,8 +122,8 @@ class RealFeatures:
 
     @property
     def variance(self) -> float:
-        """Mean variance of a feature."""
-        return self.features.square().mean().item()
+        """Total variance."""
+        return self.features.square().sum(1).mean().item()
 
     def shrunk(self, shrinkage: float) -> Self:
         """Real features have no covariance to shrink."""
@@ -143,16 +141,35 @@ class RealFeatures:
         )
 
 
-def balanced_scores(solution: Solution, features: Tensor, labels: Tensor) -> tuple[float, float]:
-    """Balanced accuracy and balanced cross-entropy over the classes present in ``labels (N,)``."""
+@dataclass(frozen=True)
+class Score:
+    """Balanced accuracy with its standard error, and balanced cross-entropy."""
+
+    accuracy: float
+    error: float
+    entropy: float
+
+
+def balanced_score(solution: Solution, features: Tensor, labels: Tensor) -> Score:
+    """The score on ``features (N, C)``, ``labels (N,)``, over the classes that are present.
+
+    The standard error counts one image more right and one more wrong in each class, lest a class
+    of one image look certain.
+    """
     log_p = (features.double().cpu() @ solution.weight.T + solution.bias).log_softmax(1)
     labels = labels.cpu()
     right = (log_p.argmax(1) == labels).double()
     loss = -log_p.gather(1, labels[:, None]).squeeze(1)
+    accuracy = variance = entropy = 0.0
     present = labels.unique().tolist()
-    recall = sum(right[labels == k].mean().item() for k in present)
-    entropy = sum(loss[labels == k].mean().item() for k in present)
-    return recall / len(present), entropy / len(present)
+    for k in present:
+        own = labels == k
+        n, hits = int(own.sum()), right[own].sum().item()
+        smooth = (hits + 1) / (n + 2)
+        accuracy += hits / n
+        variance += smooth * (1 - smooth) / (n + 2)
+        entropy += loss[own].mean().item()
+    return Score(accuracy / len(present), variance**0.5 / len(present), entropy / len(present))
 
 
 def choose(
@@ -166,8 +183,9 @@ def choose(
 ) -> tuple[float, float]:
     """Shrinkage and penalty with the best balanced accuracy on ``validation``.
 
-    Among those on the plateau of the best, the one with the least balanced cross-entropy. First
-    the shrinkage is chosen at the median penalty, then the penalty.
+    Those within one standard error of the best count as equal to it, and among them the least
+    balanced cross-entropy decides: with a few images of a rare class the accuracy alone is mostly
+    luck. First the shrinkage is chosen at the median penalty, then the penalty.
     """
     descending = sorted(penalties, reverse=True)
     middle = descending[len(descending) // 2]
@@ -184,16 +202,18 @@ def _try(
     bias: Tensor,
     validation: tuple[Tensor, Tensor],
     pairs: list[tuple[float, float]],
-) -> list[tuple[float, float, tuple[float, float]]]:
-    """Balanced accuracy, balanced cross-entropy and the pair, for each (shrinkage, penalty)."""
+) -> list[tuple[Score, tuple[float, float]]]:
+    """The score of each pair (shrinkage, penalty)."""
     tried = []
     for shrinkage, penalty in pairs:
         solution = problem.shrunk(shrinkage).solve(weight, bias, penalty, trial=True)
         weight, bias = solution.weight, solution.bias
-        tried.append((*balanced_scores(solution, *validation), (shrinkage, penalty)))
+        tried.append((balanced_score(solution, *validation), (shrinkage, penalty)))
     return tried
 
 
-def _best(tried: list[tuple[float, float, tuple[float, float]]]) -> tuple[float, float]:
-    top = max(accuracy for accuracy, _, _ in tried)
-    return min((row for row in tried if row[0] >= top - PLATEAU), key=lambda row: row[1])[2]
+def _best(tried: list[tuple[Score, tuple[float, float]]]) -> tuple[float, float]:
+    top = max((score for score, _ in tried), key=lambda score: score.accuracy)
+    level = top.accuracy - top.error
+    equal = [(score.entropy, pair) for score, pair in tried if score.accuracy >= level]
+    return min(equal)[1]

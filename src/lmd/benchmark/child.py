@@ -1,0 +1,73 @@
+"""One run of a benchmark in a process of its own: ``python -m lmd.benchmark.child``, job on stdin.
+
+It ends with its parent, however that ends: an orphan would write into a folder that the next
+benchmark takes up again.
+"""
+
+import json
+import os
+import signal
+import sys
+import threading
+import time
+from pathlib import Path
+from types import FrameType
+from typing import Any
+
+
+def main() -> int:
+    """Train one run, or go on with it; 0 if it is finished, 1 with a message, 130 if stopped."""
+    job: dict[str, Any] = json.loads(sys.stdin.read())
+    signal.signal(signal.SIGTERM, _stop)
+    threading.Thread(target=_watch, args=(os.getppid(),), daemon=True).start()
+    from lmd.errors import LmdError
+
+    try:
+        _train(job)
+    except LmdError as error:
+        print(f"error: {error}", file=sys.stderr)
+        return 1
+    except KeyboardInterrupt:
+        print("stopped: the last finished epoch is kept", file=sys.stderr)
+        return 130
+    return 0
+
+
+def _train(job: dict[str, Any]) -> None:
+    import cv2
+    import torch
+
+    from lmd.pipeline import train
+
+    torch.set_num_threads(job["threads"])
+    cv2.setNumThreads(job["threads"] if job["threads"] > 1 else 0)
+    out, request = Path(job["out"]), job["request"]
+    # The record's command is what makes this run again without the benchmark.
+    sys.argv = [*job["command"], "--out", str(out)]
+    begun = (out / "record.json").exists()
+    protocol = request["protocol"] | {"workers": job["loaders"]}
+    train(
+        None if begun else request["data"],
+        method=request["method"],
+        settings=protocol | request["settings"],
+        profile=request["profile"],
+        columns=request["columns"],
+        skip_bad=request["skip_bad"],
+        out=out,
+        resume=True,
+        device=job["device"],
+    )
+
+
+def _watch(parent: int) -> None:
+    while os.getppid() == parent:
+        time.sleep(0.25)
+    os._exit(1)
+
+
+def _stop(_signal: int, _frame: FrameType | None) -> None:
+    raise KeyboardInterrupt
+
+
+if __name__ == "__main__":
+    sys.exit(main())

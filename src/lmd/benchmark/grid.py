@@ -1,0 +1,174 @@
+"""A grid as its TOML file describes it: data, methods, seeds and swept settings; no torch."""
+
+import tomllib
+from importlib import resources
+from pathlib import Path
+from typing import Annotated, Any, Literal
+
+from pydantic import BaseModel, ConfigDict, Field, ValidationError
+
+from lmd.errors import LmdError
+
+Form = Literal["metrics", "groups", "factors", "sweep"]
+
+# The rows of the paper's tables, in its order; the last five are LMD and its ablations.
+PAPER = (
+    *("ce", "rs", "focal", "ldam_rs", "cb_focal", "decoupling", "seesaw", "cicl", "bal_mixup"),
+    *("cb_wd_max", "fcd", "fs", "cc_sam", "gcl"),
+    *("lmd_wo_rrl", "lmd_wo_icc", "lmd_wo_vfc", "lmd_wo_fdc", "lmd"),
+)
+
+
+class Grid(BaseModel):
+    """The keys of a grid file.
+
+    ``sweep`` maps a setting, or ``data``, to the values it takes: a list, or a table from labels
+    to values. ``protocol`` is a name, a file, or the settings themselves (``base`` in them names
+    the protocol that they change).
+    """
+
+    model_config = ConfigDict(extra="forbid", frozen=True)
+
+    name: Annotated[str, Field(pattern=r"^[A-Za-z0-9][A-Za-z0-9_.-]*$")]
+    title: str = ""
+    data: str | None = None
+    columns: dict[str, Any] = Field(default_factory=dict)
+    skip_bad: bool = False
+    protocol: str | dict[str, Any] | None = None
+    profile: str = "default"
+    methods: Literal["paper", "all"] | list[str] = "paper"
+    seeds: Annotated[list[int], Field(min_length=1)] = [0]
+    settings: dict[str, Any] = Field(default_factory=dict)
+    sweep: dict[str, list[Any] | dict[str, Any]] = Field(default_factory=dict)
+    reference: str = "lmd"
+    form: Form = "metrics"
+
+
+def load_grid(name: str | Path) -> Grid:
+    """A grid from a TOML file, or from one of those that ship with the package by name.
+
+    Paths in a file are relative to it; those of a grid that ships, to the current folder.
+    """
+    text, base = read_grid(name)
+    try:
+        values = tomllib.loads(text)
+    except tomllib.TOMLDecodeError as error:
+        raise LmdError(f"grid file {name} is not valid TOML: {error}") from None
+    values.setdefault("name", Path(name).name.removesuffix(".toml"))
+    try:
+        grid = Grid.model_validate(values)
+    except ValidationError as error:
+        raise LmdError(f"grid {name}: {_explain(error)}") from None
+    _check(grid, name)
+    return _with_paths(grid, base)
+
+
+def read_grid(name: str | Path) -> tuple[str, Path]:
+    """The text of a grid and the folder that its paths start from."""
+    if not str(name).endswith(".toml"):
+        if str(name) not in shipped_grids():
+            raise LmdError(
+                f"no grid {str(name)!r}: give a .toml file or one of {', '.join(shipped_grids())}"
+            )
+        file = resources.files("lmd") / "benchmarks" / f"{name}.toml"
+        return file.read_text(encoding="utf-8"), Path.cwd()
+    path = Path(name).expanduser()
+    try:
+        return path.read_text(encoding="utf-8"), path.resolve().parent
+    except FileNotFoundError:
+        raise LmdError(f"grid file {path} does not exist") from None
+    except (OSError, UnicodeDecodeError) as error:
+        raise LmdError(f"grid file {path} cannot be read: {error}") from None
+
+
+def shipped_grids() -> list[str]:
+    """Names of the grids that ship with the package.
+
+    >>> "demo" in shipped_grids()
+    True
+    """
+    folder = resources.files("lmd") / "benchmarks"
+    return sorted(f.name.removesuffix(".toml") for f in folder.iterdir() if f.name[-5:] == ".toml")
+
+
+def sweep_values(values: list[Any] | dict[str, Any]) -> list[tuple[str, Any]]:
+    """Labels and values of one swept setting, in the file's order.
+
+    >>> sweep_values([0.1, "raw"]), sweep_values({"r = 100": "a.csv"})
+    ([('0.1', 0.1), ('raw', 'raw')], [('r = 100', 'a.csv')])
+    """
+    if isinstance(values, dict):
+        return list(values.items())
+    return [(_label(value), value) for value in values]
+
+
+def _label(value: Any) -> str:
+    if isinstance(value, bool):
+        return str(value).lower()
+    return f"{value:g}" if isinstance(value, float) else str(value)
+
+
+def _check(grid: Grid, name: str | Path) -> None:
+    problems = []
+    if grid.data is None and "data" not in grid.sweep:
+        problems.append("'data' is missing: a path, or 'synthetic'")
+    if grid.data is not None and "data" in grid.sweep:
+        problems.append("'data' is given twice: once, and again in [sweep]")
+    if len(set(grid.seeds)) < len(grid.seeds):
+        problems.append(f"'seeds' must differ from one another; they are {grid.seeds}")
+    if isinstance(grid.methods, list) and len(set(grid.methods)) < len(grid.methods):
+        problems.append(f"'methods' must differ from one another; they are {grid.methods}")
+    if grid.methods == []:
+        problems.append("'methods' is empty: name some, or give \"paper\" or \"all\"")
+    for key in ("seed", "workers"):
+        if key in grid.settings or key in grid.sweep:
+            problems.append(f"{key!r} is not a setting of a grid: use 'seeds' and --workers")
+    for key, values in grid.sweep.items():
+        labels = [label for label, _ in sweep_values(values)]
+        if not labels or len(set(labels)) < len(labels):
+            problems.append(f"[sweep] {key}: give values that differ from one another: {labels}")
+        if key in grid.settings:
+            problems.append(f"{key!r} is in [settings] and in [sweep]: choose one")
+    if problems:
+        raise LmdError(f"grid {name}: " + "; ".join(problems))
+
+
+def _with_paths(grid: Grid, base: Path) -> Grid:
+    """The same grid with absolute paths."""
+    changes: dict[str, Any] = {}
+    if grid.data is not None:
+        changes["data"] = _absolute(grid.data, base)
+    if "data" in grid.sweep:
+        places = {k: _absolute(str(v), base) for k, v in sweep_values(grid.sweep["data"])}
+        if isinstance(grid.sweep["data"], list):
+            places = {Path(k).stem: v for k, v in places.items()}
+        changes["sweep"] = grid.sweep | {"data": places}
+    if isinstance(grid.protocol, str) and grid.protocol.endswith(".toml"):
+        changes["protocol"] = _absolute(grid.protocol, base)
+    if isinstance(grid.protocol, dict) and str(grid.protocol.get("base", ""))[-5:] == ".toml":
+        changes["protocol"] = grid.protocol | {"base": _absolute(grid.protocol["base"], base)}
+    if "root" in grid.columns:
+        changes["columns"] = grid.columns | {"root": _absolute(str(grid.columns["root"]), base)}
+    for part in ("settings", "protocol"):
+        held = changes.get(part, getattr(grid, part))
+        weights = held.get("weights") if isinstance(held, dict) else None
+        if isinstance(weights, str) and "." in weights:
+            # A weight file; the words that are no file ("imagenet", "none") have no suffix.
+            changes[part] = held | {"weights": _absolute(weights, base)}
+    return grid.model_copy(update=changes)
+
+
+def _absolute(path: str, base: Path) -> str:
+    return path if path == "synthetic" else str((base / Path(path).expanduser()).resolve())
+
+
+def _explain(error: ValidationError) -> str:
+    lines = []
+    for problem in error.errors():
+        key = ".".join(str(part) for part in problem["loc"])
+        if problem["type"] == "extra_forbidden":
+            valid = ", ".join(Grid.model_fields)
+            lines.append(f"unknown key {key!r}; the keys are: {valid}")
+        else:
+            lines.append(f"{key!r}: {problem['msg']} (it is {problem['input']!r})")
+    return "; ".join(lines)

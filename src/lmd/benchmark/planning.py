@@ -1,0 +1,191 @@
+"""From a grid to its plan: every run with its complete settings, checked before anything runs."""
+
+import itertools
+import json
+import re
+from collections.abc import Mapping
+from dataclasses import asdict
+from pathlib import Path
+from typing import Any
+
+from lmd.benchmark.grid import PAPER, Grid, load_grid, sweep_values
+from lmd.benchmark.plan import Plan, PlannedRun, Point, Row, grid_hash
+from lmd.errors import LmdError
+from lmd.method import Method
+from lmd.pipeline import Request, find_method, resolve
+from lmd.protocol import Protocol
+
+
+def plan_grid(name: str | Path) -> Plan:
+    """All runs of a grid: every method of the first seed first, so that tables fill early."""
+    grid = load_grid(name)
+    methods = _methods(grid)
+    _check_settings(grid, methods)
+    combinations = _combinations(grid)
+    points = _points(grid, methods, combinations)
+    runs: dict[str, PlannedRun] = {}
+    for seed in grid.seeds:
+        for index, combination in enumerate(combinations):
+            for method in methods:
+                known = _known(method, combination)
+                # A method without a swept setting has the same run at every point.
+                if known or index == 0:
+                    run = _run(grid, method, known, index, seed)
+                    if runs.setdefault(run.name, run).request != run.request:
+                        raise LmdError(
+                            f"two runs of grid {name} would have the folder {run.name}: give the "
+                            "swept values labels that differ in letters and digits"
+                        )
+    return Plan(
+        name=grid.name,
+        title=grid.title or grid.name,
+        reference=grid.reference,
+        form=grid.form,
+        seeds=grid.seeds,
+        rows=[Row(m.key, m.title, m.note) for m in methods],
+        points=points,
+        runs=list(runs.values()),
+        source=grid_hash(name),
+    )
+
+
+def _methods(grid: Grid) -> list[Method]:
+    """In the order of the paper's tables; what is not in them comes before LMD's own rows."""
+    from lmd.methods import METHODS
+
+    asked = grid.methods
+    if asked == "paper":
+        keys = list(PAPER)
+    elif asked == "all":
+        keys = list(METHODS)
+    else:
+        keys = list(asked)
+    own = PAPER.index("lmd_wo_rrl")
+    order = {key: (i, 0) for i, key in enumerate(PAPER)}
+    keys.sort(key=lambda key: order.get(key, (own, -1)))
+    find_method(grid.reference)
+    return [find_method(key) for key in keys]
+
+
+def _combinations(grid: Grid) -> list[dict[str, tuple[str, Any]]]:
+    """The product of all swept settings: label and value by setting."""
+    axes = [[(key, pair) for pair in sweep_values(v)] for key, v in grid.sweep.items()]
+    return [dict(chosen) for chosen in itertools.product(*axes)]
+
+
+def _known(
+    method: Method, combination: Mapping[str, tuple[str, Any]]
+) -> dict[str, tuple[str, Any]]:
+    valid = {*Protocol.model_fields, *method.defaults(), "data"}
+    return {key: pair for key, pair in combination.items() if key in valid}
+
+
+def _check_settings(grid: Grid, methods: list[Method]) -> None:
+    valid = set(Protocol.model_fields).union(*(m.defaults() for m in methods))
+    for part, keys in (("settings", grid.settings), ("sweep", grid.sweep)):
+        for key in keys:
+            if key not in valid and not (part == "sweep" and key == "data"):
+                raise LmdError(
+                    f"[{part}] {key!r} is a setting neither of the protocol nor of any method of "
+                    f"this grid; there are: {', '.join(sorted(valid))}"
+                )
+
+
+def _points(
+    grid: Grid, methods: list[Method], combinations: list[dict[str, tuple[str, Any]]]
+) -> list[Point]:
+    """The points, and which of them has the values that would hold without the sweep."""
+    usual: dict[str, Any] = {}
+    keys = {m.key: m for m in methods}
+    for method in [keys[grid.reference]] if grid.reference in keys else methods[-1:]:
+        protocol, own = _resolved(grid, method, {})
+        usual = protocol.model_dump(mode="json") | own
+    return [
+        Point(
+            {key: label for key, (label, _) in chosen.items()},
+            {key: value for key, (_, value) in chosen.items()},
+            bool(chosen) and all(usual.get(k) == v for k, (_, v) in chosen.items()),
+        )
+        for chosen in combinations
+    ]
+
+
+def _resolved(
+    grid: Grid, method: Method, extra: Mapping[str, Any]
+) -> tuple[Protocol, dict[str, Any]]:
+    base, given = _given(grid, method, extra)
+    return resolve(method, base, given, _profile(grid, method))
+
+
+def _profile(grid: Grid, method: Method) -> str:
+    # A profile is of one family; the other rows of a comparison have none of that name.
+    return grid.profile if grid.profile in method.profiles else "default"
+
+
+def _given(
+    grid: Grid, method: Method, extra: Mapping[str, Any]
+) -> tuple[str | None, dict[str, Any]]:
+    """The protocol's name and all that is set beyond it, for this method."""
+    valid = {*Protocol.model_fields, *method.defaults()}
+    own = {k: v for k, v in grid.settings.items() if k in valid}
+    if isinstance(grid.protocol, dict):
+        inline = {k: v for k, v in grid.protocol.items() if k != "base"}
+        return grid.protocol.get("base"), inline | own | dict(extra)
+    return grid.protocol, own | dict(extra)
+
+
+def _run(
+    grid: Grid, method: Method, known: Mapping[str, tuple[str, Any]], point: int, seed: int
+) -> PlannedRun:
+    extra = {key: value for key, (_, value) in known.items() if key != "data"}
+    data = known["data"][1] if "data" in known else grid.data
+    protocol, settings = _resolved(grid, method, extra | {"seed": seed})
+    profile = _profile(grid, method)
+    request = Request(
+        data=str(data),
+        method=method.key,
+        profile=profile,
+        protocol=protocol.model_dump(mode="json"),
+        settings=settings,
+        columns=dict(grid.columns),
+        skip_bad=grid.skip_bad,
+    )
+    marks = [f"{key}={label}" for key, (label, _) in known.items()]
+    words = [method.key, *([profile] if profile != "default" else []), *marks, f"seed{seed}"]
+    return PlannedRun(
+        name=re.sub(r"[^A-Za-z0-9_.=+-]+", "_", "-".join(words)),
+        method=method.key,
+        point=point,
+        seed=seed,
+        stages=len(method.stages),
+        request=json.loads(json.dumps(asdict(request))),
+        command=_command(grid, method, extra | {"seed": seed}, str(data)),
+    )
+
+
+def _command(grid: Grid, method: Method, extra: Mapping[str, Any], data: str) -> list[str]:
+    """What a person would type to make the run alone, without the folder."""
+    base, given = _given(grid, method, extra)
+    words = ["lmd", "train", data, "--method", method.key]
+    words += ["--protocol", base] if base else []
+    profile = _profile(grid, method)
+    words += ["--profile", profile] if profile != "default" else []
+    for key, value in given.items():
+        words += ["--set", f"{key}={as_toml(value)}"]
+    for key, value in grid.columns.items():
+        option = "--" + key.replace("_", "-")
+        words += ([option] if value else []) if isinstance(value, bool) else [option, str(value)]
+    return words + (["--skip-bad"] if grid.skip_bad else [])
+
+
+def as_toml(value: Any) -> str:
+    """A value as TOML writes it in one line.
+
+    >>> as_toml({"lmd": {"lambda_1": 1.0, "rrl": True}, "split": [0.7, 0.3]})
+    '{"lmd" = {"lambda_1" = 1.0, "rrl" = true}, "split" = [0.7, 0.3]}'
+    """
+    if isinstance(value, dict):
+        return "{" + ", ".join(f"{json.dumps(k)} = {as_toml(v)}" for k, v in value.items()) + "}"
+    if isinstance(value, list | tuple):
+        return "[" + ", ".join(as_toml(v) for v in value) + "]"
+    return json.dumps(value)

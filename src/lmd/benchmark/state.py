@@ -1,0 +1,113 @@
+"""What of a plan is on disk: finished, begun, missing, or made with other settings; no torch."""
+
+import csv
+import json
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Literal
+
+from lmd.benchmark.plan import Plan, PlannedRun
+from lmd.errors import LmdError
+
+Status = Literal["finished", "begun", "missing"]
+
+
+@dataclass(frozen=True)
+class OnDisk:
+    """A run's status and, where it is finished, how many seconds its training took."""
+
+    status: Status
+    seconds: float = 0.0
+
+
+def inspect(plan: Plan, folder: Path) -> dict[str, OnDisk]:
+    """The status of every run; an error names those that were made with other settings."""
+    found, others = {}, []
+    for run in plan.runs:
+        record = read_record(folder / run.name)
+        if record is None:
+            found[run.name] = OnDisk("missing")
+            continue
+        changes = differences(record.get("request", {}), run.request)
+        if changes:
+            others.append(f"  {folder / run.name}: " + "; ".join(changes))
+        done = record.get("status") == "finished"
+        seconds = sum(stage["seconds"] for stage in record.get("stages", []))
+        found[run.name] = OnDisk("finished", seconds) if done else OnDisk("begun")
+    if others:
+        raise LmdError(
+            "these runs were made with other settings than the grid has now (then → now):\n"
+            + "\n".join(others)
+            + "\nGive another folder with --out, undo the change, or remove them to train anew."
+        )
+    return found
+
+
+def read_record(folder: Path) -> dict[str, Any] | None:
+    """The record of a run folder, or ``None`` where there is none."""
+    path = folder / "record.json"
+    if not path.exists():
+        return None
+    try:
+        record = json.loads(path.read_text(encoding="utf-8"))
+    except (OSError, ValueError) as error:
+        raise LmdError(f"{path} cannot be read: {error}; remove the run to train anew") from None
+    return record if isinstance(record, dict) else {}
+
+
+def differences(before: dict[str, Any], now: dict[str, Any]) -> list[str]:
+    """What differs between two requests, as ``key: then → now``; loader workers do not count.
+
+    >>> differences({"protocol": {"lr": 1, "workers": 0}}, {"protocol": {"lr": 2, "workers": 1}})
+    ['lr: 1 → 2']
+    """
+    old, new = _flat(before), _flat(now)
+    keys = [key for key in {**old, **new} if key != ("protocol", "workers")]
+    changed = [key for key in keys if old.get(key) != new.get(key)]
+    return [f"{key[-1]}: {old.get(key)} → {new.get(key)}" for key in changed]
+
+
+def clear_unborn(folder: Path) -> None:
+    """Remove what a run leaves that was killed before its record: an empty checkpoint folder."""
+    if folder.is_dir() and not (folder / "record.json").exists():
+        names = {path.name for path in folder.iterdir()}
+        checkpoint = folder / "checkpoint"
+        if names == {"checkpoint"} and not any(checkpoint.iterdir()):
+            checkpoint.rmdir()
+
+
+@dataclass(frozen=True)
+class Progress:
+    """How far a run is: ``done`` of ``total`` epochs, and where."""
+
+    done: int
+    total: int
+    where: str
+
+
+def progress(run: PlannedRun, folder: Path) -> Progress:
+    """Stage and epoch from a run's ``history.csv``."""
+    protocol = run.request["protocol"]
+    epochs = [protocol["epochs"], *[protocol["stage2_epochs"]] * (run.stages - 1)]
+    rows: list[dict[str, str]] = []
+    try:
+        with (folder / run.name / "history.csv").open(newline="", encoding="utf-8") as file:
+            rows = list(csv.DictReader(file))
+    except OSError:
+        return Progress(0, sum(epochs), "starting")
+    if not rows:
+        return Progress(0, sum(epochs), "starting")
+    stage, epoch = int(rows[-1]["stage"]), int(rows[-1]["epoch"])
+    of = epochs[stage - 1] if stage <= len(epochs) else epoch
+    where = f"stage {stage}, epoch {epoch}/{max(of, epoch)}"
+    return Progress(min(len(rows), sum(epochs)), sum(epochs), where)
+
+
+def _flat(request: dict[str, Any]) -> dict[tuple[str, ...], Any]:
+    flat: dict[tuple[str, ...], Any] = {}
+    for key, value in request.items():
+        if key in ("protocol", "settings", "columns") and isinstance(value, dict):
+            flat |= {(key, inner): v for inner, v in value.items()}
+        else:
+            flat[(key,)] = value
+    return flat

@@ -1,0 +1,200 @@
+"""Classes and parts: how many images, which are too few, and which are one class by two names."""
+
+import unicodedata
+from collections import Counter, defaultdict
+from collections.abc import Iterator, Sequence
+from itertools import combinations
+
+from lmd.data.doctor.findings import Finding, finding
+from lmd.data.doctor.scan import Scan
+from lmd.data.imbalance import imbalance_factor
+from lmd.data.sources.labelling import class_order
+from lmd.data.splits import part_sizes
+from lmd.data.table import PARTS
+from lmd.intervals import wilson
+
+Counts = dict[str, dict[str, int]]
+# From here on a set is called long-tailed: the largest class has this many times the smallest.
+LONG_TAIL = 10.0
+# One test image shall not move balanced accuracy, the mean of the recalls, by more than this.
+POINT = 0.01
+
+
+def class_counts(scan: Scan) -> Counts:
+    """Usable images of each class in each part; without parts all are under ``""``."""
+    parts = PARTS if scan.split else ("",)
+    found = Counter((scan.cases[i].label, scan.cases[i].part) for i in scan.usable())
+    names = class_order(scan.cases[i].label for i in scan.usable())
+    return {name: {part: found[name, part] for part in parts} for name in names}
+
+
+def check_classes(scan: Scan, ratios: Sequence[float]) -> Iterator[Finding]:
+    """All that labels and parts alone tell."""
+    counts = class_counts(scan)
+    if not counts:
+        return
+    yield _summary(scan, counts)
+    if len(counts) == 1:
+        name = next(iter(counts))
+        yield finding("one_class", f"All images are of one class, {name!r}.", names=[name])
+    yield from _long_tail(counts)
+    yield from _names(counts)
+    yield from (_absent(counts) if scan.split else _too_few(scan, counts, ratios))
+    yield from _tiny_test(scan, counts, ratios)
+
+
+def totals(counts: Counts) -> dict[str, int]:
+    """Images of each class over all parts."""
+    return {name: sum(parts.values()) for name, parts in counts.items()}
+
+
+def same_name(name: str) -> str:
+    """What is left of a class name without case and blanks: names that agree in it are one.
+
+    >>> same_name(" Basal  Cell ") == same_name("basal cell")
+    True
+    """
+    return " ".join(unicodedata.normalize("NFKC", name).casefold().split())
+
+
+def units(scan: Scan) -> dict[str, set[str]]:
+    """What a split moves as a whole: the groups of each class, or its images."""
+    found: dict[str, set[str]] = defaultdict(set)
+    for i in scan.usable():
+        case = scan.cases[i]
+        found[case.label].add(case.group if scan.grouped else f"{i}")
+    return found
+
+
+def _summary(scan: Scan, counts: Counts) -> Finding:
+    sizes = totals(counts)
+    listed = ", ".join(f"{name} {n}" for name, n in sorted(sizes.items(), key=lambda x: -x[1]))
+    if scan.split:
+        parts = {part: sum(each[part] for each in counts.values()) for part in PARTS}
+        split = "; " + ", ".join(f"{part} {n}" for part, n in parts.items())
+    else:
+        split = ""
+    return finding(
+        "counts",
+        f"{sum(sizes.values())} usable images of {len(sizes)} classes: {listed}{split}.",
+        names=sizes,
+    )
+
+
+def _long_tail(counts: Counts) -> Iterator[Finding]:
+    sizes = totals(counts)
+    factor = imbalance_factor(list(sizes.values()))
+    if factor >= LONG_TAIL:
+        most, least = max(sizes, key=sizes.__getitem__), min(sizes, key=sizes.__getitem__)
+        yield finding(
+            "imbalance",
+            f"The imbalance factor is {factor:.4g}: {most!r} has {sizes[most]} images, "
+            f"{least!r} has {sizes[least]}. Saying {most!r} always is right in "
+            f"{100 * sizes[most] / sum(sizes.values()):.0f} % of all cases.",
+            names=[most, least],
+        )
+
+
+def _names(counts: Counts) -> Iterator[Finding]:
+    sizes = totals(counts)
+    alike: dict[str, list[str]] = defaultdict(list)
+    for name in counts:
+        alike[same_name(name)].append(name)
+    for names in alike.values():
+        if len(names) > 1:
+            listed = " and ".join(f"{name!r} ({sizes[name]})" for name in names)
+            yield finding("class_name", f"{listed} differ in case or blanks alone.", names=names)
+        elif names[0] != names[0].strip():
+            yield finding(
+                "class_name",
+                f"The name of class {names[0]!r} begins or ends with a blank.",
+                names=names,
+                remedy="Rename it; --fix writes it without the blank.",
+            )
+    for (one, first), (other, second) in combinations(alike.items(), 2):
+        if _one_slip(one, other):
+            yield finding(
+                "class_spelling",
+                f"{first[0]!r} ({sizes[first[0]]}) and {second[0]!r} ({sizes[second[0]]}) differ "
+                "in one letter or in their separators.",
+                names=[*first, *second],
+            )
+
+
+def _one_slip(a: str, b: str) -> bool:
+    """Whether one letter was missed, added, mistyped or swapped with its neighbour.
+
+    Short names and numbers differ by one sign for good reason.
+
+    >>> _one_slip("melanoma", "melanmoa"), _one_slip("grade 1", "grade 2")
+    (True, False)
+    """
+    plain_a, plain_b = ("".join(c for c in x if c.isalnum()) for x in (a, b))
+    if plain_a == plain_b:
+        return True
+    digits_a, digits_b = ("".join(c for c in x if c.isdigit()) for x in (a, b))
+    if min(len(plain_a), len(plain_b)) < 5 or digits_a != digits_b:
+        return False
+    a, b = sorted((plain_a, plain_b), key=len)
+    start = next((i for i, (x, y) in enumerate(zip(a, b, strict=False)) if x != y), len(a))
+    rest_a, rest_b = a[start:], b[start:]
+    if len(b) == len(a) + 1:
+        return rest_a == rest_b[1:]
+    swapped = rest_a[:2] == rest_b[1::-1] and rest_a[2:] == rest_b[2:]
+    return len(a) == len(b) and (rest_a[1:] == rest_b[1:] or swapped)
+
+
+def _absent(counts: Counts) -> Iterator[Finding]:
+    for part in PARTS:
+        names = [name for name, each in counts.items() if each[part] == 0]
+        if names:
+            yield finding(
+                "absent_in_part",
+                f"The {part} part has no image of {', '.join(map(repr, names))}.",
+                names=names,
+                severity="error" if part == "train" or len(names) == len(counts) else "warning",
+            )
+
+
+def _too_few(scan: Scan, counts: Counts, ratios: Sequence[float]) -> Iterator[Finding]:
+    needed = sum(ratio > 0 for ratio in ratios)
+    what = "groups" if scan.grouped else "images"
+    held = units(scan)
+    small = {name: len(held[name]) for name in counts if len(held[name]) < needed}
+    if small:
+        listed = ", ".join(f"{name!r} ({n})" for name, n in small.items())
+        yield finding(
+            "too_few",
+            f"{listed}: fewer than the {needed} {what} that a split into {needed} parts needs.",
+            cases=[i for i in scan.usable() if scan.cases[i].label in small],
+            names=small,
+        )
+
+
+def _tiny_test(scan: Scan, counts: Counts, ratios: Sequence[float]) -> Iterator[Finding]:
+    if scan.split:
+        sizes = {name: each["test"] for name, each in counts.items() if each["test"] > 0}
+    else:
+        sizes = {
+            name: part_sizes(n, ratios)[2]
+            for name, n in totals(counts).items()
+            if n >= sum(ratio > 0 for ratio in ratios) and ratios[2] > 0
+        }
+    small = {name: n for name, n in sizes.items() if 1 / (len(sizes) * n) > POINT}
+    if not small:
+        return
+    listed = []
+    for name, n in sorted(small.items(), key=lambda x: x[1]):
+        low, high = wilson(round(0.8 * n), n)
+        listed.append(
+            f"{name!r} {'has' if scan.split else 'gets about'} {n} (one moves it by "
+            f"{100 / (len(sizes) * n):.1f} points; found {round(0.8 * n)} of {n}, its recall lies "
+            f"between {100 * low:.0f} and {100 * high:.0f} %)"
+        )
+    yield finding(
+        "tiny_test",
+        "So few test images that one moves balanced accuracy by more than a point: "
+        + "; ".join(listed)
+        + ".",
+        names=small,
+    )

@@ -1,0 +1,124 @@
+"""Copies: the same image twice, or nearly, and in which parts and under which labels."""
+
+from collections import defaultdict
+from collections.abc import Iterator, Sequence
+
+import numpy as np
+
+from lmd.data.doctor.classes import same_name
+from lmd.data.doctor.findings import Finding, counted, finding
+from lmd.data.doctor.look import Look
+from lmd.data.doctor.scan import Scan
+from lmd.data.doctor.similar import clusters, near_pairs
+
+Sets = list[tuple[int, ...]]
+
+
+def exact_copies(scan: Scan, looks: Sequence[Look | None]) -> Sets:
+    """Sets of usable images with equal pixels, however encoded (and equal files among them)."""
+    same: dict[str, list[int]] = defaultdict(list)
+    for i in scan.usable():
+        look = looks[i]
+        if look is not None and look.pixels and not _flat(look):
+            same[look.pixels].append(i)
+    return [tuple(cases) for cases in same.values() if len(cases) > 1]
+
+
+def near_copies(scan: Scan, looks: Sequence[Look | None], exact: Sets) -> Sets:
+    """Sets of usable images that look alike but are not equal, and not of one group.
+
+    Of exact copies one stands for all.
+    """
+    spare = {i for same in exact for i in same[1:]}
+    rows, seen = [], []
+    for i in scan.usable():
+        look = looks[i]
+        if look is not None and look.miniature is not None and i not in spare:
+            rows.append(i)
+            seen.append(look)
+    if not rows:
+        return []
+    hashes = np.array([look.hash for look in seen], dtype=np.uint64)
+    miniatures = np.stack([look.miniature for look in seen if look.miniature is not None])
+    pairs = (
+        (rows[i], rows[j])
+        for i, j in near_pairs(hashes, miniatures)
+        if not (scan.grouped and scan.cases[rows[i]].group == scan.cases[rows[j]].group)
+    )
+    return clusters(pairs)
+
+
+def check_copies(
+    scan: Scan, looks: Sequence[Look | None], exact: Sets, near: Sets
+) -> Iterator[Finding]:
+    """Findings about copies; each set is in one of them only, the gravest."""
+    conflicts, torn, plain = _sort(scan, exact)
+    if conflicts:
+        yield finding(
+            "conflicting_duplicates",
+            counted(len(conflicts), "{n} [image is|images are] there under different labels."),
+            sets=conflicts,
+        )
+    if torn:
+        yield finding(
+            "duplicate_in_parts",
+            counted(len(torn), "{n} [image is|images are] in more than one part."),
+            sets=torn,
+        )
+    if plain:
+        files = sum(len({_content(looks[i]) for i in same}) == 1 for same in plain)
+        yield finding(
+            "duplicate",
+            counted(len(plain), "{n} [image is|images are] there more than once ")
+            + f"({files} as equal files, {len(plain) - files} as equal pixels in other files).",
+            sets=plain,
+        )
+    conflicts, torn, plain = _sort(scan, near)
+    if conflicts:
+        yield finding(
+            "near_duplicate_labels",
+            counted(
+                len(conflicts),
+                "{n} [set|sets] of images that look the same under different labels.",
+            ),
+            sets=conflicts,
+        )
+    if torn:
+        yield finding(
+            "near_duplicate_in_parts",
+            counted(
+                len(torn), "{n} [set|sets] of images that look the same in more than one part."
+            ),
+            sets=torn,
+        )
+    if plain:
+        groups = " though they are of different groups" if scan.grouped else ""
+        yield finding(
+            "near_duplicate",
+            counted(len(plain), f"{{n}} [set|sets] of images that look the same{groups}."),
+            sets=plain,
+            severity="note" if scan.split else "warning",
+        )
+
+
+def _sort(scan: Scan, sets: Sets) -> tuple[Sets, Sets, Sets]:
+    """Those with different labels, else in different parts, else neither."""
+    conflicts, torn, plain = [], [], []
+    for same in sets:
+        cases = [scan.cases[i] for i in same]
+        if len({same_name(case.label) for case in cases}) > 1:
+            conflicts.append(same)
+        elif len({case.part for case in cases}) > 1:
+            torn.append(same)
+        else:
+            plain.append(same)
+    return conflicts, torn, plain
+
+
+def _content(look: Look | None) -> str:
+    return "" if look is None else look.content
+
+
+def _flat(look: Look) -> bool:
+    """Images of one colour are equal without being copies."""
+    return any(kind == "one_colour" for kind, _ in look.oddities)

@@ -1,0 +1,180 @@
+"""Groups: images of one patient or lesion, and what a split by image would leak."""
+
+import re
+from collections import Counter, defaultdict
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from math import prod
+from pathlib import PurePosixPath
+
+from lmd.data.doctor.findings import Finding, counted, finding
+from lmd.data.doctor.scan import Scan
+from lmd.data.sources.labelling import shorten
+from lmd.data.splits import part_sizes
+from lmd.data.table import PARTS
+
+GROUP_WORDS = (
+    "patient",
+    "lesion",
+    "subject",
+    "study",
+    "case",
+    "person",
+    "mrn",
+    "eye",
+    "participant",
+)
+# "P012_03", "P012-left", "P012 b": what stands before the last mark may be the patient.
+SERIES = re.compile(r"^(?P<group>.+?)[ _.-]+(?:\d{1,3}|[a-z]|left|right|od|os)$", re.IGNORECASE)
+
+
+@dataclass(frozen=True)
+class Leak:
+    """What a random split by image does to groups, on average.
+
+    ``groups`` of them would be in two parts or more, ``images`` of ``tested`` test images would
+    have a sibling in training.
+    """
+
+    groups: float
+    images: float
+    tested: int
+
+
+def check_groups(scan: Scan, ratios: Sequence[float]) -> Iterator[Finding]:
+    """All that groups tell; where there are none, whether there may be some."""
+    if not scan.grouped:
+        yield from _hints(scan)
+        return
+    members: dict[str, list[int]] = defaultdict(list)
+    for i in scan.usable():
+        members[scan.cases[i].group].append(i)
+    several = {group: cases for group, cases in members.items() if len(cases) > 1}
+    if members:
+        yield _sizes(scan, members, several, ratios)
+    if scan.split:
+        yield from _in_parts(scan, several)
+    mixed = [c for c in several.values() if len({scan.cases[i].label for i in c}) > 1]
+    if mixed:
+        yield finding(
+            "group_labels",
+            counted(len(mixed), "{n} [group holds|groups hold] images of more than one class."),
+            sets=mixed,
+        )
+
+
+def expected_leak(held: Sequence[Mapping[str, int]], ratios: Sequence[float]) -> Leak:
+    """Exact expectations for a random split by image, with the sizes of each class fixed.
+
+    ``held`` are the images of each class in each group. All m images of a group fall into a part
+    that takes n of N with probability ∏ (n - k) / (N - k), k < m; classes are drawn by themselves.
+    """
+    totals: Counter[str] = Counter()
+    for group in held:
+        totals.update(group)
+    sizes = {name: part_sizes(n, ratios) for name, n in totals.items()}
+    groups = images = 0.0
+    for group in held:
+        together = sum(
+            prod(_all_within(sizes[c][p], totals[c], m) for c, m in group.items())
+            for p in range(len(PARTS))
+        )
+        groups += 1 - together
+        for c, m in group.items():
+            # One image of class c is in test; none of its siblings is in training.
+            tested = sizes[c][2] / totals[c]
+            elsewhere = _all_within(totals[c] - sizes[c][0] - 1, totals[c] - 1, m - 1)
+            others = (
+                _all_within(totals[d] - sizes[d][0], totals[d], k)
+                for d, k in group.items()
+                if d != c
+            )
+            images += m * tested * (1 - elsewhere * prod(others))
+    return Leak(groups, images, sum(each[2] for each in sizes.values()))
+
+
+def _all_within(part: int, whole: int, drawn: int) -> float:
+    return prod(max(part - k, 0) / (whole - k) for k in range(drawn))
+
+
+def _sizes(
+    scan: Scan,
+    members: Mapping[str, list[int]],
+    several: Mapping[str, list[int]],
+    ratios: Sequence[float],
+) -> Finding:
+    images = sum(map(len, members.values()))
+    text = f"{len(members)} groups for {images} images; {len(several)} have more than one image."
+    if several:
+        held = [Counter(scan.cases[i].label for i in cases) for cases in members.values()]
+        leak = expected_leak(held, ratios)
+        shares = ":".join(f"{10 * ratio:g}" for ratio in ratios)
+        text += (
+            f" A random {shares} split by image would leak: {leak.groups:.0f} groups would be in "
+            f"two parts or more, and {leak.images:.0f} of {leak.tested} test images would have a "
+            "sibling in training (expected numbers)."
+        )
+    largest = sorted(several.values(), key=len, reverse=True)
+    return finding("groups", text, sets=largest[:6])
+
+
+def _in_parts(scan: Scan, several: Mapping[str, list[int]]) -> Iterator[Finding]:
+    torn = {
+        group: cases
+        for group, cases in several.items()
+        if len({scan.cases[i].part for i in cases}) > 1
+    }
+    if torn:
+        yield finding(
+            "group_in_parts",
+            f"In more than one part: {len(torn)} of {len(several)} groups with several images "
+            f"({shorten(list(torn))}); what is learned from an image is tested on its sibling.",
+            sets=torn.values(),
+            names=torn,
+        )
+
+
+def _hints(scan: Scan) -> Iterator[Finding]:
+    usable = scan.usable()
+    for column, cells in scan.spare.items():
+        if any(word in column.lower() for word in GROUP_WORDS):
+            values = [cells[i] for i in usable if cells[i]]
+            if 1 < len(set(values)) < len(values):
+                yield finding(
+                    "group_hint",
+                    f"Column {column!r} names {len(set(values))} groups for {len(values)} images, "
+                    "but is not used: a split by image would leak.",
+                    names=[column],
+                    severity="warning",
+                    remedy=f"Use it: --group-column {column}.",
+                )
+                return
+    yield from _by_names(scan, usable)
+
+
+def _by_names(scan: Scan, usable: Sequence[int]) -> Iterator[Finding]:
+    """Folders below class folders, or names that count: ``P012_01.png``, ``P012_02.png``."""
+    folders: dict[str, list[int]] = defaultdict(list)
+    series: dict[str, list[int]] = defaultdict(list)
+    above = 2 + scan.split if "folders" in scan.kind else None
+    for i in usable:
+        name = PurePosixPath(scan.cases[i].name)
+        if above is not None and len(name.parts) > above:
+            folders[str(name.parent)].append(i)
+        match = SERIES.match(name.stem)
+        if match:
+            series[match["group"]].append(i)
+    classes = len({scan.cases[i].label for i in usable})
+    for found, how in ((folders, "folders below the class folders"), (series, "file names")):
+        several = {name: cases for name, cases in found.items() if len(cases) > 1}
+        covered = sum(map(len, several.values()))
+        # "nevus_001" counts through a class, not a patient: then groups are few and large.
+        largest = max(map(len, found.values()), default=0)
+        if 2 * covered >= len(usable) and len(found) > 3 * classes and largest <= len(usable) / 5:
+            yield finding(
+                "group_hint",
+                f"There is no group column, but {how} suggest {len(several)} groups of several "
+                f"images ({shorten(list(several))}).",
+                sets=list(several.values())[:6],
+            )
+            return
