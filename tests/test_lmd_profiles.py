@@ -279,6 +279,15 @@ def test_row_07_teacher(profile):
         decay = limit if profile == "paper" else min(1 - 1 / (t - start + 1), limit)
         expected = decay * expected + (1 - decay) * students[t]
         torch.testing.assert_close(teachers[t], expected, rtol=1e-5, atol=1e-6)
+    # Late in a long run the decay has reached its limit.
+    stage.done.fill_(5000)
+    stage.total.fill_(10_000)
+    before = own_head.detach().clone()
+    stage.step(optimizer, batch)
+    limit = 1 - 1 / 3000 if profile == "default" else 0.999
+    expected = limit * before + (1 - limit) * head.detach()
+    assert (expected - before).abs().max() > 1e-4
+    torch.testing.assert_close(own_head.detach(), expected, rtol=1e-6, atol=2e-6)
     # BatchNorm: the student's statistics in eval mode, or its own in train mode.
     same = all(map(torch.equal, stage.teacher.buffers(), stage.model.buffers()))
     assert same == (profile != "official")
@@ -388,6 +397,8 @@ def test_row_15_optimiser_of_the_m_step(profile, monkeypatch):
         assert numbers["m_grad_norm"] < 1e-3
         torch.testing.assert_close(stage.model.classifier.weight.double(), solved[0].weight)
         return
+    # Too small to see in float32 after a few steps; that it acts is tested with ``sgd_pass``.
+    assert stage.m_weight_decay == 1e-4
     layer = nn.Linear(16, 3)
     layer.load_state_dict(stage.model.classifier.state_dict())
     optimizer = torch.optim.SGD(layer.parameters(), lr=1e-5, momentum=0.9, weight_decay=1e-4)
@@ -410,6 +421,17 @@ def test_row_15_optimiser_of_the_m_step(profile, monkeypatch):
     ours, theirs = stage.model.classifier.weight - start, layer.weight.detach() - start
     assert theirs.norm() > 0
     torch.testing.assert_close(ours, theirs, rtol=1e-2, atol=3e-8)
+
+
+@every_profile
+def test_row_15_regularisers_of_the_argmin(profile):
+    stage, _, run, _ = stage_two(profile, counts=(30, 10, 4), m_step="argmin")
+    numbers = stage.start_epoch(run, None)
+    if profile == "default":
+        assert ("natural", "validation") in run.asked
+    else:  # neither the paper nor the released code has any
+        assert ("natural", "validation") not in run.asked
+        assert (numbers["shrinkage"], numbers["weight_penalty"]) == (0, 0)
 
 
 @every_profile

@@ -119,7 +119,7 @@ def _check(grid: Grid, name: str | Path) -> None:
     if isinstance(grid.methods, list) and len(set(grid.methods)) < len(grid.methods):
         problems.append(f"'methods' must differ from one another; they are {grid.methods}")
     if grid.methods == []:
-        problems.append("'methods' is empty: name some, or give \"paper\" or \"all\"")
+        problems.append('\'methods\' is empty: name some, or give "paper" or "all"')
     for key in ("seed", "workers"):
         if key in grid.settings or key in grid.sweep:
             problems.append(f"{key!r} is not a setting of a grid: use 'seeds' and --workers")

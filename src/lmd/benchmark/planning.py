@@ -81,6 +81,12 @@ def _known(
 
 
 def _check_settings(grid: Grid, methods: list[Method]) -> None:
+    profiles = {"default"}.union(*(m.profiles for m in methods))
+    if grid.profile not in profiles:
+        raise LmdError(
+            f"'profile' {grid.profile!r} is of no method of this grid; there are: "
+            f"{', '.join(sorted(profiles))}"
+        )
     valid = set(Protocol.model_fields).union(*(m.defaults() for m in methods))
     for part, keys in (("settings", grid.settings), ("sweep", grid.sweep)):
         for key in keys:

@@ -9,6 +9,7 @@ from rich.console import Console
 from rich.table import Table
 
 from lmd import __version__
+from lmd.cli.data import data_app
 from lmd.errors import LmdError
 
 app = typer.Typer(
@@ -18,6 +19,7 @@ app = typer.Typer(
     rich_markup_mode="rich",
     help="Long-tailed medical image diagnosis: classifiers that work on rare diseases too.",
 )
+app.add_typer(data_app, name="data")
 
 Set = Annotated[
     list[str] | None,

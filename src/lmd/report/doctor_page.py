@@ -2,7 +2,7 @@
 
 import base64
 import io
-from pathlib import Path
+from pathlib import Path, PurePosixPath
 from typing import Any
 
 import numpy as np
@@ -56,12 +56,12 @@ def _page(found: Examination, mended: Mended | None) -> dict[str, Any]:
 def _verdict(found: Examination) -> str:
     counts = found.severities()
     if counts["error"]:
-        return "Not fit for training yet"
-    return "Fit for training, with care" if counts["warning"] else "Fit for training"
+        return "Needs mending first"
+    return "Can be used, with care" if counts["warning"] else "Nothing stands against it"
 
 
 def _classes(found: Examination) -> list[dict[str, Any]]:
-    rows = [
+    rows: list[dict[str, Any]] = [
         {"name": name, "images": sum(parts.values()), "parts": parts}
         for name, parts in found.counts.items()
     ]
@@ -95,6 +95,8 @@ def _finding(found: Examination, each: Finding, shown: dict[int, str]) -> dict[s
         "together": bool(each.sets),
         "sets": sets if visible else [],
         "more": len(each.sets) - SETS if each.sets else len(each.cases) - PICTURES,
+        "concerned": len(each.sets) or len(each.cases),
+        "open": not visible and len(listed) <= PICTURES,
         "listed": listed[:LISTED],
         "unlisted": max(len(listed) - LISTED, 0),
     }
@@ -109,7 +111,14 @@ def _picture(found: Examination, i: int, shown: dict[int, str]) -> dict[str, str
     size = "" if look is None or not look.size[0] else f"{look.size[0]} × {look.size[1]}"
     told = [part for part in (case.label, case.part, size) if part]
     reason = "not found" if look is None else look.reason or "cannot be shown"
-    return {"uri": shown[i], "name": case.name, "told": " · ".join(told), "reason": reason}
+    name = PurePosixPath(case.name).name
+    return {
+        "uri": shown[i],
+        "name": name,
+        "path": case.name,
+        "told": " · ".join(told),
+        "reason": reason,
+    }
 
 
 def data_uri(pixels: NDArray[np.uint8]) -> str:

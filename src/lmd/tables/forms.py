@@ -39,16 +39,14 @@ class Value:
 
 
 @dataclass(frozen=True)
-class Test:
+class Comparison:
     """A row's difference to the reference row and its p-value after Holm's correction."""
-
-    __test__ = False  # not a test case, whatever its name
 
     difference: Difference
     holm: float
 
 
-Cell = Value | Test | None
+Cell = Value | Comparison | None
 
 
 @dataclass(frozen=True)
@@ -126,7 +124,8 @@ def build(results: Results, form: str | None = None) -> list[TableData]:
 
 def _by_method(results: Results, points: Sequence[int]) -> list[_Place]:
     """A line for each method; LMD's own rows stand below a rule, as in the paper."""
-    plan, lines = results.plan, []
+    plan = results.plan
+    lines: list[_Place] = []
     own = [row.key for row in plan.rows if row.key.split("_wo_")[0] == plan.reference]
     for row in plan.rows:
         entries = tuple(results.entry(row.key, p) for p in points)
@@ -140,7 +139,8 @@ def _by_method(results: Results, points: Sequence[int]) -> list[_Place]:
 
 def _by_point(results: Results) -> list[_Place]:
     """A line for each point of each method, and one for a method that is not swept."""
-    plan, lines = results.plan, []
+    plan = results.plan
+    lines: list[_Place] = []
     usual = next((i for i, point in enumerate(plan.points) if point.usual), None)
     several = len(plan.rows) > 1
     for row in plan.rows:
@@ -212,16 +212,18 @@ def _difference(entry: Entry | None, reference: Entry | None) -> Cell:
     if entry is None or reference is None:
         return None
     found = entry.difference(reference, HEADLINE)
-    return None if found is None else Test(found, found.p_value)
+    return None if found is None else Comparison(found, found.p_value)
 
 
 def _correct(cells: list[list[Cell]]) -> int:
     """Holm's correction over all tests of the table, in place; returns their number."""
-    places = [(c, i) for c, of in enumerate(cells) for i, x in enumerate(of) if isinstance(x, Test)]
+    places = [
+        (c, i) for c, of in enumerate(cells) for i, x in enumerate(of) if isinstance(x, Comparison)
+    ]
     tests = [cells[c][i] for c, i in places]
-    p_values = [test.difference.p_value for test in tests if isinstance(test, Test)]
+    p_values = [test.difference.p_value for test in tests if isinstance(test, Comparison)]
     for (c, i), test, p in zip(places, tests, holm(p_values), strict=True):
-        assert isinstance(test, Test)
+        assert isinstance(test, Comparison)
         cells[c][i] = replace(test, holm=float(p))
     return len(places)
 

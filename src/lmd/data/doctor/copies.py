@@ -9,7 +9,7 @@ from lmd.data.doctor.classes import same_name
 from lmd.data.doctor.findings import Finding, counted, finding
 from lmd.data.doctor.look import Look
 from lmd.data.doctor.scan import Scan
-from lmd.data.doctor.similar import clusters, near_pairs
+from lmd.data.doctor.similar import near_clusters
 
 Sets = list[tuple[int, ...]]
 
@@ -40,12 +40,12 @@ def near_copies(scan: Scan, looks: Sequence[Look | None], exact: Sets) -> Sets:
         return []
     hashes = np.array([look.hash for look in seen], dtype=np.uint64)
     miniatures = np.stack([look.miniature for look in seen if look.miniature is not None])
-    pairs = (
-        (rows[i], rows[j])
-        for i, j in near_pairs(hashes, miniatures)
-        if not (scan.grouped and scan.cases[rows[i]].group == scan.cases[rows[j]].group)
-    )
-    return clusters(pairs)
+    groups = None
+    if scan.grouped:
+        names = [scan.cases[i].group for i in rows]
+        groups = np.unique(names, return_inverse=True)[1].astype(np.int64)
+    alike = near_clusters(hashes, miniatures, groups)
+    return [tuple(rows[i] for i in each) for each in alike]
 
 
 def check_copies(

@@ -16,7 +16,7 @@ from lmd.data.doctor.findings import SEVERITIES, Finding, finding
 from lmd.data.doctor.groups import check_groups
 from lmd.data.doctor.look import Look, Tick, look_at_all
 from lmd.data.doctor.mend import Mended, mend
-from lmd.data.doctor.scan import Columns, Scan, scan_table
+from lmd.data.doctor.scan import Columns, Scan, scan_table, spelt
 from lmd.data.doctor.scan_folders import scan_folders
 from lmd.data.doctor.scan_manifest import scan_manifest
 from lmd.data.reading import read_image
@@ -144,10 +144,8 @@ def _refusal(
     options: dict[str, Any] = columns.options()
     try:
         split(open_table(data, **options), ratios)
-    except LmdError as error:
-        return [finding("refused", f"As it is, training stops with: {error}.")]
-    except OSError as error:
-        return [finding("refused", f"As it is, training stops with: {error}.")]
+    except Exception as error:  # whatever it is, the examination goes on
+        return [finding("refused", f"As it is, training stops with: {spelt(str(error))}.")]
     broken = sum(look is not None and bool(look.fault) for look in looks)
     if broken:
         return [

@@ -27,6 +27,8 @@ ODDITIES = {
     "frames": "{n} [file holds|files hold] several frames or pages, of which the first is used",
     "metadata": "{n} [file has|files have] broken metadata",
 }
+# Kinds whose remarks differ from image to image.
+TELLING = frozenset({"deep", "exif_rotated", "wrong_suffix", "frames", "metadata"})
 # Shorter than this nothing can be seen; or than this share of the usual image of the set.
 TINY_SIDE, TINY_SHARE = 16, 0.25
 
@@ -61,7 +63,11 @@ def _fault(
     scan: Scan, looks: Sequence[Look | None], kind: str, text: str, cases: list[int]
 ) -> Finding:
     reasons = Counter(look.reason for i in cases if (look := looks[i]) is not None)
-    why = "" if kind == "empty_file" else f" ({shorten([r for r, _ in reasons.most_common()])})"
+    why = (
+        ""
+        if kind in {"empty_file", "huge"}
+        else f" ({shorten([r for r, _ in reasons.most_common()])})"
+    )
     return finding(kind, f"{counted(len(cases), text)}{why}.", cases=cases)
 
 
@@ -70,6 +76,8 @@ def _where(scan: Scan, kind: str, found: dict[int, str]) -> str:
     if kind in {"greyscale", "one_colour"}:
         classes = Counter(scan.cases[i].label or "no class" for i in found)
         return " (" + ", ".join(f"{name} {n}" for name, n in classes.most_common(8)) + ")"
+    if kind not in TELLING:
+        return ""
     remarks = Counter(found.values())
     return " (" + shorten([f"{remark}: {n}" for remark, n in remarks.most_common()]) + ")"
 

@@ -104,15 +104,17 @@ def _sizes(
     ratios: Sequence[float],
 ) -> Finding:
     images = sum(map(len, members.values()))
-    text = f"{len(members)} groups for {images} images; {len(several)} have more than one image."
+    text = f"{len(members)} groups for {images} images; "
+    text += counted(len(several), "{n} [has|have] more than one image.")
     if several:
         held = [Counter(scan.cases[i].label for i in cases) for cases in members.values()]
         leak = expected_leak(held, ratios)
+        digits = 0 if leak.groups >= 20 else 1
         shares = ":".join(f"{10 * ratio:g}" for ratio in ratios)
         text += (
-            f" A random {shares} split by image would leak: {leak.groups:.0f} groups would be in "
-            f"two parts or more, and {leak.images:.0f} of {leak.tested} test images would have a "
-            "sibling in training (expected numbers)."
+            f" A random {shares} split by image would leak: on average {leak.groups:.{digits}f} "
+            f"groups would be in two parts or more, and {leak.images:.{digits}f} of {leak.tested} "
+            "test images would have a sibling in training."
         )
     largest = sorted(several.values(), key=len, reverse=True)
     return finding("groups", text, sets=largest[:6])

@@ -78,26 +78,15 @@ def look_at_all(
 
 
 def look_at_file(path: Path) -> Look:
-    """Read a file once for its hash and header, and decode it as training would."""
+    """Read a file for its hash and header, and decode it as training would."""
+    content = ""
     try:
-        data = path.read_bytes()
-    except OSError as error:
-        return Look("unreadable", error.strerror or str(error))
-    if not data:
-        return Look("empty_file", "0 bytes")
-    content = hashlib.sha256(data).hexdigest()
-    oddities: dict[str, str] = {}
-    if not is_dicom(path):
-        try:
-            oddities = _header(path, data)
-        except _Fault as fault:
-            return Look(fault.kind, fault.reason, content=content)
-    try:
-        rgb = read_image(path)
-    except LmdError as error:
-        reason = str(error.__cause__ or error)
-        return Look(_fault_kind(reason), reason, content=content)
-    return look_at_pixels(rgb, content, oddities)
+        data = _bytes(path)
+        content = hashlib.sha256(data).hexdigest()
+        oddities = {} if is_dicom(path) else _header(path, data)
+        return look_at_pixels(_decoded(path), content, oddities)
+    except _Fault as fault:
+        return Look(fault.kind, fault.reason, content=content)
 
 
 def look_at_pixels(
@@ -131,6 +120,28 @@ class _Fault(Exception):
         self.kind, self.reason = kind, reason
 
 
+def _bytes(path: Path) -> bytes:
+    if not path.is_file():  # reading a pipe would never end
+        raise _Fault("unreadable", "it is not a file")
+    try:
+        data = path.read_bytes()
+    except OSError as error:
+        raise _Fault("unreadable", error.strerror or str(error)) from error
+    if not data:
+        raise _Fault("empty_file", "0 bytes")
+    return data
+
+
+def _decoded(path: Path) -> NDArray[np.uint8]:
+    try:
+        return read_image(path)
+    except MemoryError as error:
+        raise _Fault("huge", "the memory does not suffice") from error
+    except LmdError as error:
+        reason = str(error.__cause__ or error)
+        raise _Fault(_fault_kind(reason), reason) from error
+
+
 def _fault_kind(reason: str) -> str:
     if f"larger than {MAX_PIXELS} pixels" in reason:  # DICOM, whose header is read by its decoder
         return "huge"
@@ -147,7 +158,7 @@ def _header(path: Path, data: bytes) -> dict[str, str]:
     except _Fault:
         raise
     except Image.DecompressionBombError as error:
-        raise _Fault("huge", str(error)) from error
+        raise _Fault("huge", f"more than {MAX_PIXELS} pixels") from error
     except Exception as error:  # Pillow's plugins raise errors of a dozen kinds on a broken header.
         raise _Fault(_fault_kind(str(error)), _short(error)) from error
 

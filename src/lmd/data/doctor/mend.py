@@ -11,7 +11,7 @@ from itertools import pairwise
 from pathlib import Path
 
 from lmd.data.doctor.classes import same_name
-from lmd.data.doctor.findings import KINDS, Case
+from lmd.data.doctor.findings import Case
 from lmd.data.doctor.look import Look
 from lmd.data.doctor.scan import Scan
 from lmd.data.doctor.similar import clusters
@@ -21,6 +21,22 @@ from lmd.files import atomic_write
 
 # Of copies in several parts the one in the rarest part stays, so that what is measured stays too.
 STAYS = {"test": 0, "validation": 1, "train": 2, "": 3}
+
+WHY = {
+    "missing_file": "not on disk",
+    "outside_root": "its path leaves the root",
+    "ambiguous_file": "its name may mean several files",
+    "unlabelled": "without a label",
+    "unknown_split": "in no known part",
+    "repeated_row": "repeats another line",
+    "conflicting_rows": "contradicted by another line",
+    "stray_image": "in no class folder",
+    "ignored_file": "its name does not say that it is an image",
+    "empty_file": "empty",
+    "truncated": "cut short",
+    "unreadable": "unreadable",
+    "huge": "too large to decode",
+}
 
 
 @dataclass(frozen=True)
@@ -72,7 +88,7 @@ def mend(
     Out: what has a fault, and images of one colour. Names of one class that differ in case or
     blanks become the commonest. Of exact copies one stays (test before validation before
     training), none if their labels differ. Near-copies get one group. A group in two parts goes to
-    the part that has most of it (training, if equal). Out: classes that are too small to split.
+    the part that has most of it (test, if equal). Out: classes that are too small to split.
     """
     if scan.root is None:
         raise LmdError(
@@ -113,11 +129,11 @@ class _Work:
             look = self.looks[i]
             if case.fault:
                 reason = f": {look.reason}" if look is not None and look.reason else ""
-                self.drop(i, f"{KINDS[case.fault].title.lower()}{reason}")
+                self.drop(i, f"{WHY[case.fault]}{reason}")
             elif look is not None and "one_colour" in dict(look.oddities):
-                self.drop(i, KINDS["one_colour"].title.lower())
-            elif case.path is not None and "\\" in str(case.path):
-                self.drop(i, "its name holds a backslash, which a manifest takes for a slash")
+                self.drop(i, "of one colour all over")
+            elif case.path is not None and not _can_be_written(case.path):
+                self.drop(i, "its path holds a backslash or is not UTF-8: a manifest cannot say it")
 
     def join_names(self) -> None:
         sizes = Counter(case.label for case in self.cases.values())
@@ -174,7 +190,9 @@ class _Work:
         for i, case in self.cases.items():
             if case.group:
                 found = places[case.group]
-                best = max(PARTS, key=lambda part: found[part])  # the first of equals: training
+                best = max(
+                    reversed(PARTS), key=lambda part: found[part]
+                )  # of equals the last: test
                 if case.part != best:
                     self.cases[i] = replace(case, part=best)
                     why = f"most of group {case.group!r} is there"
@@ -202,6 +220,11 @@ def _root(root: Path, paths: Sequence[Path]) -> Path:
     if all(path.is_relative_to(root) for path in paths):
         return root
     return Path(os.path.commonpath([root.absolute(), *(path.absolute().parent for path in paths)]))
+
+
+def _can_be_written(path: Path) -> bool:
+    text = str(path)
+    return "\\" not in text and text.isprintable()  # bytes that are no UTF-8 are not printable
 
 
 def _written(path: Path, root: Path) -> str:

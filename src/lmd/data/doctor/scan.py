@@ -1,8 +1,9 @@
 """Every image that a source names or holds, however broken the source is."""
 
+import os
 from collections.abc import Callable
 from dataclasses import dataclass, field
-from pathlib import Path
+from pathlib import Path, PurePath
 
 import numpy as np
 from numpy.typing import NDArray
@@ -89,6 +90,11 @@ def looks_like_image(path: Path) -> bool:
         return False
     riff = start[:4] == b"RIFF" and start[8:12] == b"WEBP"
     return start.startswith(MAGIC) or riff or start[128:] == b"DICM"
+
+
+def spelt(path: Path | str) -> str:
+    """A path with plain slashes; bytes that are no UTF-8 are shown as �."""
+    return os.fsencode(PurePath(path).as_posix()).decode("utf-8", "replace")
 
 
 def barred(scan: Scan, kind: str, text: str) -> None:

@@ -4,7 +4,7 @@ import os
 from pathlib import Path
 
 from lmd.data.doctor.findings import Case, finding
-from lmd.data.doctor.scan import Scan, barred, looks_like_image
+from lmd.data.doctor.scan import Scan, barred, looks_like_image, spelt
 from lmd.data.reading import is_hidden, is_image
 from lmd.data.sources.labelling import part_name, shorten
 
@@ -30,7 +30,15 @@ def scan_folders(root: Path) -> Scan:
 
 
 def _folders(root: Path) -> list[Path]:
-    return sorted(f for f in root.iterdir() if f.is_dir() and not is_hidden(f.name))
+    return [f for f in _inside(root) if f.is_dir()]
+
+
+def _inside(folder: Path) -> list[Path]:
+    """What is in a folder, without the file system's own; nothing, if it may not be read."""
+    try:
+        return sorted(f for f in folder.iterdir() if not is_hidden(f.name))
+    except OSError:
+        return []
 
 
 def _means_parts(folders: list[Path]) -> bool:
@@ -71,15 +79,17 @@ def _add_class(scan: Scan, folder: Path, part: str, fault: str = "") -> None:
             if not is_hidden(name):
                 (images if is_image(here / name) else others).append(here / name)
     for path in sorted(images, key=lambda path: path.relative_to(folder).parts):
-        name = path.relative_to(scan.root).as_posix()
+        name = spelt(path.relative_to(scan.root))
         gone = "" if path.exists() else "missing_file"  # a link that leads nowhere
-        scan.cases.append(Case(name, folder.name, part=part, path=path, fault=fault or gone))
+        scan.cases.append(Case(name, spelt(folder.name), part=part, path=path, fault=fault or gone))
     for path in sorted(others):
         if looks_like_image(path):
-            name = path.relative_to(scan.root).as_posix()
-            scan.cases.append(Case(name, folder.name, part=part, path=path, fault="ignored_file"))
+            name = spelt(path.relative_to(scan.root))
+            scan.cases.append(
+                Case(name, spelt(folder.name), part=part, path=path, fault="ignored_file")
+            )
     if not images:
-        name = folder.relative_to(scan.root).as_posix()
+        name = spelt(folder.relative_to(scan.root))
         scan.findings.append(
             finding("empty_class_folder", f"Class folder {name!r} holds no image.", names=[name])
         )
@@ -87,9 +97,9 @@ def _add_class(scan: Scan, folder: Path, part: str, fault: str = "") -> None:
 
 def _add_stray(scan: Scan, folder: Path, part: str) -> None:
     assert scan.root is not None
-    for path in sorted(folder.iterdir()):
-        if path.is_file() and not is_hidden(path.name) and is_image(path):
-            name = path.relative_to(scan.root).as_posix()
+    for path in _inside(folder):
+        if path.is_file() and is_image(path):
+            name = spelt(path.relative_to(scan.root))
             scan.cases.append(Case(name, "", part=part, path=path, fault="stray_image"))
 
 

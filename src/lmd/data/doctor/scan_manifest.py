@@ -8,10 +8,11 @@ from dataclasses import dataclass, replace
 from pathlib import Path, PureWindowsPath
 
 from lmd.data.doctor.findings import Case, counted, finding
-from lmd.data.doctor.scan import Columns, Scan, barred
+from lmd.data.doctor.scan import Columns, Scan, barred, spelt
 from lmd.data.reading import SUFFIXES, is_hidden
 from lmd.data.sources.labelling import part_name, shorten
 from lmd.data.sources.manifest import Finder
+from lmd.errors import LmdError
 
 # Where a column was not named and the usual one is absent: names that are common elsewhere.
 GUESSES = {
@@ -56,7 +57,10 @@ def scan_manifest(path: Path, columns: Columns) -> Scan:
 
 def _read(scan: Scan, path: Path) -> tuple[list[str], list[tuple[int, list[str]]]]:
     """Header and numbered lines, as ``lmd.data.sources.manifest`` reads them, but of any bytes."""
-    data = path.read_bytes()
+    try:
+        data = path.read_bytes()
+    except OSError as error:
+        raise LmdError(f"manifest {path} cannot be read: {error.strerror or error}") from error
     try:
         text = data.decode("utf-8-sig")
     except UnicodeDecodeError as error:
@@ -67,8 +71,9 @@ def _read(scan: Scan, path: Path) -> tuple[list[str], list[tuple[int, list[str]]
     first = text.split("\n", 1)[0]
     reader = csv.reader(io.StringIO(text, newline=""), delimiter=max(",;\t", key=first.count))
     lines, long = [], []
-    header = [cell.strip() for cell in next(reader, [])]
+    header: list[str] = []
     try:
+        header = [cell.strip() for cell in next(reader, [])]
         for cells in reader:
             filled = [cell.strip() for cell in cells] + [""] * (len(header) - len(cells))
             if any(filled):
@@ -212,12 +217,15 @@ def _add_findings(scan: Scan, words: list[str]) -> None:
 def _add_unlisted(scan: Scan) -> None:
     """Images beside those that the manifest names; other folders may have nothing to do with it."""
     listed = {case.path for case in scan.cases if case.path is not None}
-    beside = [
-        file
-        for folder in sorted({path.parent for path in listed})
-        for file in sorted(folder.iterdir())
-        if file.suffix.lower() in SUFFIXES and not is_hidden(file.name) and file not in listed
-    ]
+    unclear = {case.name for case in scan.cases if case.fault == "ambiguous_file"}
+    beside = []
+    for folder in sorted({path.parent for path in listed}):
+        for file in sorted(folder.iterdir()):
+            known = file in listed or any(
+                str(file.with_suffix("")).endswith(name) for name in unclear
+            )
+            if file.suffix.lower() in SUFFIXES and not is_hidden(file.name) and not known:
+                beside.append(spelt(_below(file, scan.root)))
     if beside:
         scan.findings.append(
             finding(
@@ -227,6 +235,11 @@ def _add_unlisted(scan: Scan) -> None:
                     "{n} [image lies|images lie] beside those of the manifest, which does not "
                     "name [it|them].",
                 ),
-                names=[str(file) for file in beside],
+                names=beside,
             )
         )
+
+
+def _below(file: Path, root: Path | None) -> str:
+    inside = root is not None and file.is_relative_to(root)
+    return file.relative_to(root).as_posix() if inside and root is not None else str(file)

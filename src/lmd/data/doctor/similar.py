@@ -15,7 +15,7 @@ MIN_CORRELATION = 0.99
 # Below this spread of grey values (of 255) an image has too little in it to be compared.
 MIN_SPREAD = 4.0
 BANDS, BAND_BITS = 4, 16
-CHUNK = 2_000_000
+CHUNK, BATCH = 500_000, 2048
 ONES = np.array([bin(byte).count("1") for byte in range(256)], dtype=np.uint8)
 
 
@@ -40,20 +40,32 @@ def comparable(grey: NDArray[np.uint8]) -> bool:
     return float(grey.std()) >= MIN_SPREAD
 
 
-def near_pairs(
-    hashes: NDArray[np.uint64], miniatures: NDArray[np.uint8]
-) -> Iterator[tuple[int, int]]:
-    """Pairs ``i < j`` whose hashes ``(N,)`` and miniatures ``(N, 32, 32)`` are nearly equal."""
+def near_clusters(
+    hashes: NDArray[np.uint64],
+    miniatures: NDArray[np.uint8],
+    groups: NDArray[np.int64] | None = None,
+) -> list[tuple[int, ...]]:
+    """Sets of images whose hashes ``(N,)`` and miniatures ``(N, 32, 32)`` are nearly equal.
+
+    Two images of one of the ``groups (N,)`` are not compared; an image that nearly equals another
+    is in one set with all that nearly equal that one.
+    """
     flat = miniatures.reshape(len(miniatures), -1)
-    seen: set[tuple[int, int]] = set()
+    parent = np.arange(len(hashes))
     for first, second in _candidates(hashes):
-        close = _distance(hashes[first], hashes[second]) <= MAX_DISTANCE
-        for i, j in zip(first[close].tolist(), second[close].tolist(), strict=True):
-            if (i, j) in seen:
-                continue
-            seen.add((i, j))
-            if _correlation(flat[i], flat[j]) >= MIN_CORRELATION:
-                yield i, j
+        roots = _roots(parent)
+        # What is joined already need not be compared: so a film of equal frames costs little.
+        close = roots[first] != roots[second]
+        close &= _distance(hashes[first], hashes[second]) <= MAX_DISTANCE
+        if groups is not None:
+            close &= groups[first] != groups[second]
+        for i, j in _correlated(flat, first[close], second[close]):
+            a, b = sorted((_root(parent, i), _root(parent, j)))
+            parent[b] = a
+    members: dict[int, list[int]] = {}
+    for i, root in enumerate(_roots(parent).tolist()):
+        members.setdefault(root, []).append(i)
+    return [tuple(each) for each in members.values() if len(each) > 1]
 
 
 def clusters(pairs: Iterable[tuple[int, int]]) -> list[tuple[int, ...]]:
@@ -120,6 +132,32 @@ def _distance(a: NDArray[np.uint64], b: NDArray[np.uint64]) -> NDArray[np.int64]
     return counts
 
 
-def _correlation(a: NDArray[np.uint8], b: NDArray[np.uint8]) -> float:
-    x, y = a - a.mean(), b - b.mean()
-    return float(x @ y / np.sqrt((x @ x) * (y @ y)))
+def _correlated(
+    flat: NDArray[np.uint8], first: NDArray[np.int64], second: NDArray[np.int64]
+) -> Iterator[tuple[int, int]]:
+    """Those pairs of rows of ``flat (N, 1024)`` whose correlation is high."""
+    for start in range(0, len(first), BATCH):
+        i, j = first[start : start + BATCH], second[start : start + BATCH]
+        x, y = (_standard(flat[rows]) for rows in (i, j))
+        high = np.einsum("pd,pd->p", x, y) >= MIN_CORRELATION
+        yield from zip(i[high].tolist(), j[high].tolist(), strict=True)
+
+
+def _standard(rows: NDArray[np.uint8]) -> NDArray[np.float64]:
+    """Rows of mean 0 and length 1; none is constant, see ``comparable``."""
+    centred = rows - rows.mean(axis=1, keepdims=True)
+    unit: NDArray[np.float64] = centred / np.linalg.norm(centred, axis=1, keepdims=True)
+    return unit
+
+
+def _root(parent: NDArray[np.int64], i: int) -> int:
+    while parent[i] != i:
+        i = int(parent[i])
+    return i
+
+
+def _roots(parent: NDArray[np.int64]) -> NDArray[np.int64]:
+    """The root of each ``(N,)``; shortens all ways to them."""
+    while not np.array_equal(parent[parent], parent):
+        parent[:] = parent[parent]
+    return parent.copy()

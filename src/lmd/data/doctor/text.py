@@ -24,8 +24,9 @@ def finding_lines(examination: Examination, found: Finding) -> list[str]:
     """One finding in lines of text: the sentence, what is concerned, the remedy."""
     lines = [f"{found.title} [{found.kind}]", f"  {found.text}"]
     if found.sets:
+        between = " + " if found.kind.startswith("group") else " = "
         told = [
-            " = ".join(examination.told(i) for i in each[:4]) + (" = …" if len(each) > 4 else "")
+            between.join([*(examination.told(i) for i in each[:4]), *["…"] * (len(each) > 4)])
             for each in found.sets
         ]
         lines += [f"    {each}" for each in told[:SHOWN]]

@@ -178,7 +178,7 @@ def _group(row: Row, group: str) -> str:
     if group == "none":
         return ""
     # Prefixed by what they name, so that a patient and a lesion of one number stay apart.
-    wanted = ["lesion"] if group == "lesion" else ["lesion"]
+    wanted = ["lesion"] if group == "lesion" else ["patient", "lesion"]
     return next((f"{what} {name}" for what in wanted if (name := _first(row, GROUPS[what]))), "")
 
 
