@@ -7,7 +7,17 @@ from collections import Counter
 from pathlib import Path
 
 import pytest
-from damage import DAMAGES, WHOLE, Damage, Patient, make_folders, make_patient, npz_bytes
+from damage import (
+    DAMAGES,
+    WHOLE,
+    Damage,
+    Patient,
+    make_folders,
+    make_patient,
+    nearly_same,
+    npz_bytes,
+    same_in_test,
+)
 
 from lmd.data.cache import decode
 from lmd.data.doctor import KINDS, Columns, Examination, as_json, examine, exit_code
@@ -119,6 +129,16 @@ def test_the_cleaned_manifest_of_a_ruin_trains(patient: Patient, tmp_path: Path)
     record = run.read_record()
     assert record["status"] == "finished"
     assert sum(sum(n) for n in record["data"]["counts"].values()) == len(mended.cases)
+
+
+def test_a_near_copy_stays_with_the_copy_that_is_kept(patient: Patient, tmp_path: Path) -> None:
+    kept = same_in_test(patient, 17)
+    near = nearly_same(patient, 17)
+    mended = examine(patient.save()).mend()
+    cases = {case.name: case for case in mended.cases}
+    assert patient.rows[17]["image"] not in cases
+    assert cases[near].group == cases[kept].group
+    assert cases[near].part == cases[kept].part == "test"  # one in each: test keeps what it has
 
 
 def test_folders_broken_in_all_ways(tmp_path: Path) -> None:

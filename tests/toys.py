@@ -18,7 +18,7 @@ def toy_images(counts: tuple[int, ...], size: int = 16, seed: int = 0) -> ImageS
     """Noise with a class-dependent colour: learnable in a few steps."""
     rng = np.random.default_rng(seed)
     labels = np.repeat(np.arange(len(counts)), counts)
-    colours = rng.integers(40, 215, (len(counts), 1, 1, 3))
+    colours = np.random.default_rng(7).integers(40, 215, (len(counts), 1, 1, 3))
     noise = rng.normal(0, 25, (len(labels), size, size, 3))
     return ImageSet(np.clip(colours[labels] + noise, 0, 255).astype(np.uint8), labels)
 

@@ -11,6 +11,7 @@ from PIL import Image
 
 from lmd import __version__
 from lmd.data.doctor import SEVERITIES, Examination, Finding, Mended
+from lmd.data.doctor.findings import LISTS
 from lmd.data.imbalance import imbalance_factor
 from lmd.data.table import PARTS
 from lmd.files import atomic_write
@@ -85,7 +86,9 @@ def _finding(found: Examination, each: Finding, shown: dict[int, str]) -> dict[s
     else:
         sets = [[_picture(found, i, shown) for i in each.cases[:PICTURES]]]
     visible = any(picture["uri"] for same in sets for picture in same)
-    listed = [found.told(i) for i in each.cases] or list(each.names)
+    listed = [found.told(i) for i in each.cases] or [
+        name for name in each.names if each.kind in LISTS
+    ]
     return {
         "kind": each.kind,
         "severity": each.severity,

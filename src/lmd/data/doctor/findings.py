@@ -7,6 +7,8 @@ from pathlib import Path
 from typing import Literal
 
 Severity = Literal["error", "warning", "note"]
+# Kinds whose names are files or lines, and not classes or columns that the sentence says already.
+LISTS = frozenset({"unlisted_file", "ragged_row", "empty_class_folder"})
 SEVERITIES: tuple[Severity, ...] = ("error", "warning", "note")
 
 

@@ -68,7 +68,9 @@ class Mended:
         for case in self.cases:
             assert case.path is not None
             row = [_written(case.path, self.root), case.label]
-            writer.writerow(row + [case.group] * self.grouped + [case.part] * self.split)
+            # An image without a group is one by itself; an empty cell says the same.
+            group = "" if case.group == f"image {case.name}" else case.group
+            writer.writerow(row + [group] * self.grouped + [case.part] * self.split)
         atomic_write(path, text.getvalue().encode())
 
     def command(self, path: Path) -> str:
@@ -118,6 +120,7 @@ class _Work:
         self.cases = dict(enumerate(scan.cases))
         self.removed: list[Change] = []
         self.changed: list[Change] = []
+        self.stands_for: dict[int, int] = {}
 
     def drop(self, i: int, why: str) -> None:
         case = self.cases.pop(i)
@@ -156,6 +159,7 @@ class _Work:
             left.sort(key=lambda i: (STAYS[self.cases[i].part], i))
             for i in left[1:]:
                 self.drop(i, f"the same image as {self.cases[left[0]].name}")
+                self.stands_for[i] = left[0]
 
     def join_near(self, near: Sequence[Sequence[int]]) -> None:
         """Groups that share near-copies are one group, as far as a split is concerned."""
@@ -164,8 +168,8 @@ class _Work:
             by_group[case.group or f"image {case.name}"].append(i)
         pairs: list[tuple[int, int]] = []
         for same in near:
-            left = [i for i in same if i in self.cases]
-            pairs += pairwise(left)
+            present = (self.stands_for.get(i, i) for i in same)
+            pairs += pairwise(i for i in present if i in self.cases)
         involved = {i for pair in pairs for i in pair}
         for cases in by_group.values():
             if involved & set(cases):
@@ -177,8 +181,9 @@ class _Work:
                 case = self.cases[i]
                 if case.group != group:
                     self.cases[i] = replace(case, group=group)
-                    why = f"it looks the same as {first.name}, or its group does"
-                    self.changed.append(Change(case.name, f"group {group!r}", why))
+                    if case is not first:
+                        why = f"it looks the same as {first.name}, or its group does"
+                        self.changed.append(Change(case.name, f"group {group!r}", why))
 
     def move_groups(self) -> None:
         if not self.scan.split:

@@ -4,7 +4,7 @@ from typing import Any
 
 from lmd.data.doctor.classes import totals
 from lmd.data.doctor.examine import Examination
-from lmd.data.doctor.findings import SEVERITIES, Finding
+from lmd.data.doctor.findings import LISTS, SEVERITIES, Finding
 from lmd.data.doctor.mend import Mended
 from lmd.data.imbalance import imbalance_factor
 from lmd.data.sources.labelling import shorten
@@ -34,7 +34,7 @@ def finding_lines(examination: Examination, found: Finding) -> list[str]:
             lines.append(f"    and {len(told) - SHOWN} more")
     elif found.cases:
         lines.append(f"    {shorten([examination.told(i) for i in found.cases], SHOWN)}")
-    elif found.names and found.kind in {"unlisted_file", "ragged_row"}:
+    elif found.names and found.kind in LISTS:
         lines.append(f"    {shorten(list(found.names), SHOWN)}")
     if found.remedy and found.severity != "note":
         lines.append(f"  → {found.remedy}")
