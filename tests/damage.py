@@ -132,11 +132,6 @@ def cut_in_half(p: Patient, i: int) -> str:
     return p.rows[i]["image"]
 
 
-def without_end_mark(p: Patient, i: int) -> str:
-    p.path(i).write_bytes(p.path(i).read_bytes()[:-2])
-    return p.rows[i]["image"]
-
-
 def cut_png(p: Patient, i: int) -> str:
     name = p.store(i, p.pixels(i), ".png")
     data = p.path(i).read_bytes()
@@ -366,7 +361,6 @@ Damage = Callable[[Patient, int], str]
 DAMAGES: Sequence[tuple[Damage, str]] = (
     (empty, "empty_file"),
     (cut_in_half, "truncated"),
-    (without_end_mark, "truncated"),
     (cut_png, "truncated"),
     (rubbish, "unreadable"),
     (web_page, "unreadable"),

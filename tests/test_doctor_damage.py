@@ -75,6 +75,15 @@ def test_one_damage_is_found(patient: Patient, damage: Damage, kind: str) -> Non
     assert ("refused" in severities) == (not opens)
 
 
+def test_a_jpeg_without_its_end_mark_is_found_whether_it_decodes_or_not(patient: Patient) -> None:
+    for i in range(0, 60, 2):
+        patient.path(i).write_bytes(patient.path(i).read_bytes()[:-2])
+    found = examine(patient.manifest)
+    stripped = {patient.rows[i]["image"] for i in range(0, 60, 2)}
+    assert names(found, "end_missing") | names(found, "truncated") == stripped
+    assert not names(found, "end_missing") & names(found, "truncated")
+
+
 def break_all(patient: Patient) -> dict[str, set[str]]:
     """Each damage on an image of its own; the images that should be found, by kind."""
     train = [i for i, row in enumerate(patient.rows) if row["split"] == "train"]

@@ -491,3 +491,27 @@ def test_the_word_synthetic():
     assert table.kind == "synthetic"
     assert table.read(0).shape[2] == 3
     assert table.read(0, at_least=8).shape == table.read(0).shape
+
+
+def test_a_dangling_link_is_named_not_a_traceback(tmp_path: Path) -> None:
+    for name in ("a", "b"):
+        (tmp_path / name).mkdir()
+        Image.new("RGB", (8, 8)).save(tmp_path / name / "0.png")
+    (tmp_path / "a" / "1.png").symlink_to(tmp_path / "gone.png")
+    table = open_table(tmp_path)
+    (place,) = [i for i, name in enumerate(table.ids) if name == "a/1.png"]
+    with pytest.raises(LmdError, match=r"1\.png does not exist"):
+        table.read(place)
+
+
+def test_a_file_name_that_is_not_utf8_is_named(tmp_path: Path) -> None:
+    for name in ("a", "b"):
+        (tmp_path / name).mkdir()
+        Image.new("RGB", (8, 8)).save(tmp_path / name / "0.png")
+    source = (tmp_path / "a" / "0.png").read_bytes()
+    try:
+        (tmp_path / "a" / os.fsdecode(b"\xff.png")).write_bytes(source)
+    except OSError:
+        pytest.skip("this file system takes UTF-8 names only")
+    with pytest.raises(LmdError, match="not UTF-8"):
+        open_table(tmp_path)

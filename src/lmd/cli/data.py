@@ -7,12 +7,15 @@ import typer
 from rich.console import Console
 from rich.table import Table
 
+from lmd.cli.doctor import doctor_command
+
 if TYPE_CHECKING:
     from lmd.data.recipes import Result
 
 data_app = typer.Typer(
     no_args_is_help=True, help="Make a data set ready for training: known recipes, and checks."
 )
+data_app.command("doctor")(doctor_command)
 
 
 @data_app.command("make")

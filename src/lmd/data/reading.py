@@ -110,8 +110,15 @@ def file_signature(ids: Sequence[str], paths: Sequence[Path]) -> str:
     """SHA-256 over names, sizes and times of change: equal while no file was touched."""
     digest = hashlib.sha256()
     for name, path in zip(ids, paths, strict=True):
-        state = path.stat()
-        digest.update(f"{name}\0{state.st_size}\0{state.st_mtime_ns}\n".encode())
+        try:
+            state = path.stat()
+            size, changed = state.st_size, state.st_mtime_ns
+        except OSError:  # A dangling link: named when it is read.
+            size, changed = -1, 0
+        try:
+            digest.update(f"{name}\0{size}\0{changed}\n".encode())
+        except UnicodeEncodeError:
+            raise LmdError(f"file name {name!r} is not UTF-8: rename the file") from None
     return digest.hexdigest()
 
 

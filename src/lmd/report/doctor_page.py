@@ -15,7 +15,7 @@ from lmd.data.doctor.findings import LISTS
 from lmd.data.imbalance import imbalance_factor
 from lmd.data.table import PARTS
 from lmd.files import atomic_write
-from lmd.report.page import _environment
+from lmd.report.page import environment
 
 PICTURES = 24  # for one finding
 SETS = 8
@@ -25,7 +25,7 @@ LISTED = 200
 
 def write_doctor_page(found: Examination, path: Path, mended: Mended | None = None) -> Path:
     """Write an examination as one HTML file that holds all that it needs and makes no request."""
-    html = _environment().get_template("doctor.html").render(_page(found, mended))
+    html = environment().get_template("doctor.html").render(_page(found, mended))
     atomic_write(path, html.encode())
     return path
 

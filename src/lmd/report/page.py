@@ -25,25 +25,26 @@ def write_report(folder: Path, *, compare: Sequence[Path] = ()) -> Path:
     others = [read_run(Path(other)) for other in compare]
     for other in others:
         check_same_test(run, other)
-    html = _environment().get_template("report.html").render(_page(run, others))
+    html = environment().get_template("report.html").render(_page(run, others))
     path = run.folder / "report.html"
     atomic_write(path, html.encode())
     return path
 
 
 @lru_cache(maxsize=1)
-def _environment() -> Environment:
-    environment = Environment(
+def environment() -> Environment:
+    """The templates, with the words and figures that pages share."""
+    made = Environment(
         loader=PackageLoader("lmd.report", "templates"),
         autoescape=True,
         undefined=StrictUndefined,
         trim_blocks=True,
         lstrip_blocks=True,
     )
-    environment.filters["moment"] = words.moment
-    environment.filters["signed"] = words.signed
-    environment.filters["thousands"] = words.thousands
-    return environment
+    made.filters["moment"] = words.moment
+    made.filters["signed"] = words.signed
+    made.filters["thousands"] = words.thousands
+    return made
 
 
 def _page(run: RunFiles, others: Sequence[RunFiles]) -> dict[str, Any]:

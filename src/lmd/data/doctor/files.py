@@ -16,6 +16,7 @@ FAULTS = {
     "huge": "{n} [image|images] would unpack to more pixels than are ever decoded",
 }
 ODDITIES = {
+    "end_missing": "{n} JPEG [file lacks its|files lack their] end mark, but can be decoded",
     "one_colour": "{n} [image is|images are] of one colour all over",
     "greyscale": "{n} [image is|images are] grey among {rest} in colour",
     "cmyk": "{n} [image is|images are] in CMYK; colours are converted without a profile",

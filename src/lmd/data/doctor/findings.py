@@ -173,6 +173,9 @@ KINDS: dict[str, Kind] = {
     # Files
     "empty_file": Kind("Empty files", "error", "Copy them again from where they came, or drop."),
     "truncated": Kind("Files cut short", "error", "Copy them again from where they came, or drop."),
+    "end_missing": Kind(
+        "JPEG without an end", "warning", "Look at the lower edge: the last rows may be lost."
+    ),
     "unreadable": Kind("Unreadable images", "error", "Replace or remove them."),
     "huge": Kind("Images too large to decode", "error", "Make them smaller, or remove them."),
     "tiny": Kind("Tiny images", "warning", "Check for thumbnails among the images."),

@@ -186,6 +186,9 @@ def _oddities(path: Path, data: bytes, image: Image.Image) -> dict[str, str]:
         turn = image.getexif().get(0x0112, 1)
         if turn in range(2, 9):
             odd["exif_rotated"] = f"orientation {turn}"
+    # After the last start of a scan there must be an end; EXIF may hold a whole JPEG before it.
+    if form in {"JPEG", "MPO"} and data.rfind(b"\xff\xd9") < data.rfind(b"\xff\xda"):
+        odd["end_missing"] = "no end mark"
     if image.has_transparency_data and _see_through(image):
         odd["alpha"] = "transparent"
     return odd

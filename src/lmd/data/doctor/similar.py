@@ -90,9 +90,12 @@ def _candidates(
     hashes: NDArray[np.uint64],
 ) -> Iterator[tuple[NDArray[np.int64], NDArray[np.int64]]]:
     """Pairs that agree in a band of 16 bits but for one: all within distance 7 are among them."""
+    bits = np.unpackbits(hashes.view(np.uint8).reshape(-1, 8), axis=1)
+    # Bits that hardly vary in this set are dealt out evenly, or a band of them would match all.
+    by_spread = np.argsort(bits.var(axis=0), kind="stable")
     for band in range(BANDS):
-        shift = np.uint64(BAND_BITS * band)
-        codes = ((hashes >> shift) & np.uint64(2**BAND_BITS - 1)).astype(np.int64)
+        own = np.packbits(bits[:, by_spread[band::BANDS]], axis=1).astype(np.int64)
+        codes = 256 * own[:, 0] + own[:, 1]
         order = np.argsort(codes, kind="stable")
         ranked = codes[order]
         for flip in (0, *(1 << bit for bit in range(BAND_BITS))):
