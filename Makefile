@@ -2,7 +2,7 @@
 PYTHON ?= python3
 BIN := .venv/bin
 
-.PHONY: demo test check format clean
+.PHONY: demo test check bench format clean
 
 .venv/installed: pyproject.toml
 	$(PYTHON) -m venv .venv
@@ -21,6 +21,9 @@ check: .venv/installed
 	$(BIN)/mypy
 	$(BIN)/lint-imports
 	$(MAKE) test
+
+bench: .venv/installed
+	$(BIN)/python benchmarks/run.py
 
 format: .venv/installed
 	$(BIN)/ruff format .

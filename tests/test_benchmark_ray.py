@@ -12,6 +12,7 @@ from toys import write_npz
 
 from lmd.benchmark.local import Local
 from lmd.benchmark.on_ray import OnRay, import_ray
+from lmd.benchmark.plan import Plan
 from lmd.benchmark.planning import plan_grid
 from lmd.benchmark.progress import Board
 from lmd.benchmark.run import run_plan
@@ -54,11 +55,13 @@ def workers_of(out: Path) -> list[int]:
 class LosesAWorker(OnRay):
     """Kills the worker of the first run that has trained two epochs: a lost node."""
 
-    lost = 0
+    def __init__(self, plan: Plan, folder: Path) -> None:
+        super().__init__(folder, "local", 2)
+        self.plan, self.lost = plan, 0
 
     def ended(self) -> dict[str, int]:
         if not self.lost:
-            at = [progress(run, self.folder).done for run in PLAN.runs]
+            at = [progress(run, self.folder).done for run in self.plan.runs]
             workers = workers_of(self.folder)
             if max(at) >= 2 and workers:
                 os.kill(workers[0], signal.SIGKILL)
@@ -71,17 +74,16 @@ class LosesAWorker(OnRay):
 @pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning")
 def test_a_cluster_gives_the_same_numbers(tmp_path: Path) -> None:
     pytest.importorskip("ray", reason="the extra ray is not installed")
-    global PLAN  # noqa: PLW0603
     write_npz(tmp_path / "toy.npz")
     (tmp_path / "grid.toml").write_text(GRID)
-    plan = PLAN = plan_grid(tmp_path / "grid.toml")
+    plan = plan_grid(tmp_path / "grid.toml")
     plain, cluster = tmp_path / "plain", tmp_path / "cluster"
     plain.mkdir()
     cluster.mkdir()
     backends: list[LosesAWorker] = []
 
     def on_ray() -> OnRay:
-        backends.append(LosesAWorker(cluster, "local", 2))
+        backends.append(LosesAWorker(plan, cluster))
         return backends[0]
 
     board = io.StringIO()
@@ -98,7 +100,6 @@ def test_a_cluster_gives_the_same_numbers(tmp_path: Path) -> None:
     assert logs.count("12 validation, 12 test images") == 3
 
 
-@pytest.mark.slow
 def test_no_cluster_at_the_address(tmp_path: Path) -> None:
     pytest.importorskip("ray", reason="the extra ray is not installed")
     with pytest.raises(LmdError, match="ray start --head"):

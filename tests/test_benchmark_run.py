@@ -2,10 +2,12 @@
 
 import io
 import os
+import re
 import signal
 import subprocess
 import sys
 import time
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
@@ -14,13 +16,14 @@ from toys import write_npz
 from typer import Typer
 from typer.testing import CliRunner
 
+from lmd.benchmark.estimate import Clock
 from lmd.benchmark.local import Local, environment
 from lmd.benchmark.lock import locked
 from lmd.benchmark.plan import Plan, PlannedRun, write_plan
 from lmd.benchmark.planning import plan_grid
-from lmd.benchmark.progress import Board
+from lmd.benchmark.progress import Board, Snapshot
 from lmd.benchmark.run import Outcome, run_plan
-from lmd.benchmark.state import clear_unborn, inspect, progress, read_record
+from lmd.benchmark.state import Progress, inspect, progress, read_record
 from lmd.cli.benchmark import benchmark, table
 from lmd.errors import LmdError
 
@@ -140,17 +143,33 @@ class KillsOnce(Local):
         return super().ended()
 
 
-def start_parent(grid: Path, out: Path) -> "subprocess.Popen[str]":
-    """`lmd benchmark` in a process of its own."""
-    code = "import sys; from lmd.cli.benchmark import benchmark; "
-    code += "from typer import Typer; app = Typer(); app.command()(benchmark); app()"
-    return subprocess.Popen(
-        [sys.executable, "-c", code, str(grid), "--out", str(out), "--workers", "2"],
-        stderr=subprocess.PIPE,
-        stdout=subprocess.DEVNULL,
-        text=True,
-        env=environment(1),
-    )
+Process = subprocess.Popen[str]
+
+
+@pytest.fixture
+def start_parent() -> Iterator[Callable[[Path, Path], Process]]:
+    """Starts `lmd benchmark` in a process of its own, which does not outlive the test."""
+    begun: list[Process] = []
+
+    def start(grid: Path, out: Path) -> Process:
+        code = "from typer import Typer; from lmd.cli.benchmark import benchmark; "
+        code += "app = Typer(); app.command()(benchmark); app()"
+        begun.append(
+            subprocess.Popen(
+                [sys.executable, "-c", code, str(grid), "--out", str(out), "--workers", "2"],
+                stderr=subprocess.PIPE,
+                stdout=subprocess.DEVNULL,
+                text=True,
+                env=environment(1),
+            )
+        )
+        return begun[-1]
+
+    yield start
+    for process in begun:
+        if process.poll() is None:
+            process.kill()
+            process.communicate()
 
 
 def children_of(out: Path) -> list[int]:
@@ -167,9 +186,8 @@ def children_of(out: Path) -> list[int]:
     return found
 
 
-def wait_until(true: object, seconds: float = 90) -> None:
+def wait_until(true: Callable[[], bool], seconds: float = 90) -> None:
     limit = time.monotonic() + seconds
-    assert callable(true)
     while not true():
         assert time.monotonic() < limit, "it never happened"
         time.sleep(0.02)
@@ -177,8 +195,10 @@ def wait_until(true: object, seconds: float = 90) -> None:
 
 @pytest.mark.slow
 @pytest.mark.skipif(not Path("/proc").exists(), reason="processes are found in /proc")
-def test_kills_cost_no_more_than_an_epoch(tmp_path: Path) -> None:
-    grid = write_grid(tmp_path, 'methods = ["ce"]\nPROTOCOL', epochs=40)
+def test_kills_cost_no_more_than_an_epoch(
+    tmp_path: Path, start_parent: Callable[[Path, Path], Process]
+) -> None:
+    grid = write_grid(tmp_path, 'methods = ["ce"]\nPROTOCOL', epochs=60)
     plan, out = plan_grid(grid), tmp_path / "out"
     run = plan.runs[0]
 
@@ -201,7 +221,7 @@ def test_kills_cost_no_more_than_an_epoch(tmp_path: Path) -> None:
     # The run ends with its parent, whatever ended that.
     wait_until(lambda: children_of(out) == [], 10)
     second = rows_of(out, run)
-    assert first < second < 40
+    assert first < second < 55
 
     backend = KillsOnce(out, plan)
     with locked(out):
@@ -214,7 +234,7 @@ def test_kills_cost_no_more_than_an_epoch(tmp_path: Path) -> None:
     # Four processes began with the same words, and what they trained adds up.
     log = (out / "logs" / f"{run.name}.txt").read_text()
     assert log.count("12 validation, 12 test images") == 4
-    assert rows_of(out, run) == 40
+    assert rows_of(out, run) == 60
 
 
 def test_two_benchmarks_do_not_share_a_folder(tmp_path: Path) -> None:
@@ -228,15 +248,6 @@ def test_two_benchmarks_do_not_share_a_folder(tmp_path: Path) -> None:
         pass
 
 
-def test_a_run_that_was_killed_before_its_record_can_start(tmp_path: Path) -> None:
-    (tmp_path / "run" / "checkpoint").mkdir(parents=True)
-    clear_unborn(tmp_path / "run")
-    assert list((tmp_path / "run").iterdir()) == []
-    (tmp_path / "run" / "mine.txt").write_text("kept")
-    clear_unborn(tmp_path / "run")
-    assert (tmp_path / "run" / "mine.txt").exists()
-
-
 def test_cores_are_divided(tmp_path: Path) -> None:
     cores = len(os.sched_getaffinity(0))
     assert (Local(tmp_path).workers, Local(tmp_path).threads) == (cores, 1)
@@ -245,3 +256,44 @@ def test_cores_are_divided(tmp_path: Path) -> None:
     assert environment(3)["OMP_NUM_THREADS"] == "3"
     with pytest.raises(LmdError, match="--workers"):
         Local(tmp_path, 0)
+
+
+def test_the_estimate_follows_finished_runs_and_epochs(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    grid = write_grid(tmp_path, 'methods = ["ce", "rs"]\nseeds = [0, 1]\nPROTOCOL', epochs=10)
+    plan, now = plan_grid(grid), [0.0]
+    monkeypatch.setattr("lmd.benchmark.estimate.time.monotonic", lambda: now[0])
+    clock = Clock(plan, {})
+    waiting = plan.runs[1:]
+    clock.start("ce-seed0")
+    assert clock.remaining(waiting, {"ce-seed0": Progress(0, 10, "")}, 1) is None
+    now[0] = 40.0
+    # Four of ten epochs in 40 s: 60 s are left of it, and 100 s for each of the three others.
+    at = {"ce-seed0": Progress(4, 10, "")}
+    assert clock.remaining(waiting, at, 1) == pytest.approx(360)
+    assert clock.remaining(waiting, at, 2) == pytest.approx(180)
+    now[0] = 90.0
+    assert clock.end("ce-seed0", finished=True) == pytest.approx(90)
+    assert clock.expected("ce") == clock.expected("rs") == pytest.approx(90)
+    # A run that goes on from an earlier session says nothing of a whole one.
+    clock.start("rs-seed0")
+    clock.remaining([], {"rs-seed0": Progress(9, 10, "")}, 1)
+    now[0] = 95.0
+    clock.end("rs-seed0", finished=True)
+    assert clock.expected("rs") == pytest.approx(90)
+
+
+@pytest.mark.parametrize("terminal", [True, False])
+def test_the_board_says_what_runs_and_when_it_ends(terminal: bool) -> None:
+    text = io.StringIO()
+    running = {"ce-seed0": Progress(3, 10, "stage 1, epoch 3/10")}
+    with Board(Console(file=text, force_terminal=terminal, width=120)) as board:
+        board.show(Snapshot(4, 1, 1, running, 1, 7200))
+    lines = re.sub(r"\x1b\[[?0-9;]*[A-Za-z]", "\n", text.getvalue()).splitlines()
+    shown = [line for line in lines if "1 of 4 runs done, 1 failed, 1 running, 1 waiting" in line]
+    assert len(shown) == 1 + terminal  # a terminal's last picture is drawn once more
+    assert "2 h left, until " in shown[0]
+    assert any("stage 1, epoch 3/10" in line for line in lines)
+    assert any("ce-seed0" in line for line in lines)
+    assert Snapshot(4, 3, 1, {}, 0, 0.0).summary == "3 of 4 runs done, 1 failed"

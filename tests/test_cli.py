@@ -248,6 +248,13 @@ def test_an_existing_run_is_never_overwritten_unasked(tmp_path: Path, trained: P
     assert (tmp_path / "mine" / "thesis.txt").read_text() == "precious"
 
 
+def test_a_run_killed_before_its_record_can_start_again(tmp_path: Path) -> None:
+    (tmp_path / "run" / "checkpoint").mkdir(parents=True)
+    data = write_npz(tmp_path / "toy.npz")
+    done = train(data, method="ce", settings=QUICK, out=tmp_path / "run", resume=True, quiet=True)
+    assert done.read_record()["status"] == "finished"
+
+
 def test_resume_refuses_other_settings(trained: Path) -> None:
     fails(
         r"other settings(.|\n)*method: ce → rs", trained.parent / "toy.npz", method="rs",

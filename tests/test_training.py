@@ -15,7 +15,7 @@ from lmd.protocol import Protocol
 from lmd.stage import Batch, Run, Stage, Stages, Task, Terms
 from lmd.supervised import Supervised
 from lmd.training.checkpoint import load_checkpoint
-from lmd.training.loop import evaluating
+from lmd.training.measuring import evaluating
 
 
 def method_of(make: object) -> Method:
@@ -173,3 +173,9 @@ def test_without_validation_nothing_is_validated(make_trainer: MakeTrainer) -> N
     trainer.validation = None
     trainer.fit()
     assert all(row["val_bacc"] is None for row in trainer.history)
+
+
+def test_weights_that_break_in_the_last_step_are_noticed(make_trainer: MakeTrainer) -> None:
+    trainer = make_trainer(METHODS["ce"], epochs=1, batch_size=64, lr=1e30)
+    with pytest.raises(LmdError, match="no longer finite"):
+        trainer.fit()

@@ -6,8 +6,10 @@ attraction and repulsion of FDC cost ``2 C^2`` for each feature, whatever the nu
 
 from collections.abc import Iterator
 from dataclasses import dataclass
+from itertools import islice
 from typing import Any, Literal, Self
 
+import numpy as np
 import torch
 from torch import Tensor, nn
 from torch.autograd.function import once_differentiable
@@ -22,6 +24,8 @@ NO_SPREAD = 1e-6
 
 # Rows of virtual features made at a time: large enough for fast products, small enough to forget.
 BLOCK = 4096
+# numpy draws without replacement from fewer than this many.
+MOST_VIRTUAL_FEATURES = 10**9
 
 
 def cholesky(matrix: Tensor) -> Tensor:
@@ -57,15 +61,17 @@ def class_moments(
     covariance; a class that was not drawn has it too, around the mean of the other means.
     """
     counts = torch.bincount(labels, minlength=classes)
-    ordered = features[labels.argsort(stable=True)]
+    order = labels.argsort(stable=True)
     mean = features.new_zeros(classes, features.shape[1])
     covariance = features.new_zeros(classes, features.shape[1], features.shape[1])
     start = 0
     for k, n in enumerate(counts.tolist()):
         if n:
-            mean[k] = ordered[start : start + n].mean(0)
-            centred = ordered[start : start + n] - mean[k]
-            torch.mm(centred.T, centred, out=covariance[k])
+            # A copy of one class at a time, not of all features.
+            rows = features[order[start : start + n]]
+            mean[k] = rows.mean(0)
+            rows -= mean[k]
+            torch.mm(rows.T, rows, out=covariance[k])
             covariance[k] /= max(n - 1, 1)
         start += n
     freedom = (counts - 1).clamp(min=0).to(mean)
@@ -75,6 +81,21 @@ def class_moments(
     mean[counts == 0] = mean[counts > 0].mean(0)
     covariance.diagonal(dim1=1, dim2=2).add_(ridge)
     return mean, covariance, counts
+
+
+def mixed_counts(
+    classes: int, per_class: int, batch: int, generator: torch.Generator
+) -> Iterator[list[int]]:
+    """How many of each class ``(K,)`` are in each batch of a shuffled ``per_class`` of every class.
+
+    Batch by batch without replacement, so that no order of all of them is ever held.
+    """
+    rng = np.random.default_rng(int(torch.randint(2**62, (), generator=generator)))
+    left = np.full(classes, per_class)
+    while (total := int(left.sum())) > 0:
+        taken = rng.multivariate_hypergeometric(left, min(batch, total), method="marginals")
+        left -= taken
+        yield taken.tolist()
 
 
 @dataclass(frozen=True)
@@ -97,15 +118,22 @@ class _OwnAndTotal(torch.autograd.Function):
         # Centred, so that large feature means do not cancel in float32.
         z = features - forms.centre
         total_half = z @ forms.total - forms.linear
-        total = ((total_half - forms.linear) * z).sum(1) + forms.constant
+        total = torch.linalg.vecdot(total_half - forms.linear, z) + forms.constant
+        # Grouped by class: one product for each class on rows that lie together.
+        order = labels.argsort()
+        counts = torch.bincount(labels, minlength=len(forms.means)).tolist()
+        away = z[order] - forms.means[labels[order]]
+        pulled = torch.empty_like(away)
+        start = 0
+        for k, n in enumerate(counts):
+            if n:
+                rows = slice(start, start + n)
+                torch.mm(away[rows], forms.matrices[k], out=pulled[rows])
+            start += n
         own_half = torch.empty_like(z)
+        own_half[order] = pulled
         own = z.new_empty(len(z))
-        for k in labels.unique().tolist():
-            rows = (labels == k).nonzero().squeeze(1)
-            away = z[rows] - forms.means[k]
-            pulled = away @ forms.matrices[k]
-            own_half[rows] = pulled
-            own[rows] = (pulled * away).sum(1)
+        own[order] = torch.linalg.vecdot(pulled, away)
         ctx.save_for_backward(own_half, total_half)
         return own, total
 
@@ -154,10 +182,13 @@ class ClassGaussians(nn.Module):
         decay = min(1 - 1 / (step + 1), self.decay)
         drawn = counts > 0 if step else torch.ones_like(counts, dtype=torch.bool)
         weight = torch.where(drawn, 1 - decay, 0.0).to(mean)
-        # decay = 0 replaces, so that nothing of a moment never fitted (even a NaN) stays.
-        self.mean.copy_(torch.lerp(self.mean, mean, weight[:, None]) if decay else mean)
-        new = torch.lerp(self.covariance, covariance, weight[:, None, None])
-        self.covariance.copy_(new if decay else covariance)
+        if decay:
+            self.mean.lerp_(mean, weight[:, None])
+            self.covariance.lerp_(covariance, weight[:, None, None])
+        else:
+            # Replaced, so that nothing of a moment never fitted (even a NaN) stays.
+            self.mean.copy_(mean)
+            self.covariance.copy_(covariance)
         return self
 
     def _fresh(self) -> dict[str, Any]:
@@ -185,10 +216,15 @@ class ClassGaussians(nn.Module):
         """Inverse covariances ``(K, C, C)``, from the Cholesky factors."""
         derived = self._fresh()
         if "precision" not in derived:
-            inverses = [torch.cholesky_inverse(factor) for factor in self.factors()]
-            derived["precision"] = torch.stack(inverses)
-        precision: Tensor = derived["precision"]
-        return precision
+            # Factors that nobody else asked for are not kept: they are as large as the inverses.
+            factors = derived.get("factors")
+            precision = torch.empty_like(self.covariance)
+            for k, covariance in enumerate(self.covariance):
+                factor = cholesky(covariance) if factors is None else factors[k]
+                torch.cholesky_inverse(factor, out=precision[k])
+            derived["precision"] = precision
+        found: Tensor = derived["precision"]
+        return found
 
     @torch.no_grad()
     def _forms(self, distance: Distance) -> _Forms:
@@ -224,10 +260,19 @@ class ClassGaussians(nn.Module):
         return own, total
 
     @torch.no_grad()
+    def noise(self, k: int, rows: int, generator: torch.Generator) -> Tensor:
+        """Draws of ``N(0, Sigma_k)``: ``(rows, C)``."""
+        size = (rows, self.mean.shape[1])
+        white = torch.randn(size, generator=generator, dtype=self.mean.dtype)
+        return white.to(self.mean.device) @ self.factors()[k].T
+
+    @torch.no_grad()
     def sample(self, per_class: int, generator: torch.Generator) -> tuple[Tensor, Tensor]:
         """``per_class`` virtual features of every class: ``(K R, C)``, labels ``(K R,)``."""
-        labels = torch.arange(len(self.mean)).repeat_interleave(per_class)
-        return self._draw(labels, generator), labels.to(self.mean.device)
+        classes = range(len(self.mean))
+        drawn = [self.noise(k, per_class, generator).add_(self.mean[k]) for k in classes]
+        labels = torch.arange(len(self.mean), device=self.mean.device)
+        return torch.cat(drawn), labels.repeat_interleave(per_class)
 
     @torch.no_grad()
     def batches(
@@ -235,20 +280,15 @@ class ClassGaussians(nn.Module):
     ) -> Iterator[tuple[Tensor, Tensor]]:
         """The same as ``sample`` in mixed batches ``(batch, C)``, made as they are asked for.
 
-        What is held does not grow with ``per_class``, but for one number for each feature.
+        Within a batch they lie class by class. What is held does not grow with ``per_class``.
         """
-        classes = len(self.mean)
-        order = torch.randperm(per_class * classes, generator=generator).remainder_(classes)
-        for labels in order.split(max(BLOCK // batch, 1) * batch):
-            features = self._draw(labels, generator)
-            pairs = zip(features.split(batch), labels.to(features.device).split(batch), strict=True)
-            yield from pairs
-
-    def _draw(self, labels: Tensor, generator: torch.Generator) -> Tensor:
-        size = (len(labels), self.mean.shape[1])
-        noise = torch.randn(size, generator=generator, dtype=self.mean.dtype).to(self.mean.device)
-        factors = self.factors()
-        for k in labels.unique().tolist():
-            rows = (labels == k).nonzero().squeeze(1).to(noise.device)
-            noise[rows] = torch.addmm(self.mean[k], noise[rows], factors[k].T)
-        return noise
+        classes = torch.arange(len(self.mean), device=self.mean.device)
+        planned = mixed_counts(len(self.mean), per_class, batch, generator)
+        while block := list(islice(planned, max(BLOCK // batch, 1))):
+            by_class = [
+                self.noise(k, sum(counts), generator).add_(self.mean[k]).split(counts)
+                for k, counts in enumerate(map(list, zip(*block, strict=True)))
+            ]
+            for counts, parts in zip(block, zip(*by_class, strict=True), strict=True):
+                repeats = torch.tensor(counts, device=classes.device)
+                yield torch.cat(parts), classes.repeat_interleave(repeats)

@@ -1,40 +1,29 @@
 """From a data set to a run folder: the whole way through the house, in one function."""
 
+import time
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 import torch
 
-from lmd.data.imbalance import imbalance_factor
+from lmd.data.doctor import quick_check
 from lmd.data.loaders import Normalise, derive_seed
 from lmd.data.prepare import Prepared, prepare_data
-from lmd.data.splits import groups_in_two_parts
 from lmd.data.table import PARTS
+from lmd.distributed import NotShareable, in_turn, joined, own_device, rank
 from lmd.errors import LmdError
 from lmd.method import Method
 from lmd.methods import METHODS
-from lmd.model import Model, ModelSpec, build_model, save_model
+from lmd.model import Model, ModelSpec, Preprocessing, build_model, save_model
 from lmd.protocol import Protocol, load_protocol
-from lmd.records import FORMAT, RunFolder, command, commit, machine, now, versions
+from lmd.recording import finish, first_record
+from lmd.records import Request, RunFolder
 from lmd.report import write_report
-from lmd.rescore import score_parts
 from lmd.stage import Task
 from lmd.training import Display, Trainer
-
-
-@dataclass(frozen=True)
-class Request:
-    """All that was asked for: what ``--resume`` needs to go on."""
-
-    data: str
-    method: str
-    profile: str = "default"
-    protocol: dict[str, Any] = field(default_factory=dict)
-    settings: dict[str, Any] = field(default_factory=dict)
-    columns: dict[str, Any] = field(default_factory=dict)
-    skip_bad: bool = False
 
 
 def find_method(key: str) -> Method:
@@ -100,17 +89,13 @@ def train(
         skip_bad,
     )
     folder = Path(out) if out is not None else default_folder(request, complete)
-    if resume and (folder / "record.json").exists():
-        run, request = _reopen(folder, request, asked=data is not None)
-        row, complete = find_method(request.method), Protocol.model_validate(request.protocol)
-        if run.read_record()["status"] == "finished":
+    here = own_device(choose_device(device))
+    with joined(here):
+        run, request = in_turn(partial(_open, folder, request, resume, overwrite))
+        if run.record_path.exists() and run.read_record()["status"] == "finished":
             return run
-    elif data is None:
-        raise LmdError(f"there is no run to resume in {folder}: give DATA to start one")
-    else:
-        run = RunFolder.create(folder, overwrite=overwrite)
-    with Display(quiet=quiet) as display:
-        _train(run, row, request, complete, choose_device(device), display, resume)
+        with Display(quiet=quiet or rank() > 0) as display:
+            _train(run, request, here, display, resume)
     return run
 
 
@@ -134,6 +119,19 @@ def choose_device(name: str) -> torch.device:
     return device
 
 
+def _open(
+    folder: Path, request: Request, resume: bool, overwrite: bool
+) -> tuple[RunFolder, Request]:
+    """The run to go on with, or a new one, which the first process makes for all."""
+    if resume and (folder / "record.json").exists():
+        return _reopen(folder, request, asked=bool(request.data))
+    if not request.data:
+        raise LmdError(f"there is no run to resume in {folder}: give DATA to start one")
+    if rank() > 0:
+        return RunFolder(folder), request
+    return RunFolder.create(folder, overwrite=overwrite), request
+
+
 def _reopen(folder: Path, request: Request, *, asked: bool) -> tuple[RunFolder, Request]:
     run = RunFolder.open(folder)
     before = Request(**run.read_record()["request"])
@@ -149,39 +147,32 @@ def _reopen(folder: Path, request: Request, *, asked: bool) -> tuple[RunFolder, 
 
 
 def _train(
-    run: RunFolder,
-    method: Method,
-    request: Request,
-    protocol: Protocol,
-    device: torch.device,
-    display: Display,
-    resume: bool,
+    run: RunFolder, request: Request, device: torch.device, display: Display, resume: bool
 ) -> None:
+    method, protocol = find_method(request.method), Protocol.model_validate(request.protocol)
     display.start("decoding images", 1)
-    data = prepare_data(
-        request.data,
-        protocol,
-        columns=request.columns,
-        skip_bad=request.skip_bad,
-        tick=display.advance,
+    started = time.perf_counter()
+    data = in_turn(
+        lambda: prepare_data(
+            request.data,
+            protocol,
+            columns=request.columns,
+            skip_bad=request.skip_bad,
+            tick=display.advance,
+        )
     )
     display.stop()
-    torch.manual_seed(derive_seed(protocol.seed, "model"))
-    model, preprocessing = build_model(
-        protocol.backbone,
-        protocol.weights,
-        len(data.table.classes),
-        head=method.head,
-        image_size=protocol.image_size,
-    )
+    decoding = time.perf_counter() - started
+    model, preprocessing = in_turn(lambda: _build(method, protocol, len(data.table.classes)))
     task = Task(torch.from_numpy(data.counts("train")).to(device), model.classifier.in_features)
-    record = _first_record(run, method, request, protocol, data, model, device)
+    record = first_record(run, method, request, protocol, data, model, device)
     if resume and run.record_path.exists():
         before = run.read_record()
         if before["data"]["fingerprint"] != record["data"]["fingerprint"]:
             raise LmdError(f"the data have changed since {run.path} was started: start a new run")
         record["created"], record["command"] = before["created"], before["command"]
-    run.write_record(record)
+    if rank() == 0:
+        run.write_record(record)
     _announce(display, method, data, model)
     trainer = Trainer(
         model=model,
@@ -194,9 +185,41 @@ def _train(
         device=device,
         display=display,
     )
-    trainer.fit(resume=resume)
+    trainer.timings.seconds["decode"] = decoding
+    try:
+        trainer.fit(resume=resume)
+    except NotShareable as error:
+        raise LmdError(f"method {method.key!r} with these settings: {error}") from error
     display.start("scoring", 3)
-    spec = ModelSpec(
+    predictions = _predictions(data, trainer)
+    display.step(1)
+
+    def write() -> None:
+        if rank() == 0:
+            save_model(model, run.path, _spec(method, protocol, data, model, preprocessing))
+            finish(run, record, data, trainer, predictions)
+            display.step(2)
+            write_report(run.path)
+
+    in_turn(write)
+    display.stop()
+
+
+def _build(method: Method, protocol: Protocol, classes: int) -> tuple[Model, Preprocessing]:
+    torch.manual_seed(derive_seed(protocol.seed, "model"))
+    return build_model(
+        protocol.backbone,
+        protocol.weights,
+        classes,
+        head=method.head,
+        image_size=protocol.image_size,
+    )
+
+
+def _spec(
+    method: Method, protocol: Protocol, data: Prepared, model: Model, preprocessing: Preprocessing
+) -> ModelSpec:
+    return ModelSpec(
         classes=data.table.classes,
         backbone=protocol.backbone,
         head=method.head,
@@ -205,89 +228,23 @@ def _train(
         feature_dim=model.classifier.in_features,
         class_counts=tuple(int(n) for n in data.counts("train")),
     )
-    save_model(model, run.path, spec)
-    display.step(1)
-    _finish(run, record, data, trainer)
-    display.step(2)
-    write_report(run.path)
-    display.stop()
 
 
 def _announce(display: Display, method: Method, data: Prepared, model: Model) -> None:
-    counts = data.counts("train")
     parts = ", ".join(f"{int(data.counts(p).sum())} {p}" for p in PARTS)
-    display.say(
-        f"{method.title} on {data.table.source}: {parts} images, {len(counts)} classes, "
-        f"imbalance factor {imbalance_factor(counts):.0f}"
-    )
-    if data.skipped:
-        display.say(f"{len(data.skipped)} images were skipped; the record names them")
     size = sum(p.numel() for p in model.parameters())
-    display.say(f"{size / 1e6:.1f} million parameters; head, medium, tail: {data.groups.rule}")
+    display.say(
+        f"{method.title} on {data.table.source}: {parts} images; "
+        f"{size / 1e6:.1f} million parameters; head, medium, tail: {data.groups.rule}"
+    )
+    for line in quick_check(data.table):
+        display.say(f"  data: {line}")
+    if data.skipped:
+        display.say(f"  data: {len(data.skipped)} images were skipped; the record names them.")
 
 
-def _first_record(
-    run: RunFolder,
-    method: Method,
-    request: Request,
-    protocol: Protocol,
-    data: Prepared,
-    model: Model,
-    device: torch.device,
-) -> dict[str, Any]:
-    table = data.table
-    return {
-        "format": FORMAT,
-        "status": "running",
-        "name": run.path.name,
-        "created": now(),
-        "finished": None,
-        **versions(),
-        "commit": commit(),
-        "command": command(),
-        "request": asdict(request),
-        "method": {
-            "key": method.key,
-            "title": method.title,
-            "paper": method.paper,
-            "note": method.note,
-            "profile": request.profile,
-            "settings": request.settings,
-        },
-        "protocol": request.protocol,
-        "data": {
-            "source": table.source,
-            "kind": table.kind,
-            "synthetic": table.synthetic,
-            "fingerprint": data.fingerprint(),
-            "classes": list(table.classes),
-            "counts": {part: data.counts(part).tolist() for part in PARTS},
-            "imbalance_factor": imbalance_factor(data.counts("train")),
-            "grouped": table.groups is not None,
-            "skipped": list(data.skipped),
-            "notes": _data_notes(data),
-        },
-        "groups": {"rule": data.groups.rule, "assignment": list(data.groups.assignment)},
-        "model": {
-            "backbone": protocol.backbone,
-            "weights": protocol.weights,
-            "head": method.head,
-            "feature_dim": model.classifier.in_features,
-            "parameters": sum(p.numel() for p in model.parameters()),
-            "selected": _selected(protocol),
-        },
-        "machine": machine(device),
-    }
-
-
-def _selected(protocol: Protocol) -> str:
-    if protocol.select == "last":
-        return "the last epoch of each stage"
-    return "the epoch of each stage with the best validation balanced accuracy"
-
-
-def _finish(run: RunFolder, record: dict[str, Any], data: Prepared, trainer: Trainer) -> None:
-    """Score validation and test, each once, and complete the record."""
+def _predictions(data: Prepared, trainer: Trainer) -> dict[str, dict[str, Any]]:
+    """Validation and test, each predicted once; several processes share the images."""
     predictions = {}
     for part in ("validation", "test"):
         images = data.part(part)
@@ -298,38 +255,4 @@ def _finish(run: RunFolder, record: dict[str, Any], data: Prepared, trainer: Tra
             "labels": images.labels,
             "probabilities": trainer.predict(images).softmax(1).numpy(),
         }
-    run.write_predictions(data.table.classes, predictions)
-    record |= score_parts(predictions, data.table.classes, data.groups, data.counts("train"))
-    record["notes"] = record["data"]["notes"] + record["notes"]
-    record["stages"] = _stages(trainer.history)
-    record["timings"] = {k: round(v, 3) for k, v in trainer.timings.seconds.items()}
-    record |= {"finished": now(), "status": "finished"}
-    run.write_record(record)
-
-
-def _data_notes(data: Prepared) -> list[str]:
-    notes = []
-    if data.table.synthetic:
-        notes.append("The images are synthetic: these numbers say nothing about patients.")
-    if data.skipped:
-        notes.append(f"{len(data.skipped)} images could not be used and were left out.")
-    leaks = len(groups_in_two_parts(data.table))
-    if leaks:
-        notes.append(
-            f"{leaks} groups (patients or lesions) are in more than one part: the numbers are "
-            "better than they would be on new patients."
-        )
-    if data.counts("validation").sum() == 0:
-        notes.append("There is no validation part: nothing was chosen on held-out images.")
-    return notes
-
-
-def _stages(history: list[dict[str, Any]]) -> list[dict[str, Any]]:
-    stages: dict[int, dict[str, Any]] = {}
-    for row in history:
-        stage = stages.setdefault(
-            row["stage"], {"name": row["stage_name"], "epochs": 0, "seconds": 0.0}
-        )
-        stage["epochs"] += 1
-        stage["seconds"] = round(stage["seconds"] + row["seconds"], 3)
-    return list(stages.values())
+    return predictions

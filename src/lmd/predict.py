@@ -2,11 +2,13 @@
 
 import csv
 import io
+import json
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from itertools import islice
 from pathlib import Path
+from typing import Protocol
 
 import numpy as np
 import torch
@@ -20,6 +22,82 @@ from lmd.files import atomic_write
 from lmd.model import Model, ModelSpec, channels_last, load_model
 
 Image = str | Path | NDArray[np.uint8]
+
+
+class Engine(Protocol):
+    """What computes: pixels in, probabilities out."""
+
+    @property
+    def classes(self) -> tuple[str, ...]:
+        """Class names, in the order of the probabilities."""
+        ...
+
+    @property
+    def image_size(self) -> int:
+        """The side S of its images."""
+        ...
+
+    def probabilities(self, pixels: NDArray[np.uint8]) -> NDArray[np.float32]:
+        """Of images already resized ``(B, S, S, 3)``: ``(B, K)``."""
+        ...
+
+
+class TorchEngine:
+    """A shipped model of a run folder."""
+
+    def __init__(self, model: Model, spec: ModelSpec, device: torch.device | str = "cpu") -> None:
+        self.device = torch.device(device)
+        self.model = channels_last(model.to(self.device)).eval()
+        self.spec = spec
+        pre = spec.preprocessing
+        self.classes, self.image_size = spec.classes, pre.image_size
+        self._normalise = Normalise.of(pre.mean, pre.std, self.device)
+
+    def probabilities(self, pixels: NDArray[np.uint8]) -> NDArray[np.float32]:
+        """Of images already resized ``(B, S, S, 3)``: ``(B, K)``."""
+        with torch.inference_mode():
+            logits = self.model(self._normalise(torch.from_numpy(pixels)))
+            probabilities = (logits.float() / self.spec.temperature).softmax(1)
+        found: NDArray[np.float32] = probabilities.cpu().numpy()
+        return found
+
+
+class OnnxEngine:
+    """A file that ``lmd.export.export_onnx`` wrote, run by onnxruntime on the CPU.
+
+    ``threads=0`` leaves their number to onnxruntime.
+    """
+
+    def __init__(self, path: Path, threads: int = 0) -> None:
+        try:
+            import onnxruntime
+        except ImportError as error:
+            raise LmdError(
+                f"{path} needs onnxruntime, which is not installed: pip install 'lmd[onnx]'"
+            ) from error
+        if not path.is_file():
+            raise LmdError(f"model file {path} does not exist")
+        options = onnxruntime.SessionOptions()
+        options.intra_op_num_threads = threads
+        providers = ["CPUExecutionProvider"]
+        try:
+            self._session = onnxruntime.InferenceSession(str(path), options, providers=providers)
+        except Exception as error:  # its exceptions have no base class of their own
+            raise LmdError(f"model file {path} is not a valid ONNX file ({error})") from error
+        about = self._session.get_modelmeta().custom_metadata_map
+        inputs = [i.name for i in self._session.get_inputs()]
+        if not {"classes", "spec"} <= about.keys() or inputs != ["images"]:
+            raise LmdError(
+                f"model file {path} was not written by lmd (it has no classes in its metadata): "
+                "make it with `lmd export RUN --onnx FILE`"
+            )
+        self.classes: tuple[str, ...] = tuple(json.loads(about["classes"]))
+        self.image_size = int(json.loads(about["spec"])["preprocessing"]["image_size"])
+
+    def probabilities(self, pixels: NDArray[np.uint8]) -> NDArray[np.float32]:
+        """Of images already resized ``(B, S, S, 3)``: ``(B, K)``."""
+        found: NDArray[np.float32] = self._session.run(["probabilities"], {"images": pixels})[0]
+        return found
 
 
 @dataclass(frozen=True)
@@ -55,17 +133,13 @@ class Predictor:
     ``lmd.load("runs/x").predict(["a.jpg", array])``: paths, or RGB arrays ``(H, W, 3)`` of uint8.
     """
 
-    def __init__(self, model: Model, spec: ModelSpec, device: torch.device | str = "cpu") -> None:
-        self.device = torch.device(device)
-        self.model = channels_last(model.to(self.device)).eval()
-        self.spec = spec
-        pre = spec.preprocessing
-        self._normalise = Normalise.of(pre.mean, pre.std, self.device)
+    def __init__(self, engine: Engine) -> None:
+        self.engine = engine
 
     @property
     def classes(self) -> tuple[str, ...]:
         """Class names, in the order of the probabilities."""
-        return self.spec.classes
+        return self.engine.classes
 
     def predict(
         self,
@@ -88,7 +162,7 @@ class Predictor:
             skipped += problems
             if good:
                 names += [name for name, _ in good]
-                found.append(self.probabilities(np.stack([pixels for _, pixels in good])))
+                found.append(self.engine.probabilities(np.stack([pixels for _, pixels in good])))
             done += len(chunk)
             if tick is not None:
                 tick(done, len(images))
@@ -97,19 +171,11 @@ class Predictor:
             tuple(names), self.classes, np.concatenate(found) if found else empty, tuple(skipped)
         )
 
-    def probabilities(self, pixels: NDArray[np.uint8]) -> NDArray[np.float32]:
-        """Of images already resized ``(B, S, S, 3)``: ``(B, K)``."""
-        with torch.inference_mode():
-            logits = self.model(self._normalise(torch.from_numpy(pixels)))
-            probabilities = (logits.float() / self.spec.temperature).softmax(1)
-        found: NDArray[np.float32] = probabilities.cpu().numpy()
-        return found
-
     def _read(
         self, images: Sequence[Image], batch_size: int
     ) -> Iterator[list[tuple[str, NDArray[np.uint8], str | None]]]:
         """Batches of name, pixels ``(S, S, 3)`` and what went wrong; one batch ahead."""
-        size = self.spec.preprocessing.image_size
+        size = self.engine.image_size
         nothing = np.zeros((0, 0, 3), np.uint8)
 
         def one(item: tuple[int, Image]) -> tuple[str, NDArray[np.uint8], str | None]:
@@ -130,9 +196,11 @@ class Predictor:
 
 
 def load(path: str | Path, device: torch.device | str = "cpu") -> Predictor:
-    """The shipped model of a run folder, ready to predict."""
-    model, spec = load_model(Path(path))
-    return Predictor(model, spec, device)
+    """The shipped model of a run folder, or an exported ``.onnx`` file, ready to predict."""
+    path = Path(path)
+    if path.suffix.lower() == ".onnx":
+        return Predictor(OnnxEngine(path))
+    return Predictor(TorchEngine(*load_model(path), device))
 
 
 def find_images(paths: Iterable[str | Path]) -> list[Path]:

@@ -4,6 +4,7 @@ import json
 import platform
 import subprocess
 import sys
+from dataclasses import dataclass, field
 from datetime import UTC, datetime
 from io import BytesIO
 from pathlib import Path
@@ -18,6 +19,19 @@ from lmd.errors import LmdError
 from lmd.files import atomic_write
 
 FORMAT = 1
+
+
+@dataclass(frozen=True)
+class Request:
+    """All that was asked for: what ``--resume`` needs to go on."""
+
+    data: str
+    method: str
+    profile: str = "default"
+    protocol: dict[str, Any] = field(default_factory=dict)
+    settings: dict[str, Any] = field(default_factory=dict)
+    columns: dict[str, Any] = field(default_factory=dict)
+    skip_bad: bool = False
 
 
 class RunFolder:
@@ -41,9 +55,8 @@ class RunFolder:
         """A new folder; one that has a run in it is refused unless asked for."""
         if path.exists() and not path.is_dir():
             raise LmdError(f"{path} is a file: choose another folder with --out")
-        if path.exists() and any(path.iterdir()):
-            known = (path / "record.json").exists()
-            if not known:
+        if path.exists() and not _unborn(path):
+            if not (path / "record.json").exists():
                 raise LmdError(
                     f"{path} exists and is not a run folder: choose another one with --out"
                 )
@@ -100,6 +113,12 @@ class RunFolder:
                 return dict(file)
         except (OSError, ValueError) as error:
             raise LmdError(f"{self.predictions_path} cannot be read: {error}") from error
+
+
+def _unborn(path: Path) -> bool:
+    """Nothing there, or what a run leaves that ended before it had a record."""
+    inside = list(path.iterdir())
+    return not inside or (inside == [path / "checkpoint"] and not any(inside[0].iterdir()))
 
 
 RUN_FILES = (

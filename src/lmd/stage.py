@@ -27,7 +27,12 @@ class Task:
 
 @dataclass(frozen=True)
 class Batch:
-    """``views[name] (B, 3, H, W)`` for each name in ``Stage.views``, and ``labels (B,)``."""
+    """``views[name] (B, 3, H, W)`` for each name in ``Stage.views``, and ``labels (B,)``.
+
+    Where several processes share a batch, the views are this process's slice of it. The encoder's
+    features, like the labels, are those of the whole batch in every process. A stage that takes
+    images of a batch together in front of the encoder is refused there.
+    """
 
     views: Mapping[str, Tensor]
     labels: Tensor

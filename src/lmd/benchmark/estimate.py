@@ -21,9 +21,13 @@ class Clock:
         self._begun[name] = (time.monotonic(), None)
 
     def end(self, name: str, *, finished: bool) -> float:
-        """A run ended now; how many seconds it took, counted for the estimate if finished."""
-        took = time.monotonic() - self._begun.pop(name)[0]
-        if finished:
+        """A run ended now; how many seconds it took.
+
+        It counts for the estimate if it is finished and had begun from nothing.
+        """
+        since, first = self._begun.pop(name)
+        took = time.monotonic() - since
+        if finished and not first:
             self._seconds[name] = took
         return took
 

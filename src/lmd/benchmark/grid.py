@@ -84,7 +84,7 @@ def read_grid(name: str | Path) -> tuple[str, Path]:
 def shipped_grids() -> list[str]:
     """Names of the grids that ship with the package.
 
-    >>> "demo" in shipped_grids()
+    >>> "synthetic" in shipped_grids()
     True
     """
     folder = resources.files("lmd") / "benchmarks"

@@ -2,6 +2,7 @@
 
 import contextlib
 import os
+import socket
 from pathlib import Path
 from typing import Any
 
@@ -25,17 +26,14 @@ class OnRay:
         self._ray = ray = import_ray()
         local = address == "local"
         self._tasks: dict[Any, str] = {}
-        # A driver that was started by `uv run` and the like would ship its folder otherwise.
         quiet = {"log_to_driver": False, "logging_level": "ERROR", "include_dashboard": False}
         if not local:
             del quiet["include_dashboard"]
+        _check_reachable(address)
         try:
             ray.init(address, num_cpus=workers if local else None, **quiet)
         except Exception as error:
-            raise LmdError(
-                f"no Ray cluster answers at {address!r}: {_first_line(error)}. Start one with "
-                "`ray start --head` or use --ray local"
-            ) from error
+            raise _no_cluster(address, error) from error
         self._gpu = ray.cluster_resources().get("GPU", 0) >= 1
         self._task = ray.remote(
             num_cpus=0 if self._gpu else threads,
@@ -109,6 +107,23 @@ def import_ray() -> Any:
     except ImportError:
         raise LmdError("--ray needs the package ray: pip install 'lmd[ray]'") from None
     return ray
+
+
+def _check_reachable(address: str) -> None:
+    """Ray itself tries an address where nobody answers for minutes."""
+    host, _, port = address.removeprefix("ray://").rpartition(":")
+    if host and port.isdigit():
+        try:
+            socket.create_connection((host, int(port)), timeout=10).close()
+        except (OSError, OverflowError) as error:
+            raise _no_cluster(address, error) from error
+
+
+def _no_cluster(address: str, error: BaseException) -> LmdError:
+    return LmdError(
+        f"no Ray cluster answers at {address!r} ({_first_line(error)}): start one with "
+        "`ray start --head`, or use --ray local"
+    )
 
 
 def _first_line(error: BaseException) -> str:

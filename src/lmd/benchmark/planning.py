@@ -12,8 +12,9 @@ from lmd.benchmark.grid import PAPER, Grid, load_grid, sweep_values
 from lmd.benchmark.plan import Plan, PlannedRun, Point, Row, grid_hash
 from lmd.errors import LmdError
 from lmd.method import Method
-from lmd.pipeline import Request, find_method, resolve
+from lmd.pipeline import find_method, resolve
 from lmd.protocol import Protocol
+from lmd.records import Request
 
 
 def plan_grid(name: str | Path) -> Plan:

@@ -32,10 +32,11 @@ class Snapshot:
     def summary(self) -> str:
         """One sentence."""
         failed = f", {self.failed} failed" if self.failed else ""
-        return (
-            f"{self.finished} of {self.total} runs done{failed}, {len(self.running)} running, "
-            f"{self.waiting} waiting; {when(self.remaining)}"
-        )
+        done = f"{self.finished} of {self.total} runs done{failed}"
+        if not self.running and not self.waiting:
+            return done
+        left = f"{len(self.running)} running, {self.waiting} waiting"
+        return f"{done}, {left}; {when(self.remaining)}"
 
 
 def when(seconds: float | None) -> str:
@@ -107,5 +108,6 @@ def _drawn(snapshot: Snapshot) -> Group:
     for name, at in snapshot.running.items():
         bar = ProgressBar(total=max(at.total, 1), completed=at.done, width=24)
         table.add_row(Text(name), bar, Text(f"{at.done}/{at.total}"), Text(at.where))
-    whole = ProgressBar(total=max(snapshot.total, 1), completed=snapshot.finished, width=40)
+    whole = Table.grid()
+    whole.add_row(ProgressBar(max(snapshot.total, 1), snapshot.finished, width=40))
     return Group(table, whole, Text(snapshot.summary))

@@ -11,7 +11,7 @@ from lmd.benchmark.estimate import Clock
 from lmd.benchmark.local import Backend, log_path
 from lmd.benchmark.plan import Plan, PlannedRun, write_plan
 from lmd.benchmark.progress import Board, Snapshot
-from lmd.benchmark.state import clear_unborn, inspect, progress
+from lmd.benchmark.state import inspect, progress
 
 PAUSE = 0.2  # seconds between two looks at the runs
 
@@ -94,7 +94,6 @@ class _Scheduler:
             if self._decoding(run):
                 continue
             waiting.remove(run)
-            clear_unborn(self.folder / run.name)
             self.clock.start(run.name)
             self.running[run.name] = run
             self.backend.start(run)

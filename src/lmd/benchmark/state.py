@@ -67,15 +67,6 @@ def differences(before: dict[str, Any], now: dict[str, Any]) -> list[str]:
     return [f"{key[-1]}: {old.get(key)} → {new.get(key)}" for key in changed]
 
 
-def clear_unborn(folder: Path) -> None:
-    """Remove what a run leaves that was killed before its record: an empty checkpoint folder."""
-    if folder.is_dir() and not (folder / "record.json").exists():
-        names = {path.name for path in folder.iterdir()}
-        checkpoint = folder / "checkpoint"
-        if names == {"checkpoint"} and not any(checkpoint.iterdir()):
-            checkpoint.rmdir()
-
-
 @dataclass(frozen=True)
 class Progress:
     """How far a run is: ``done`` of ``total`` epochs, and where."""

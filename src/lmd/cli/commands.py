@@ -9,7 +9,9 @@ from rich.console import Console
 from rich.table import Table
 
 from lmd import __version__
+from lmd.cli.benchmark import benchmark, table
 from lmd.cli.data import data_app
+from lmd.cli.export import export_command
 from lmd.errors import LmdError
 
 app = typer.Typer(
@@ -20,6 +22,9 @@ app = typer.Typer(
     help="Long-tailed medical image diagnosis: classifiers that work on rare diseases too.",
 )
 app.add_typer(data_app, name="data")
+app.command()(benchmark)
+app.command()(table)
+app.command("export")(export_command)
 
 Set = Annotated[
     list[str] | None,
@@ -161,7 +166,7 @@ def evaluate(
 
 @app.command()
 def predict(
-    model: Annotated[Path, typer.Argument(help="A run folder or its model.json.")],
+    model: Annotated[Path, typer.Argument(help="A run folder, its model.json or an .onnx file.")],
     images: Annotated[list[Path], typer.Argument(help="Images, or folders of images.")],
     out: Annotated[Path, typer.Option(help="The CSV file to write.")],
     batch_size: Annotated[int, typer.Option(min=1)] = 64,

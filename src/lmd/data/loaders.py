@@ -5,7 +5,9 @@ import os
 import platform
 import re
 import signal
+import threading
 from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 
 import cv2
@@ -16,9 +18,11 @@ from torch import Tensor
 from torch.utils.data import DataLoader, Dataset
 
 from lmd.data.views import VIEWS
+from lmd.distributed import cut, local_world
 
 Pixels = NDArray[np.uint8]
-# One stream's batch as it leaves a worker: views (B, S, S, 3) by name, and labels (B,).
+# One stream's batch as it leaves a worker: views (b, S, S, 3) by name, and labels (B,). Where
+# several processes share a batch, the views are this process's slice of it, the labels are all.
 RawBatch = tuple[dict[str, Tensor], Tensor]
 
 
@@ -92,7 +96,10 @@ def batches_of(order: NDArray[np.int64], size: int) -> list[NDArray[np.int64]]:
 
 
 class _Batches(Dataset[list[RawBatch]]):
-    """The b-th batch of every stream; its randomness depends on seed, stream and b alone."""
+    """The b-th batch of every stream, or one process's slice of it.
+
+    The randomness of an image depends on seed, stream, b and its place in the whole batch alone.
+    """
 
     def __init__(
         self,
@@ -100,8 +107,11 @@ class _Batches(Dataset[list[RawBatch]]):
         plans: list[list[NDArray[np.int64]]],
         views: tuple[str, ...],
         seed: int,
+        share: tuple[int, int],
     ) -> None:
-        self.images, self.plans, self.views, self.seed = images, plans, views, seed
+        self.images, self.plans, self.seed, self.share = images, plans, seed, share
+        # "strong2" is a second, independent draw of the pipeline "strong".
+        self.views = {name: VIEWS[re.sub(r"\d+$", "", name)] for name in views}
 
     def __len__(self) -> int:
         return min(len(plan) for plan in self.plans)
@@ -110,19 +120,25 @@ class _Batches(Dataset[list[RawBatch]]):
         return [self._stream(s, plan[b], b) for s, plan in enumerate(self.plans)]
 
     def _stream(self, stream: int, index: NDArray[np.int64], b: int) -> RawBatch:
-        rng = np.random.default_rng([self.seed, stream, b])
-        pixels = np.asarray(self.images.pixels[index])
-        views = {}
-        for name in self.views:
-            # "strong2" is a second, independent draw of the pipeline "strong".
-            view = VIEWS[re.sub(r"\d+$", "", name)]
-            views[name] = torch.from_numpy(np.stack([view(image, rng) for image in pixels]))
-        return views, torch.from_numpy(self.images.labels[index])
+        own = cut(len(index), *self.share)
+        pixels = np.asarray(self.images.pixels[index[own]])
+        views = {name: np.empty_like(pixels) for name in self.views}
+        # A counter-based generator is set to a place of its own for every image: twenty times
+        # cheaper than seeding one, and no two places ever meet.
+        philox = np.random.Philox(np.random.SeedSequence([self.seed, stream, b]))
+        fresh, rng = philox.state, np.random.Generator(philox)
+        for i, image in enumerate(pixels):
+            fresh["state"]["counter"][:] = (0, 0, 0, own.start + i)
+            philox.state = fresh
+            for name, view in self.views.items():
+                views[name][i] = view(image, rng)
+        labels = torch.from_numpy(self.images.labels[index])
+        return {name: torch.from_numpy(view) for name, view in views.items()}, labels
 
 
 def default_workers(device: torch.device) -> int:
     """Worker processes for the views: all spare cores beside a GPU, one beside a CPU."""
-    cores = os.cpu_count() or 1
+    cores = (os.cpu_count() or 1) // local_world()
     return min(8, max(1, cores - 1)) if device.type != "cpu" else min(1, cores - 1)
 
 
@@ -134,15 +150,20 @@ def training_batches(
     batch_size: int,
     seed: int,
     workers: int,
+    share: tuple[int, int] = (0, 1),
 ) -> "DataLoader[list[RawBatch]]":
-    """Batches of one epoch: one stream for each entry of ``weights``."""
+    """Batches of one epoch: one stream for each entry of ``weights``.
+
+    ``share`` is (number of this process, processes): every one of them draws the same batches and
+    makes the views of its slice.
+    """
     plans = [
         batches_of(draw(images.labels, w, derive_seed(seed, "stream", s)), batch_size)
         for s, w in enumerate(weights)
     ]
     forks = workers > 0 and platform.system() == "Linux"
     return DataLoader(
-        _Batches(images, plans, views, seed),
+        _Batches(images, plans, views, seed, share),
         batch_size=None,
         num_workers=workers,
         prefetch_factor=4 if workers else None,
@@ -152,6 +173,27 @@ def training_batches(
     )
 
 
+@contextmanager
+def signals_held() -> Iterator[None]:
+    """A signal that arrives inside takes effect at the end: start worker processes here.
+
+    What a handler raises while Python forks is lost, and with it a Ctrl-C.
+    """
+    if threading.current_thread() is not threading.main_thread():
+        yield
+        return
+    came: list[int] = []
+    numbers = (signal.SIGINT, signal.SIGTERM)
+    before = {n: signal.signal(n, lambda number, _: came.append(number)) for n in numbers}
+    try:
+        yield
+    finally:
+        for number, handler in before.items():
+            signal.signal(number, signal.SIG_DFL if handler is None else handler)
+    for caught in came[:1]:
+        signal.raise_signal(caught)
+
+
 def _start_worker(_: int) -> None:
     # Ctrl-C reaches every process of the terminal: the main one alone decides what happens.
     signal.signal(signal.SIGINT, signal.SIG_IGN)
@@ -159,7 +201,14 @@ def _start_worker(_: int) -> None:
     cv2.setNumThreads(0)
 
 
-def evaluation_batches(pixels: Pixels, batch_size: int) -> Iterator[Tensor]:
-    """The evaluation view, in order: uint8 ``(B, S, S, 3)``."""
-    for start in range(0, len(pixels), batch_size):
-        yield torch.from_numpy(np.array(pixels[start : start + batch_size]))
+def evaluation_batches(
+    pixels: Pixels, batch_size: int, share: tuple[int, int] = (0, 1)
+) -> Iterator[tuple[slice, Tensor]]:
+    """Rows and evaluation view of each batch, in order: uint8 ``(B, S, S, 3)``.
+
+    Of several processes each has every n-th batch, so the batches are those of one process.
+    """
+    process, processes = share
+    for start in range(process * batch_size, len(pixels), processes * batch_size):
+        rows = slice(start, min(start + batch_size, len(pixels)))
+        yield rows, torch.from_numpy(np.array(pixels[rows]))

@@ -68,8 +68,11 @@ def sweep_figure(results: Results) -> str:
     parts.append(text(LEFT + WIDTH / 2, base + 36, names, class_="tick"))
     side = upright(16, TOP + HEIGHT / 2)
     parts.append(text(0, 0, "balanced accuracy, %", class_="tick", transform=side))
+    beside = 0.0
     for i, each in enumerate(series):
-        parts += _drawn(each, i, places, labels, y)
+        parts += _drawn(each, i, [place + beside for place in places], labels, y)
+        # Intervals of several methods would cover each other.
+        beside += 0.0 if each.baseline else 6.0
     parts += _legend(series, base + 58)
     size = (LEFT + WIDTH + 24, base + 68 + 18 * (len(series) > 1))
     said = "Balanced accuracy with 95 % intervals over the test images"
@@ -120,8 +123,7 @@ def _drawn(
     path = " ".join(f"{places[i]:.1f},{y(100 * e.mean):.1f}" for i, e in ordered)
     parts = [element("polyline", points=path, class_=tone)] if len(ordered) > 1 else []
     for i, estimate in ordered:
-        # Beside one another where intervals of several methods would cover each other.
-        x = places[i] + 5 * index
+        x = places[i]
         drawn = tip(f"{series.title}, {labels[i]}: {100 * estimate.mean:.2f} %")
         if estimate.low is not None and estimate.high is not None:
             ends = y(100 * estimate.low), y(100 * estimate.high)

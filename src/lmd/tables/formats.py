@@ -50,7 +50,8 @@ def as_text(table: TableData, remarks: Sequence[str]) -> str:
             lines.append(_padded(row, widths, left))
     lines.append(bar)
     said = [*(f"({mark}) {text}" for text, mark in marks.items()), *remarks]
-    lines += [textwrap.fill(text, 100, subsequent_indent="  ") for text in said]
+    wrap = textwrap.TextWrapper(100, subsequent_indent="  ", break_on_hyphens=False)
+    lines += [wrap.fill(text) for text in said]
     return "\n".join(lines)
 
 

@@ -217,15 +217,16 @@ def _difference(entry: Entry | None, reference: Entry | None) -> Cell:
 
 def _correct(cells: list[list[Cell]]) -> int:
     """Holm's correction over all tests of the table, in place; returns their number."""
-    places = [
-        (c, i) for c, of in enumerate(cells) for i, x in enumerate(of) if isinstance(x, Comparison)
-    ]
-    tests = [cells[c][i] for c, i in places]
-    p_values = [test.difference.p_value for test in tests if isinstance(test, Comparison)]
-    for (c, i), test, p in zip(places, tests, holm(p_values), strict=True):
-        assert isinstance(test, Comparison)
+    tests = {
+        (c, i): cell
+        for c, column in enumerate(cells)
+        for i, cell in enumerate(column)
+        if isinstance(cell, Comparison)
+    }
+    corrected = holm([test.difference.p_value for test in tests.values()])
+    for ((c, i), test), p in zip(tests.items(), corrected, strict=True):
         cells[c][i] = replace(test, holm=float(p))
-    return len(places)
+    return len(tests)
 
 
 def _ranked(column: list[Cell]) -> list[Cell]:

@@ -1,8 +1,8 @@
 """The one training loop: it trains whatever stages a method yields and knows no method's name."""
 
 import time
-from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager, nullcontext
+from collections.abc import Callable, Mapping
+from contextlib import nullcontext
 from dataclasses import dataclass, field
 from math import cos, isfinite, pi
 from pathlib import Path
@@ -16,37 +16,26 @@ from torch.optim import SGD, Optimizer
 from lmd.data.loaders import (
     ImageSet,
     Normalise,
+    Pixels,
     RawBatch,
     batches_of,
     default_workers,
     derive_seed,
     draw,
     evaluation_batches,
+    signals_held,
     training_batches,
 )
+from lmd.distributed import agree, all_reduce, check_same, rank, world
 from lmd.errors import LmdError
 from lmd.model import Model, channels_last
 from lmd.protocol import Protocol
 from lmd.stage import Batch, ParameterGroups, Stage, Stages, Terms, prepare
 from lmd.training.checkpoint import Checkpoint, clone_state, load_checkpoint, save_checkpoint
 from lmd.training.history import write_history
+from lmd.training.measuring import Timings, evaluating
 from lmd.training.progress import Display
-
-
-@dataclass
-class Timings:
-    """Seconds spent by what was done."""
-
-    seconds: dict[str, float] = field(default_factory=dict)
-
-    @contextmanager
-    def of(self, what: str) -> Iterator[None]:
-        """Count the time inside for ``what``."""
-        start = time.perf_counter()
-        try:
-            yield
-        finally:
-            self.seconds[what] = self.seconds.get(what, 0.0) + time.perf_counter() - start
+from lmd.training.sharing import averaged, sharing, split_encoder
 
 
 @dataclass
@@ -74,6 +63,10 @@ class Trainer:
         channels_last(self.model.to(self.device))
         path = self.folder / "checkpoint" / "state.safetensors"
         saved = load_checkpoint(path) if resume else None
+        with split_encoder(self.model.encoder):
+            self._fit(path, saved)
+
+    def _fit(self, path: Path, saved: Checkpoint | None) -> None:
         torch.manual_seed(derive_seed(self.protocol.seed, "method"))
         stages = self.stages()
         index = 0
@@ -91,7 +84,7 @@ class Trainer:
 
     def predict(self, images: ImageSet) -> Tensor:
         """Logits ``(N, K)`` of the evaluation view, on the CPU."""
-        return self._forward(self.model, images.pixels)
+        return self._forward(self.model, images.pixels, self.model.classifier.out_features)
 
     def features(
         self, drawn: Literal["natural", "balanced"], images: ImageSet, seed: int
@@ -104,20 +97,20 @@ class Trainer:
             weights = np.divide(1.0, counts, out=np.zeros(len(counts)), where=counts > 0)
             index = draw(images.labels, weights, seed)
         unique, back = np.unique(index, return_inverse=True)
-        found = self._forward(self.model.encoder, images.pixels, unique)
+        chosen = images.pixels if len(unique) == len(images) else images.pixels[unique]
+        found = self._forward(self.model.encoder, chosen, self.model.classifier.in_features)
         labels = torch.from_numpy(images.labels[index]).to(self.device)
         return found.to(self.device)[torch.from_numpy(back).to(self.device)], labels
 
-    def _forward(
-        self, module: nn.Module, pixels: Any, index: np.ndarray[Any, Any] | None = None
-    ) -> Tensor:
-        chosen = pixels if index is None or len(index) == len(pixels) else pixels[index]
+    def _forward(self, module: nn.Module, pixels: Pixels, width: int) -> Tensor:
+        """Outputs ``(N, width)`` of the evaluation view; several processes share the batches."""
+        outputs = torch.zeros(len(pixels), width)
+        size = max(self.protocol.batch_size, 64)
         with evaluating(self.model), torch.no_grad(), self.autocast():
-            size = max(self.protocol.batch_size, 64)
-            outputs = [
-                module(self.normalise(b)).float().cpu() for b in evaluation_batches(chosen, size)
-            ]
-        return torch.cat(outputs)
+            for rows, images in evaluation_batches(pixels, size, (rank(), world())):
+                outputs[rows] = module(self.normalise(images)).float().cpu()
+        all_reduce(outputs)
+        return outputs
 
     def autocast(self) -> Any:
         """bfloat16 where a GPU computes in it; everything else in float32."""
@@ -130,6 +123,11 @@ class Trainer:
         if self.validation is None or len(self.validation) == 0:
             return None
         logits = self.predict(self.validation)
+        if not torch.isfinite(logits).all():
+            raise LmdError(
+                "the model's outputs are no longer finite after this epoch: training stopped; a "
+                "smaller learning rate (--set lr=…) is the usual remedy"
+            )
         labels = torch.from_numpy(self.validation.labels)
         total = torch.bincount(labels, minlength=logits.shape[1]).double()
         hits = torch.bincount(labels[logits.argmax(1) == labels], minlength=logits.shape[1])
@@ -181,8 +179,9 @@ class _StageTraining:
     def run(self, saved: Checkpoint | None) -> None:
         """Train the epochs that are missing; a checkpoint after each."""
         first = self._restore(saved) if saved is not None else 0
-        for epoch in range(first, self.epochs):
-            self._epoch(epoch)
+        with averaged([p for p in self.stage.parameters() if p.requires_grad]):
+            for epoch in range(first, self.epochs):
+                self._epoch(epoch)
         if self.trainer.protocol.select == "best" and self.best is not None:
             self.trainer.model.load_state_dict(self.best)
         for parameter in self.trainer.model.parameters():
@@ -212,6 +211,8 @@ class _StageTraining:
         trainer.display.start(name, steps)
         with trainer.timings.of("start of epoch"):
             means = dict(self.stage.start_epoch(run, self.optimizer) or {})
+            # Machines of different kinds round differently; here they start from the same again.
+            agree(list(self.stage.state_dict().values()))
         means |= self._batches(run, seed)
         with trainer.timings.of("validation"):
             score = trainer.validate()
@@ -249,16 +250,20 @@ class _StageTraining:
             batch_size=protocol.batch_size,
             seed=seed,
             workers=default_workers(trainer.device) if workers is None else workers,
+            share=(rank(), world()),
         )
         sums: dict[str, float] = {}
-        raw = iter(loader)
+        with signals_held():
+            raw = iter(loader)
         for b in range(len(loader)):
             with trainer.timings.of("waiting for batches"):
                 batches = [self._batch(r) for r in next(raw)]
             self._set_lr(run.epoch, b / len(loader))
-            with trainer.timings.of("steps"), trainer.autocast():
+            shared = sharing(len(batches[0].labels))
+            with trainer.timings.of("steps"), trainer.autocast(), shared:
                 terms = self.stage.step(self.optimizer, *batches)
                 values = _check_finite(terms, run.epoch, b, self.path)
+            check_same(values["loss"])
             for key, value in values.items():
                 sums[key] = sums.get(key, 0.0) + value
             trainer.display.step(b + 1, values)
@@ -290,6 +295,8 @@ class _StageTraining:
 
     def _save(self, epochs_done: int) -> None:
         trainer = self.trainer
+        if rank() > 0:
+            return
         recall = trainer.val_recall
         with trainer.timings.of("checkpoint"):
             # The checkpoint first: an epoch that the history shows can be resumed from.
@@ -335,15 +342,3 @@ def _check_finite(terms: Terms, epoch: int, batch: int, checkpoint: Path) -> Map
                 f"stopped; {kept}. A smaller learning rate (--set lr=…) is the usual remedy."
             )
     return values
-
-
-@contextmanager
-def evaluating(module: nn.Module) -> Iterator[None]:
-    """Evaluation mode inside; every sub-module's own mode is put back afterwards."""
-    modes = [(m, m.training) for m in module.modules()]
-    module.eval()
-    try:
-        yield
-    finally:
-        for m, mode in modes:
-            m.training = mode

@@ -105,7 +105,7 @@ def expected_cross_entropy(mean: Tensor, covariance: Tensor, draws: Tensor) -> O
         half = (rows @ w.detach().to(rows.dtype).T).to(mean.dtype)
         product = half.view(classes, width, classes - 1).mT @ w.T
         both = product + product.mT
-        factor = _small_cholesky(both - both.detach() / 2)
+        factor = small_cholesky(both - both.detach() / 2)
         logits = centre[..., None] + factor @ draws.T
         logits = torch.cat([logits, torch.zeros_like(logits[:, :1])], dim=1)
         own = logits.diagonal(dim1=0, dim2=1).mean()
@@ -115,7 +115,7 @@ def expected_cross_entropy(mean: Tensor, covariance: Tensor, draws: Tensor) -> O
     return objective
 
 
-def _small_cholesky(matrices: Tensor) -> Tensor:
+def small_cholesky(matrices: Tensor) -> Tensor:
     """Differentiable factors of ``(K, K - 1, K - 1)``, jittered as much as float32 errors need."""
     scale = matrices.detach().diagonal(dim1=1, dim2=2).mean(1) + 1e-30
     jitter = 1e-6

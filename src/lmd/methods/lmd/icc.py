@@ -5,7 +5,7 @@ and calibrates the classifier on virtual features; the E step (the batches) tune
 through the frozen classifier, with Feature Distribution Consistency.
 """
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from typing import ClassVar, Literal, get_args
 
 import torch
@@ -13,7 +13,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 from torch.optim import Optimizer
 
-from lmd.gaussians import ClassGaussians, Distance
+from lmd.gaussians import MOST_VIRTUAL_FEATURES, ClassGaussians, Distance
 from lmd.methods.lmd.calibrate import DRAWS, sgd_pass
 from lmd.methods.lmd.checks import between, linear_classifier, one_of
 from lmd.methods.lmd.selection import (
@@ -26,6 +26,7 @@ from lmd.methods.lmd.selection import (
     VirtualFeatures,
     choose,
 )
+from lmd.methods.lmd.virtual_pass import pays, virtual_pass
 from lmd.model import Model
 from lmd.stage import Batch, ParameterGroups, Run, Stage, Task, Terms
 
@@ -112,7 +113,8 @@ class ICC(Stage):
         one_of("m_step", m_step, ("argmin", "sgd"))
         one_of("label_loss", label_loss, ("ce", "gce"))
         one_of("distance", distance, get_args(Distance))
-        between("virtual_features", virtual_features, 1)
+        most = (MOST_VIRTUAL_FEATURES - 1) // len(task.class_counts)
+        between("virtual_features", virtual_features, 1, most)
         between("ridge", ridge, 0)
         between("iterations", iterations, 1)
         for name, value in (("shrinkage", shrinkage), ("weight_penalty", weight_penalty)):
@@ -199,20 +201,23 @@ class ICC(Stage):
         self, run: Run, gaussians: ClassGaussians, features: Tensor, labels: Tensor
     ) -> dict[str, float]:
         """The paper's M step: one pass of SGD over R K virtual features."""
-        batches: Iterator[tuple[Tensor, Tensor]]
+        weight, bias = self.model.classifier.weight.detach(), self._bias().detach()
+        velocity = self.weight_velocity, self.bias_velocity
+        lr, momentum, decay = self.m_lr, self.m_momentum, self.m_weight_decay
         if self.vfc:
-            batches = gaussians.batches(self.virtual_features, self.m_batch, run.generator)
+            drawn = self.virtual_features, self.m_batch, run.generator
+            if pays(weight.shape[0], weight.shape[1], self.m_batch):
+                moved = weight, bias, velocity
+                loss = virtual_pass(
+                    gaussians, *drawn, *moved, lr=lr, momentum=momentum, weight_decay=decay
+                )
+                return {"m_loss": loss}
+            batches = gaussians.batches(*drawn)
         else:
             order = torch.randperm(len(labels), generator=run.generator).to(labels.device)
             batches = ((features[rows], labels[rows]) for rows in order.split(self.m_batch))
         loss = sgd_pass(
-            batches,
-            self.model.classifier.weight.detach(),
-            self._bias().detach(),
-            (self.weight_velocity, self.bias_velocity),
-            lr=self.m_lr,
-            momentum=self.m_momentum,
-            weight_decay=self.m_weight_decay,
+            batches, weight, bias, velocity, lr=lr, momentum=momentum, weight_decay=decay
         )
         return {"m_loss": loss}
 

@@ -1,0 +1,46 @@
+"""Where the time of a run went, from its record.
+
+python benchmarks/breakdown.py RUN [RUN …]
+"""
+
+import argparse
+import json
+from pathlib import Path
+
+# A part that is measured inside another one, so that no second is counted twice.
+INSIDE = {"features": "start of epoch"}
+
+
+def breakdown(record: dict) -> list[tuple[str, float]]:
+    """Seconds by what was done, longest first; what no clock saw is ``other``."""
+    seconds = {k: float(v) for k, v in record.get("timings", {}).items()}
+    for inner, outer in INSIDE.items():
+        if inner in seconds and outer in seconds:
+            seconds[outer] -= seconds[inner]
+    whole = sum(stage["seconds"] for stage in record.get("stages", []))
+    # Epochs end before their checkpoint, and decoding comes before them: both are beside them.
+    inside = sum(v for k, v in seconds.items() if k not in ("checkpoint", "decode"))
+    if whole > inside:
+        seconds["other"] = whole - inside
+    return sorted(seconds.items(), key=lambda item: -item[1])
+
+
+def table(record: dict) -> str:
+    """The breakdown as text."""
+    rows = breakdown(record)
+    total = sum(v for _, v in rows)
+    lines = [f"{record['name']}: {record['method']['title']}, {total:.1f} s"]
+    lines += [f"  {k:22}{v:10.2f} s{100 * v / max(total, 1e-9):7.1f} %" for k, v in rows]
+    for number, stage in enumerate(record.get("stages", []), 1):
+        each = stage["seconds"] / max(stage["epochs"], 1)
+        lines.append(
+            f"  stage {number} {stage['name']}: {stage['epochs']} epochs, {each:.2f} s each"
+        )
+    return "\n".join(lines)
+
+
+if __name__ == "__main__":
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("runs", nargs="+", type=Path, metavar="RUN")
+    for run in parser.parse_args().runs:
+        print(table(json.loads((run / "record.json").read_text())))

@@ -1,0 +1,111 @@
+"""Which M step is better on validation, and at what cost (row 15 of docs/paper-vs-code.md).
+
+    python benchmarks/m_step.py RUN [--threads N]
+
+takes the encoder of a finished run, computes the features of its training and validation images
+once, and calibrates a classifier initialised anew with each kind of M step. The test part is not
+opened.
+"""
+
+import argparse
+import json
+import time
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Literal
+
+import torch
+from torch import Tensor
+
+from lmd.data.loaders import ImageSet, Normalise, evaluation_batches
+from lmd.data.prepare import prepare_data
+from lmd.methods import METHODS
+from lmd.model import Model, load_model
+from lmd.protocol import Protocol
+from lmd.stage import Stage, Task
+
+Part = Literal["train", "validation"]
+Features = dict[str, tuple[Tensor, Tensor]]
+
+CASES: dict[str, tuple[int, dict[str, Any]]] = {
+    "argmin, regularisers by validation (default)": (2, {}),
+    "argmin, natural draws": (2, {"m_sampling": "natural"}),
+    "argmin, shrinkage 0.5, penalty 3e-4": (1, {"shrinkage": 0.5, "weight_penalty": 3e-4}),
+    "argmin, no regulariser": (1, {"shrinkage": 0.0, "weight_penalty": 0.0}),
+    "argmin on real features (w/o VFC)": (1, {"vfc": False}),
+    "SGD 1e-2, R = 5 000": (2, {"m_step": "sgd", "m_lr": 1e-2, "virtual_features": 5000}),
+    "SGD 1e-5, R = 50 000 (paper)": (2, {"m_step": "sgd"}),
+}
+
+
+@dataclass
+class FixedFeatures:
+    """The contract's ``Run`` over features that no longer change."""
+
+    found: Features
+    epoch: int
+    epochs: int
+    generator: torch.Generator
+    steps: int = 1
+    val_recall: Tensor | None = None
+
+    def features(
+        self, drawn: Literal["natural", "balanced"] = "natural", part: Part = "train"
+    ) -> tuple[Tensor, Tensor]:
+        features, labels = self.found[part]
+        if drawn == "natural":
+            return features, labels
+        weights = (1 / torch.bincount(labels).double())[labels]
+        index = torch.multinomial(weights, len(labels), True, generator=self.generator)
+        return features[index], labels[index]
+
+
+def encode(model: Model, images: ImageSet, normalise: Normalise) -> tuple[Tensor, Tensor]:
+    with torch.inference_mode():
+        found = [model.features(normalise(b)) for _, b in evaluation_batches(images.pixels, 128)]
+    return torch.cat(found).clone(), torch.from_numpy(images.labels)
+
+
+def balanced_accuracy(model: Model, features: Tensor, labels: Tensor) -> float:
+    with torch.no_grad():
+        right = (model.classifier(features).argmax(1) == labels).double()
+    return float(torch.stack([right[labels == k].mean() for k in labels.unique()]).mean())
+
+
+def last_stage(model: Model, task: Task, settings: dict[str, Any]) -> Stage:
+    """The ICC stage of LMD as its recipe makes it, with a classifier initialised anew."""
+    torch.manual_seed(0)
+    method = METHODS["lmd"]
+    *_, stage = method.make(model, task, **method.settings(settings))
+    return stage
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("run", type=Path)
+    parser.add_argument("--threads", type=int, default=torch.get_num_threads())
+    asked = parser.parse_args()
+    torch.set_num_threads(asked.threads)
+    record = json.loads((asked.run / "record.json").read_text())
+    request = record["request"]
+    data = prepare_data(
+        request["data"], Protocol.model_validate(request["protocol"]), columns=request["columns"]
+    )
+    model, spec = load_model(asked.run)
+    normalise = Normalise.of(spec.preprocessing.mean, spec.preprocessing.std, torch.device("cpu"))
+    found = {part: encode(model, data.part(part), normalise) for part in ("train", "validation")}
+    task = Task(torch.bincount(found["train"][1]), spec.feature_dim)
+    print(f"{'M step':<46} iteration  validation BACC  seconds in all")
+    for name, (iterations, settings) in CASES.items():
+        stage = last_stage(model, task, settings)
+        started = time.perf_counter()
+        for j in range(iterations):
+            generator = torch.Generator().manual_seed(j)
+            stage.start_epoch(FixedFeatures(found, j, iterations, generator), None)
+            spent = time.perf_counter() - started
+            score = 100 * balanced_accuracy(model, *found["validation"])
+            print(f"{name:<46} {j + 1:9}  {score:15.1f}  {spent:14.1f}", flush=True)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,47 @@
+"""All benchmarks: every ratio beside its target; exit code 1 if one is missed.
+
+python benchmarks/run.py [stage2 stage1 inference growth]
+"""
+
+import argparse
+import json
+import os
+import subprocess
+import sys
+import tempfile
+import time
+from pathlib import Path
+
+from common import HERE, Result
+
+ALL = ("stage2", "stage1", "inference", "growth")
+
+
+def main(names: list[str]) -> int:
+    results: list[Result] = []
+    failed: list[str] = []
+    threads = {f"{lib}_NUM_THREADS": "1" for lib in ("OMP", "MKL", "OPENBLAS")}
+    for name in names:
+        print(f"== {name}", flush=True)
+        start = time.perf_counter()
+        with tempfile.TemporaryDirectory() as folder:
+            path = Path(folder) / "results.json"
+            command = [sys.executable, str(HERE / f"{name}.py"), "--json", str(path)]
+            subprocess.run(command, check=False, env=os.environ | threads)
+            if path.exists():
+                results += [Result(**each) for each in json.loads(path.read_text())]
+            else:
+                failed.append(f"{name} did not finish")
+        print(f"   {time.perf_counter() - start:.0f} s\n", flush=True)
+    print("== targets")
+    for result in results:
+        print(result.line())
+    missed = failed + [r.name for r in results if not r.met]
+    print("all targets met" if not missed else f"not met: {'; '.join(missed)}")
+    return 1 if missed else 0
+
+
+if __name__ == "__main__":
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("names", nargs="*", choices=[*ALL, []], metavar="NAME")
+    sys.exit(main(parser.parse_args().names or list(ALL)))

@@ -1,0 +1,121 @@
+"""A step of RRL through the real loop against its bare passes on tensors already in memory.
+
+    python benchmarks/stage1.py [--backbone resnet18] [--steps 8] [--repeats 3] [--json FILE]
+
+Bare is: the student forward on weak and strong views, the teacher forward on the weak ones, one
+backward pass. The real step has views, transfer, normalisation, relations, both optimisers and the
+checks on top. One thread for the passes; the views are made in a worker process, as always. Then
+the loader alone: views per second and core.
+"""
+
+import argparse
+import copy
+import statistics
+import sys
+import tempfile
+import time
+from pathlib import Path
+
+import numpy as np
+import torch
+from common import Result, clock, finish, median_ratio, one_thread, pixels
+from torch.nn import functional as F
+
+from lmd.data.loaders import ImageSet, Normalise, training_batches
+from lmd.methods.lmd.rrl import RRL
+from lmd.model import build_model, channels_last
+from lmd.protocol import Protocol
+from lmd.training import Display, Trainer
+
+SIZE, BATCH, CLASSES = 64, 64, 8
+
+
+class Bare:
+    """The passes alone."""
+
+    def __init__(self, backbone: str, images: ImageSet, normalise: Normalise) -> None:
+        model, _ = build_model(backbone, "none", CLASSES, image_size=SIZE, seed=0)
+        self.student = channels_last(model).train()
+        self.teacher = copy.deepcopy(model).eval()
+        self.weak = normalise(torch.from_numpy(images.pixels[:BATCH]))
+        self.strong = self.weak.flip(3)
+        self.labels = torch.from_numpy(images.labels[:BATCH])
+
+    def step(self) -> None:
+        self.student.zero_grad(set_to_none=True)
+        loss = F.cross_entropy(self.student(self.weak), self.labels)
+        loss = loss + F.cross_entropy(self.student(self.strong), self.labels)
+        with torch.no_grad():
+            self.teacher(self.weak)
+        loss.backward()
+
+
+def real(backbone: str, images: ImageSet) -> dict[str, float]:
+    """Seconds of waiting and of steps, for one epoch of the real loop."""
+    model, pre = build_model(backbone, "none", CLASSES, image_size=SIZE, seed=0)
+    protocol = Protocol(
+        image_size=SIZE, backbone=backbone, weights="none", epochs=1, batch_size=BATCH
+    )
+    cpu = torch.device("cpu")
+    with tempfile.TemporaryDirectory() as folder:
+        (Path(folder) / "checkpoint").mkdir()
+        trainer = Trainer(
+            model=model,
+            stages=lambda: iter([RRL(model, warmup=0.0)]),
+            train=images,
+            validation=None,
+            protocol=protocol,
+            normalise=Normalise.of(pre.mean, pre.std, cpu),
+            folder=Path(folder),
+            device=cpu,
+            display=Display(quiet=True),
+        )
+        trainer.fit()
+    return dict(trainer.timings.seconds)
+
+
+def loader_rate(size: int, view: str, images: int = 512) -> float:
+    """Images per second that one core makes views of."""
+    data = ImageSet(pixels(images, size), np.arange(images) % CLASSES)
+    loader = training_batches(
+        data, [None], views=(view,), batch_size=BATCH, seed=0, workers=0
+    )  # fmt: skip
+    start = time.perf_counter()
+    for _ in loader:
+        pass
+    return images / (time.perf_counter() - start)
+
+
+def measure(backbone: str, steps: int, repeats: int) -> list[Result]:
+    images = ImageSet(pixels(steps * BATCH, SIZE), np.arange(steps * BATCH) % CLASSES)
+    _, pre = build_model(backbone, "none", CLASSES, image_size=SIZE, seed=0)
+    bare = Bare(backbone, images, Normalise.of(pre.mean, pre.std, torch.device("cpu")))
+    bare.step()
+    real(backbone, ImageSet(images.pixels[:BATCH], images.labels[:BATCH]))  # loads what is lazy
+    passes, whole, waits = [], [], []
+    for turn in range(repeats):
+        passes.append(clock(lambda: [bare.step() for _ in range(steps)]) / steps)
+        seconds = real(backbone, images)
+        waits.append(seconds["waiting for batches"] / steps)
+        whole.append(waits[-1] + seconds["steps"] / steps)
+        print(f"turn {turn + 1} of {repeats} done", file=sys.stderr)
+    print(f"{backbone} at {SIZE} px, batch {BATCH}; median of {repeats} × {steps} steps, ms:")
+    for name, values in (("bare passes", passes), ("real step", whole), ("of it waiting", waits)):
+        print(f"  {name:14}{1000 * statistics.median(values):8.1f}")
+    for size in (64, 224):
+        rates = {view: loader_rate(size, view) for view in ("weak", "strong")}
+        print(f"  views at {size} px, images/s and core: " + ", ".join(
+            f"{view} {rate:.0f}" for view, rate in rates.items()))  # fmt: skip
+    ratio = median_ratio(whole, passes)
+    return [Result("stage 1: real step over bare passes", ratio, 1.15, False)]
+
+
+if __name__ == "__main__":
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--backbone", default="resnet18")
+    parser.add_argument("--steps", type=int, default=8)
+    parser.add_argument("--repeats", type=int, default=3)
+    parser.add_argument("--json")
+    options = parser.parse_args()
+    one_thread()
+    sys.exit(finish(measure(options.backbone, options.steps, options.repeats), options.json))

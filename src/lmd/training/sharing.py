@@ -1,0 +1,232 @@
+"""A batch shared by several processes: each encodes its slice, then all have the whole.
+
+Every process works on its slice of each batch up to the features. There the slices are put
+together, so that whatever follows the encoder (classifier, losses, counts, relations among samples)
+sees the whole batch in every process, as it would in one. A stage therefore knows nothing of this.
+"""
+
+from collections.abc import Iterator, Sequence
+from contextlib import AbstractContextManager, contextmanager, nullcontext
+from contextvars import ContextVar
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional as F
+from torch.nn.modules.batchnorm import _BatchNorm
+
+from lmd.distributed import (
+    TOGETHER,
+    NotShareable,
+    all_gather,
+    all_reduce,
+    cut,
+    largest,
+    rank,
+    world,
+)
+from lmd.errors import LmdError
+
+# How many images of the batch in work each process has; None outside a step.
+_sizes: ContextVar[tuple[int, ...] | None] = ContextVar("sizes", default=None)
+
+
+@contextmanager
+def sharing(size: int) -> Iterator[None]:
+    """Inside, the encoder works on this process's slice of a batch of ``size``."""
+    n = world()
+    if n == 1:
+        yield
+        return
+    cuts = [cut(size, p, n) for p in range(n)]
+    token = _sizes.set(tuple(c.stop - c.start for c in cuts))
+    try:
+        yield
+    except IndexError as error:
+        # Labels are those of the whole batch: to pair images by them misses those elsewhere.
+        raise NotShareable(TOGETHER.format(n)) from error
+    finally:
+        _sizes.reset(token)
+
+
+def split_encoder(encoder: nn.Module) -> AbstractContextManager[None]:
+    """Inside, and within ``sharing``, the encoder's features are those of the whole batch.
+
+    Its BatchNorm layers normalise by the whole batch too. Parameters keep their names.
+    """
+    return nullcontext() if world() == 1 else _split(encoder)
+
+
+@contextmanager
+def _split(encoder: nn.Module) -> Iterator[None]:
+    norms = [m for m in encoder.modules() if isinstance(m, _BatchNorm)]
+    for norm in norms:
+        if type(norm) not in (nn.BatchNorm2d, _SharedBatchNorm):
+            raise LmdError(
+                f"backbone: its {type(norm).__name__} layers cannot be shared by several "
+                "processes: choose another backbone, or train with one process"
+            )
+    # A copy of the encoder (an averaged teacher) takes both with it: class and hook.
+    handle = encoder.register_forward_hook(_whole_batch)
+    for norm in norms:
+        norm.__class__ = _SharedBatchNorm
+    try:
+        yield
+    finally:
+        handle.remove()
+        for norm in norms:
+            norm.__class__ = nn.BatchNorm2d
+
+
+def _whole_batch(_module: nn.Module, _inputs: object, features: Tensor) -> Tensor:
+    sizes = _sizes.get()
+    return features if sizes is None else gather(features, sizes)
+
+
+def gather(rows: Tensor, sizes: Sequence[int]) -> Tensor:
+    """The rows ``(m n_r, …)`` of every process as ``(m N, …)``, ordered as one process has them.
+
+    Process r has ``n_r = sizes[r]`` images, each in m blocks (views that pass the encoder
+    together). The gradient is scaled by the number of processes, as ``averaged`` expects.
+    """
+    own = sizes[rank()]
+    blocks = len(rows) // own if own else 0
+    if min(sizes) == 0:
+        # A process without an image cannot count them.
+        blocks = largest(blocks)
+    if len(rows) != blocks * own:
+        raise NotShareable(TOGETHER.format(len(sizes)))
+    found: Tensor = _Gather.apply(rows, tuple(sizes), blocks)  # type: ignore[no-untyped-call]
+    return found
+
+
+class _Gather(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, rows: Tensor, sizes: tuple[int, ...], blocks: int) -> Tensor:
+        ctx.sizes, ctx.blocks = sizes, blocks
+        # Collectives want equal shapes: short slices are filled up, and cut again.
+        padded = rows.new_zeros(blocks * max(sizes), *rows.shape[1:])
+        padded[: len(rows)] = rows
+        everyone = all_gather(padded)
+        kept = [
+            part[: blocks * n].unflatten(0, (blocks, n))
+            for part, n in zip(everyone, sizes, strict=True)
+        ]
+        return torch.cat(kept, 1).flatten(0, 1)
+
+    @staticmethod
+    def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor, None, None]:
+        # Every process has the same loss of the same features: its own rows are all it needs.
+        start = sum(ctx.sizes[: rank()])
+        own = gradient.unflatten(0, (ctx.blocks, sum(ctx.sizes)))
+        own = own[:, start : start + ctx.sizes[rank()]].flatten(0, 1)
+        return own * len(ctx.sizes), None, None
+
+
+class _SharedBatchNorm(nn.BatchNorm2d):
+    """BatchNorm over the whole batch (while it is shared; else as ever), on CPUs and GPUs."""
+
+    def forward(self, input: Tensor) -> Tensor:
+        """``(B, C, H, W)`` normalised by the moments of all processes' images."""
+        if not self.training or _sizes.get() is None:
+            return super().forward(input)
+        found = _Normalise.apply(input, self.weight, self.bias, self.eps)  # type: ignore[no-untyped-call]
+        output, mean, var, count = found
+        if self.track_running_stats and self.running_mean is not None:
+            assert self.running_var is not None
+            assert self.num_batches_tracked is not None
+            self.num_batches_tracked += 1
+            weight = self.momentum
+            if weight is None:
+                weight = 1 / float(self.num_batches_tracked)
+            with torch.no_grad():
+                unbiased = var * (count / (count - 1))
+                self.running_mean.lerp_(mean.to(self.running_mean), weight)
+                self.running_var.lerp_(unbiased.to(self.running_var), weight)
+        return output  # type: ignore[no-any-return]
+
+
+class _Normalise(torch.autograd.Function):
+    """Moments are combined in float64, from mean and squared deviation of every process."""
+
+    @staticmethod
+    def forward(
+        ctx: Any, x: Tensor, weight: Tensor | None, bias: Tensor | None, eps: float
+    ) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+        dims = [d for d in range(x.ndim) if d != 1]
+        count = x.numel() // x.shape[1]
+        own = torch.zeros(2, x.shape[1], dtype=torch.float64, device=x.device)
+        if count:
+            var, mean = torch.var_mean(_full(x), dims, correction=0)
+            own = torch.stack([mean, var]).double()
+        packed = torch.cat([own.flatten(), own.new_tensor([float(count)])])
+        everyone = torch.stack(all_gather(packed))
+        counts = everyone[:, -1:]
+        means, variances = everyone[:, :-1].unflatten(1, (2, -1)).unbind(1)
+        total = counts.sum()
+        mean = (counts * means).sum(0) / total
+        var = (counts * (variances + (means - mean).square())).sum(0) / total
+        kind = _full(x[:0]).dtype
+        ctx.save_for_backward(x, weight, mean.to(kind), (var + eps).rsqrt().to(kind), total)
+        output = F.batch_norm(x, mean.to(kind), var.to(kind), weight, bias, False, 0.0, eps)
+        ctx.mark_non_differentiable(mean, var, total)
+        return output, mean, var, total
+
+    @staticmethod
+    def backward(
+        ctx: Any, gradient: Tensor, *_: Tensor
+    ) -> tuple[Tensor, Tensor | None, Tensor | None, None]:
+        x, weight, mean, inverse, total = ctx.saved_tensors
+        dims = [d for d in range(x.ndim) if d != 1]
+        shape = [-1 if d == 1 else 1 for d in range(x.ndim)]
+        dy = _full(gradient)
+        deviation = _full(x) - mean.view(shape)
+        sums = torch.stack([dy.sum(dims), (dy * deviation).sum(dims) * inverse])
+        own_bias, own_weight = sums.clone()
+        all_reduce(sums)
+        first, second = (sums / total).to(dy.dtype)
+        scale = inverse if weight is None else inverse * _full(weight)
+        # dx = scale (dy - mean(dy) - x̂ mean(dy x̂)), with x̂ = deviation · inverse.
+        deviation.mul_((second * inverse).neg_().view(shape)).sub_(first.view(shape)).add_(dy)
+        dx = deviation.mul_(scale.view(shape)).to(x.dtype)
+        if weight is None:
+            return dx, None, None, None
+        return dx, own_weight.to(weight.dtype), own_bias.to(weight.dtype), None
+
+
+def _full(tensor: Tensor) -> Tensor:
+    """Sums over a batch are never in half precision."""
+    return tensor.float() if tensor.dtype in (torch.float16, torch.bfloat16) else tensor
+
+
+@contextmanager
+def averaged(parameters: Sequence[nn.Parameter]) -> Iterator[None]:
+    """Inside, every ``backward()`` ends with the mean of all processes' gradients."""
+    if world() == 1:
+        yield
+        return
+    queued = False
+
+    def reduce() -> None:
+        nonlocal queued
+        queued = False
+        gradients = [p.grad for p in parameters if p.grad is not None]
+        # One message for all of them: hundreds of small ones would take longer.
+        flat = torch.cat([g.flatten() for g in gradients])
+        all_reduce(flat)
+        flat /= world()
+        for g, part in zip(gradients, flat.split([g.numel() for g in gradients]), strict=True):
+            g.copy_(part.view_as(g))
+
+    def ready(_parameter: Tensor) -> None:
+        nonlocal queued
+        if not queued:
+            queued = True
+            torch.autograd.Variable._execution_engine.queue_callback(reduce)
+
+    handles = [p.register_post_accumulate_grad_hook(ready) for p in parameters]
+    try:
+        yield
+    finally:
+        for handle in handles:
+            handle.remove()
