@@ -7,6 +7,7 @@ from toys import MakeTrainer, assert_same, weights_of
 
 from lmd.methods import METHODS
 from lmd.model import CosineClassifier, Model
+from lmd.protocol import Protocol
 from lmd.stage import Stage, Stages
 from lmd.training import Display
 
@@ -42,6 +43,12 @@ def test_paper_rows_are_all_there() -> None:
     assert set(rows.split()) <= set(METHODS)
     assert all(key == method.key for key, method in METHODS.items())
     assert all(m.paper and m.title and m.stages for m in METHODS.values())
+
+
+@every_method
+def test_no_setting_has_the_name_of_one_of_the_protocols(key: str) -> None:
+    """``--set NAME=VALUE`` must mean one thing."""
+    assert not set(METHODS[key].defaults()) & set(Protocol.model_fields)
 
 
 @every_method

@@ -123,7 +123,7 @@ def cb_wd_max(
     model: Model,
     task: Task,
     *,
-    weight_decay: float = 5e-3,
+    stage1_weight_decay: float = 5e-3,
     stage2_weight_decay: float = 0.1,
     beta: float = 0.9999,
     threshold: float = 0.1,
@@ -141,7 +141,7 @@ def cb_wd_max(
             f"setting 'cb_loss' of method 'cb_wd_max' must be softmax_bce or cross_entropy; "
             f"it is {cb_loss!r}"
         )
-    yield Decayed(model, weight_decay=weight_decay)
+    yield Decayed(model, weight_decay=stage1_weight_decay)
     yield MaxNorm(
         model,
         class_balanced_weights(task.class_counts, beta),
