@@ -1,6 +1,7 @@
 """The commands as a person types them: real processes where exit codes matter, and every error."""
 
 import csv
+import hashlib
 import json
 import os
 import subprocess
@@ -78,6 +79,9 @@ def test_a_run_folder_is_complete(trained: Path) -> None:
     assert record["data"]["counts"]["train"] == [16, 8, 4]
     assert record["metrics"]["test"]["balanced_accuracy"]["low"] is not None
     assert record["machine"]["threads"] >= 1
+    data = (trained.parent / "toy.npz").read_bytes()
+    assert record["data"]["file_sha256"] == hashlib.sha256(data).hexdigest()
+    assert len(record["data"]["fingerprint"]) == 64
     with np.load(trained / "predictions.npz") as arrays:
         assert arrays["test_probabilities"].shape == (12, 3)
         assert np.allclose(arrays["test_probabilities"].sum(1), 1, atol=1e-5)

@@ -1,6 +1,8 @@
 """What a run's record says: at its start, and with its numbers at the end."""
 
+import hashlib
 from dataclasses import asdict
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -53,6 +55,7 @@ def first_record(
             "kind": table.kind,
             "synthetic": table.synthetic,
             "fingerprint": data.fingerprint(),
+            "file_sha256": _digest(Path(request.data)),
             "classes": list(table.classes),
             "counts": {part: data.counts(part).tolist() for part in PARTS},
             "imbalance_factor": imbalance_factor(data.counts("train")),
@@ -71,6 +74,14 @@ def first_record(
         },
         "machine": machine(device) | {"processes": world()},
     }
+
+
+def _digest(source: Path) -> str | None:
+    """SHA-256 of a manifest or an array file; ``None`` for a folder or generated images."""
+    if not source.is_file():
+        return None
+    with source.open("rb") as file:
+        return hashlib.file_digest(file, "sha256").hexdigest()
 
 
 def _selected(protocol: Protocol) -> str:

@@ -10,8 +10,8 @@ from numpy.typing import NDArray
 from lmd.errors import LmdError
 from lmd.evaluate import score
 from lmd.groups import Groups
-from lmd.intervals import paired_difference
-from lmd.metrics import METRICS
+from lmd.intervals import holm, paired_difference
+from lmd.metrics import GROUP_METRICS, METRICS
 from lmd.records import RunFolder
 from lmd.report import write_report
 
@@ -66,23 +66,39 @@ def rescore(path: Path, *, resamples: int = 1000) -> dict[str, Any]:
 
 
 def compare_runs(a: Path, b: Path, *, resamples: int = 1000) -> str:
-    """The difference of two runs in every metric, with paired intervals and p-values, as text."""
+    """The difference of two runs in every metric, with paired intervals and p-values, as text.
+
+    The p-values are Holm's, corrected for the number of metrics.
+    """
     first, second = RunFolder.open(a), RunFolder.open(b)
     left, right = first.read_predictions(), second.read_predictions()
     order = _same_images(left, right, a, b)
-    lines = [f"{a.name} minus {b.name} on the same {len(order)} test images (paired bootstrap)"]
-    for metric in METRICS.values():
-        found = paired_difference(
+    titles = {key: metric.title for key, metric in (METRICS | GROUP_METRICS).items()}
+    found = {
+        key: paired_difference(
             left["test_labels"],
             left["test_probabilities"],
             right["test_probabilities"][order],
-            metric.key,
+            key,
+            groups=first.read_record()["groups"]["assignment"],
             resamples=resamples,
         )
-        lines.append(
-            f"  {metric.title:<28} {100 * found.value:+7.2f}   "
-            f"95 % {100 * found.low:+.2f} to {100 * found.high:+.2f}   p = {found.p_value:.3f}"
-        )
+        for key in titles
+    }
+    known = {key: one for key, one in found.items() if np.isfinite(one.value)}
+    corrected = dict(zip(known, holm([one.p_value for one in known.values()]), strict=True))
+    lines = [
+        f"{a.name} minus {b.name}, in points, on the same {len(order)} test images (paired "
+        "bootstrap; p by Holm)"
+    ]
+    for key, one in found.items():
+        if key in known:
+            span = f"95 % {100 * one.low:+.2f} to {100 * one.high:+.2f}"
+            lines.append(
+                f"  {titles[key]:<26} {100 * one.value:+7.2f}   {span}   p = {corrected[key]:.3f}"
+            )
+        else:
+            lines.append(f"  {titles[key]:<26} not computable")
     return "\n".join(lines)
 
 
