@@ -7,21 +7,31 @@ import argparse
 import json
 from pathlib import Path
 
-# A part that is measured inside another one, so that no second is counted twice.
-INSIDE = {"features": "start of epoch"}
+# What is measured inside something else, so that no second is counted twice.
+INSIDE = {
+    "features": "start of epoch",
+    "student": "steps",
+    "teacher": "steps",
+    "losses": "steps",
+    "backward and update": "steps",
+}
+BESIDE_EPOCHS = ("checkpoint", "decode")
 
 
 def breakdown(record: dict) -> list[tuple[str, float]]:
     """Seconds by what was done, longest first; what no clock saw is ``other``."""
     seconds = {k: float(v) for k, v in record.get("timings", {}).items()}
-    for inner, outer in INSIDE.items():
-        if inner in seconds and outer in seconds:
-            seconds[outer] -= seconds[inner]
-    whole = sum(stage["seconds"] for stage in record.get("stages", []))
-    # Epochs end before their checkpoint, and decoding comes before them: both are beside them.
-    inside = sum(v for k, v in seconds.items() if k not in ("checkpoint", "decode"))
-    if whole > inside:
-        seconds["other"] = whole - inside
+    other = sum(stage["seconds"] for stage in record.get("stages", []))
+    for key, value in list(seconds.items()):
+        stage, number, what = (*key.split(" ", 2), "", "")[:3]
+        if stage == "stage" and what in INSIDE:
+            outer = f"stage {number} {INSIDE[what]}"
+            if outer in seconds:
+                seconds[outer] -= value
+        elif key not in BESIDE_EPOCHS:
+            other -= value
+    if other > 0:
+        seconds["other"] = other
     return sorted(seconds.items(), key=lambda item: -item[1])
 
 

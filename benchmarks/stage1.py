@@ -97,7 +97,7 @@ def measure(backbone: str, steps: int, repeats: int) -> list[Result]:
         passes.append(clock(lambda: [bare.step() for _ in range(steps)]) / steps)
         seconds = real(backbone, images)
         waits.append(seconds["waiting for batches"] / steps)
-        whole.append(waits[-1] + seconds["steps"] / steps)
+        whole.append(waits[-1] + seconds["stage 1 steps"] / steps)
         print(f"turn {turn + 1} of {repeats} done", file=sys.stderr)
     print(f"{backbone} at {SIZE} px, batch {BATCH}; median of {repeats} × {steps} steps, ms:")
     for name, values in (("bare passes", passes), ("real step", whole), ("of it waiting", waits)):

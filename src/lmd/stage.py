@@ -5,7 +5,8 @@ A method is a generator of stages. The loop trains each stage that is yielded; w
 and sub-modules, so that ``state_dict()`` is a complete checkpoint.
 """
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
 from typing import Any, ClassVar, Literal, Protocol
 
@@ -75,6 +76,8 @@ class Stage(nn.Module):
 
     views: ClassVar[tuple[str, ...]] = ("weak",)
     epochs: int | None = None
+    # ``with self.clock("teacher"):`` books the time inside; the loop puts its own clock here.
+    clock: Callable[[str], AbstractContextManager[Any]] = nullcontext
 
     def trainable(self) -> ParameterGroups:
         """Parameters, or groups of them with their own ``lr``; empty: the loop trains nothing."""
@@ -104,8 +107,9 @@ class Stage(nn.Module):
         """One update. Overridden only where one backward pass is not enough."""
         optimizer.zero_grad(set_to_none=True)
         terms: Terms = self(*batches)
-        terms["loss"].backward()
-        optimizer.step()
+        with self.clock("backward and update"):
+            terms["loss"].backward()
+            optimizer.step()
         return terms
 
 

@@ -2,7 +2,7 @@
 
 import time
 from collections.abc import Callable, Mapping
-from contextlib import nullcontext
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, field
 from math import cos, isfinite, pi
 from pathlib import Path
@@ -140,6 +140,7 @@ class EpochRun:
     """The contract's ``Run``, made anew for every epoch."""
 
     trainer: Trainer
+    clock: Callable[[str], AbstractContextManager[None]]
     epoch: int
     epochs: int
     steps: int
@@ -153,7 +154,7 @@ class EpochRun:
     ) -> tuple[Tensor, Tensor]:
         """See ``lmd.stage.Run.features``."""
         images = self.trainer.train if part == "train" else self.trainer.validation
-        with self.trainer.timings.of("features"):
+        with self.clock("features"):
             if images is None or len(images) == 0:
                 width = self.trainer.model.classifier.in_features
                 empty = torch.empty(0, dtype=torch.long, device=self.trainer.device)
@@ -172,9 +173,14 @@ class _StageTraining:
         self.epochs = own or (protocol.epochs if index == 0 else protocol.stage2_epochs)
         lr = protocol.lr if index == 0 else (protocol.stage2_lr or protocol.lr)
         self.groups = prepare(stage)
+        stage.clock = self.clock
         self.optimizer = _optimizer(self.groups, lr, protocol)
         self.best: dict[str, Tensor] | None = None
         self.best_score = -1.0
+
+    def clock(self, what: str) -> AbstractContextManager[None]:
+        """Books the time inside for this stage."""
+        return self.trainer.timings.of(f"stage {self.index + 1} {what}")
 
     def run(self, saved: Checkpoint | None) -> None:
         """Train the epochs that are missing; a checkpoint after each."""
@@ -205,11 +211,13 @@ class _StageTraining:
         generator = torch.Generator().manual_seed(seed)
         order = np.arange(len(trainer.train))
         steps = len(batches_of(order, trainer.protocol.batch_size))
-        run = EpochRun(trainer, epoch, self.epochs, steps, generator, trainer.val_recall)
+        run = EpochRun(
+            trainer, self.clock, epoch, self.epochs, steps, generator, trainer.val_recall
+        )
         prepare(self.stage)
         name = f"stage {self.index + 1} {type(self.stage).__name__} {epoch + 1}/{self.epochs}"
         trainer.display.start(name, steps)
-        with trainer.timings.of("start of epoch"):
+        with self.clock("start of epoch"):
             means = dict(self.stage.start_epoch(run, self.optimizer) or {})
             # Machines of different kinds round differently; here they start from the same again.
             agree(list(self.stage.state_dict().values()))
@@ -260,7 +268,7 @@ class _StageTraining:
                 batches = [self._batch(r) for r in next(raw)]
             self._set_lr(run.epoch, b / len(loader))
             shared = sharing(len(batches[0].labels))
-            with trainer.timings.of("steps"), trainer.autocast(), shared:
+            with self.clock("steps"), trainer.autocast(), shared:
                 terms = self.stage.step(self.optimizer, *batches)
                 values = _check_finite(terms, run.epoch, b, self.path)
             check_same(values["loss"])

@@ -150,32 +150,34 @@ class RRL(Stage):
         """Terms ``loss``, ``ce``, ``sample``, ``channel``, ``prob``; the last three 0 at first."""
         (batch,) = batches
         if int(self.done) < self._warmup_steps():
-            ce = F.cross_entropy(self.model(batch.views[self.ce_view]), batch.labels)
+            with self.clock("student"):
+                ce = F.cross_entropy(self.model(batch.views[self.ce_view]), batch.labels)
             zero = torch.zeros_like(ce)
             return {"loss": ce, "ce": ce, "sample": zero, "channel": zero, "prob": zero}
         weak, strong = batch.views["weak"], batch.views["strong"]
-        if self.ce_view == "weak":
-            ce = F.cross_entropy(self.model(weak), batch.labels)
-            # The running statistics are for images as they are met in use; the weak view is the
-            # nearest to those, and a mixture with distorted ones would fit neither.
-            with _statistics_untouched(self.model):
+        with self.clock("student"):
+            if self.ce_view == "weak":
+                ce = F.cross_entropy(self.model(weak), batch.labels)
+                # The running statistics are for images as they are met in use; the weak view is
+                # the nearest to those, and a mixture with distorted ones would fit neither.
+                with _statistics_untouched(self.model):
+                    features = self.model.features(strong)
+                    logits = self.model.classifier(features)
+            else:
                 features = self.model.features(strong)
                 logits = self.model.classifier(features)
-        else:
-            features = self.model.features(strong)
-            logits = self.model.classifier(features)
-            ce = F.cross_entropy(logits, batch.labels)
+                ce = F.cross_entropy(logits, batch.labels)
         return {"ce": ce} | self._consistency(ce, features, logits, weak)
 
     def _consistency(
         self, ce: Tensor, features: Tensor, logits: Tensor, weak: Tensor
     ) -> dict[str, Tensor]:
         self.teacher.train(self.own)
-        with torch.no_grad():
+        with self.clock("teacher"), torch.no_grad():
             goal = self.teacher.features(weak)
             goal_logits = self.teacher.classifier(goal)
         # Gram matrices are differences of large sums: never in half precision.
-        with torch.autocast(features.device.type, enabled=False):
+        with self.clock("losses"), torch.autocast(features.device.type, enabled=False):
             z, goal = _full(features), _full(goal)
             sample = sample_relation_loss(z, goal, self.gram)
             channel = channel_relation_loss(z, goal, self.gram, self.channel_divisor)
@@ -188,7 +190,8 @@ class RRL(Stage):
         if not self.own and int(self.done) == self._warmup_steps():
             self.teacher.load_state_dict(self.model.state_dict())
         terms = super().step(optimizer, *batches)
-        self._follow()
+        with self.clock("teacher"):
+            self._follow()
         self.done += 1
         return terms
 
