@@ -14,6 +14,7 @@ from lmd.cli.commands import parse_settings
 from lmd.errors import LmdError
 from lmd.methods import METHODS
 from lmd.pipeline import resolve
+from lmd.protocol import load_protocol
 
 BASE = 'data = "toy.npz"\nprotocol = "demo"\n'
 
@@ -35,7 +36,7 @@ def test_all_methods_of_a_seed_come_first(tmp_path: Path) -> None:
     assert plan.name == "grid"
     assert {run.request["data"] for run in plan.runs} == {str(tmp_path / "toy.npz")}
     assert plan.runs[0].request["protocol"]["seed"] == 3
-    assert plan.runs[0].request["protocol"]["epochs"] == 15
+    assert plan.runs[0].request["protocol"]["epochs"] == load_protocol("demo").epochs
 
 
 def test_a_sweep_is_a_product_and_skips_methods_without_the_setting(tmp_path: Path) -> None:

@@ -12,6 +12,18 @@ from lmd import __version__
 from lmd.cli.benchmark import benchmark, table
 from lmd.cli.data import data_app
 from lmd.cli.export import export_command
+from lmd.cli.options import (
+    SOURCES,
+    AllowOutside,
+    Device,
+    GroupColumn,
+    ImageColumn,
+    LabelColumn,
+    Quiet,
+    Root,
+    SkipBad,
+    SplitColumn,
+)
 from lmd.errors import LmdError
 
 app = typer.Typer(
@@ -34,8 +46,6 @@ Set = Annotated[
         help="A setting of the protocol or of the method, e.g. --set epochs=20 --set lambda_1=1.",
     ),
 ]
-Device = Annotated[str, typer.Option(help="auto, cpu, cuda or cuda:N.")]
-SkipBad = Annotated[bool, typer.Option("--skip-bad", help="Go on without unreadable images.")]
 
 
 def _show_version(wanted: bool) -> None:
@@ -70,7 +80,7 @@ def demo(
 def train(
     data: Annotated[
         str | None,
-        typer.Argument(help="A folder of class folders, a .csv manifest, an .npz, or 'synthetic'."),
+        typer.Argument(help=SOURCES),
     ] = None,
     method: Annotated[str, typer.Option(help="See `lmd methods`.")] = "lmd",
     protocol: Annotated[
@@ -90,28 +100,15 @@ def train(
     overwrite: Annotated[
         bool, typer.Option("--overwrite", help="Replace the run that is in --out.")
     ] = False,
-    image_column: Annotated[
-        str | None, typer.Option(help="Of a .csv manifest; default 'image'.")
-    ] = None,
-    label_column: Annotated[
-        str | None, typer.Option(help="Of a .csv manifest; default 'label'.")
-    ] = None,
-    group_column: Annotated[
-        str | None,
-        typer.Option(help="Of a .csv manifest: patient or lesion; default 'group' if it is there."),
-    ] = None,
-    split_column: Annotated[
-        str | None, typer.Option(help="Of a .csv manifest; default 'split' if it is there.")
-    ] = None,
-    root: Annotated[
-        Path | None, typer.Option(help="Folder that a manifest's image paths start from.")
-    ] = None,
-    allow_outside: Annotated[
-        bool, typer.Option("--allow-outside", help="Let a manifest's paths leave its root.")
-    ] = False,
+    image_column: ImageColumn = None,
+    label_column: LabelColumn = None,
+    group_column: GroupColumn = None,
+    split_column: SplitColumn = None,
+    root: Root = None,
+    allow_outside: AllowOutside = False,
     skip_bad: SkipBad = False,
     device: Device = "auto",
-    quiet: Annotated[bool, typer.Option("--quiet", help="No progress on the terminal.")] = False,
+    quiet: Quiet = False,
 ) -> None:
     """Train a method and write a run folder: model, predictions, record and report."""
     from lmd.pipeline import train as run_training

@@ -6,6 +6,16 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from lmd.cli.options import (
+    SOURCES,
+    AllowOutside,
+    GroupColumn,
+    ImageColumn,
+    LabelColumn,
+    Quiet,
+    Root,
+    SplitColumn,
+)
 from lmd.errors import LmdError
 
 if TYPE_CHECKING:
@@ -17,27 +27,14 @@ COLOURS = {"error": "red", "warning": "yellow", "note": "cyan"}
 def doctor_command(
     data: Annotated[
         str,
-        typer.Argument(help="A folder of class folders, a .csv manifest, an .npz, or 'synthetic'."),
+        typer.Argument(help=SOURCES),
     ],
-    image_column: Annotated[
-        str | None, typer.Option(help="Of a .csv manifest; default 'image'.")
-    ] = None,
-    label_column: Annotated[
-        str | None, typer.Option(help="Of a .csv manifest; default 'label'.")
-    ] = None,
-    group_column: Annotated[
-        str | None,
-        typer.Option(help="Of a .csv manifest: patient or lesion; default 'group' if it is there."),
-    ] = None,
-    split_column: Annotated[
-        str | None, typer.Option(help="Of a .csv manifest; default 'split' if it is there.")
-    ] = None,
-    root: Annotated[
-        Path | None, typer.Option(help="Folder that a manifest's image paths start from.")
-    ] = None,
-    allow_outside: Annotated[
-        bool, typer.Option("--allow-outside", help="Let a manifest's paths leave its root.")
-    ] = False,
+    image_column: ImageColumn = None,
+    label_column: LabelColumn = None,
+    group_column: GroupColumn = None,
+    split_column: SplitColumn = None,
+    root: Root = None,
+    allow_outside: AllowOutside = False,
     split: Annotated[
         str, typer.Option(help="Planned ratios; parts that the data come with are kept.")
     ] = "7:1:2",
@@ -50,7 +47,7 @@ def doctor_command(
     json_file: Annotated[
         Path | None, typer.Option("--json", help="Write all findings for scripts.")
     ] = None,
-    quiet: Annotated[bool, typer.Option("--quiet", help="No progress on the terminal.")] = False,
+    quiet: Quiet = False,
 ) -> None:
     """Examine a data set: files, labels, copies, leaks between parts. Nothing of it is changed.
 
