@@ -165,6 +165,8 @@ def _row(key: str, title: str, stages: tuple[str, str], **preset: bool) -> Metho
         _CITATION,
         stages,
         family="lmd",
+        note="Shrinkage and weight penalty are chosen on the validation part (default profile), so "
+        "validation scores are optimistic.",
         preset=preset,
         profiles={"paper": _PAPER, "official": _OFFICIAL},
     )
