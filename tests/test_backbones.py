@@ -154,6 +154,18 @@ def test_lite_carries_its_imagenet_weights_and_no_classifier() -> None:
     torch.testing.assert_close(scaled, (pixel - 127) / 128)
 
 
+@pytest.mark.parametrize("size", [(64, 64), (33, 50)])
+def test_lite_pads_as_its_package_does(size: tuple[int, int]) -> None:
+    package = pytest.importorskip("efficientnet_lite_pytorch")
+    encoder = backbones.build("efficientnet_lite0", "imagenet").encoder.eval()
+    reference = package.EfficientNet.from_name("efficientnet-lite0", image_size=None).eval()
+    reference._fc = torch.nn.Identity()
+    reference.load_state_dict(encoder.state_dict())
+    images = torch.rand(2, 3, *size)
+    with torch.no_grad():
+        torch.testing.assert_close(encoder(images), reference(images), rtol=1e-5, atol=1e-5)
+
+
 def test_lite_is_deterministic_in_training() -> None:
     encoder = backbones.build("efficientnet_lite0", "imagenet").encoder.train()
     images = torch.rand(4, 3, 32, 32)
