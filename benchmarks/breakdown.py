@@ -16,11 +16,17 @@ INSIDE = {
     "backward and update": "steps",
 }
 BESIDE_EPOCHS = ("checkpoint", "decode")
+# What is left of these after what is measured inside them.
+PLAIN = {
+    "stage 2 start of epoch": "stage 2 M step",
+    "stage 1 steps": "stage 1 rest of a step",
+    "stage 2 steps": "stage 2 rest of a step",
+}
 
 
 def breakdown(record: dict) -> list[tuple[str, float]]:
     """Seconds by what was done, longest first; what no clock saw is ``other``."""
-    seconds = {k: float(v) for k, v in record.get("timings", {}).items()}
+    seconds = {k: float(v) for k, v in record.get("timings", {}).items() if k != "views"}
     other = sum(stage["seconds"] for stage in record.get("stages", []))
     for key, value in list(seconds.items()):
         stage, number, what = (*key.split(" ", 2), "", "")[:3]
@@ -32,6 +38,7 @@ def breakdown(record: dict) -> list[tuple[str, float]]:
             other -= value
     if other > 0:
         seconds["other"] = other
+    seconds = {PLAIN.get(key, key): value for key, value in seconds.items()}
     return sorted(seconds.items(), key=lambda item: -item[1])
 
 
@@ -41,6 +48,9 @@ def table(record: dict) -> str:
     total = sum(v for _, v in rows)
     lines = [f"{record['name']}: {record['method']['title']}, {total:.1f} s"]
     lines += [f"  {k:22}{v:10.2f} s{100 * v / max(total, 1e-9):7.1f} %" for k, v in rows]
+    if "views" in record.get("timings", {}):
+        # Worker processes make them while the model computes; without any, waiting includes them.
+        lines.append(f"  {'views, meanwhile':22}{record['timings']['views']:10.2f} s")
     for number, stage in enumerate(record.get("stages", []), 1):
         each = stage["seconds"] / max(stage["epochs"], 1)
         lines.append(

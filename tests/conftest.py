@@ -13,7 +13,7 @@ from lmd.method import Method
 from lmd.model import build_model
 from lmd.protocol import Protocol
 from lmd.stage import Stages, Task
-from lmd.training import Display, Trainer
+from lmd.training import Display, FirstStages, Trainer
 
 SHARED = Path(__file__).parents[1].parent / "shared"
 
@@ -48,6 +48,7 @@ def make_trainer(tmp_path: Path) -> MakeTrainer:
         settings: dict[str, Any] | None = None,
         wrap: Callable[[Stages], Stages] = lambda stages: stages,
         display: Display | None = None,
+        first_stages: FirstStages | None = None,
         **protocol: Any,
     ) -> Trainer:
         values = {"image_size": 16, "backbone": "resnet8", "weights": "none", "epochs": 2}
@@ -72,6 +73,7 @@ def make_trainer(tmp_path: Path) -> MakeTrainer:
             folder=tmp_path / folder,
             device=cpu,
             display=display or Display(quiet=True),
+            first_stages=first_stages,
         )
 
     return make

@@ -206,6 +206,7 @@ def test_no_second_of_a_run_is_counted_twice():
             "stage 2 features": 4.0,
             "stage 2 start of epoch": 5.0,
             "checkpoint": 1.0,
+            "views": 7.0,
         },
         "stages": [{"name": "RRL", "epochs": 2, "seconds": 18.0}],
     }
@@ -214,10 +215,11 @@ def test_no_second_of_a_run_is_counted_twice():
         "decode": 1.0,
         "stage 1 student": 3.0,
         "stage 1 backward and update": 4.0,
-        "stage 1 steps": 3.0,
+        "stage 1 rest of a step": 3.0,
         "stage 2 features": 4.0,
-        "stage 2 start of epoch": 1.0,
+        "stage 2 M step": 1.0,
         "checkpoint": 1.0,
         "other": 3.0,
     }
     assert "20.0 s" in breakdown.table(record)
+    assert "views, meanwhile" in breakdown.table(record)

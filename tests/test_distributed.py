@@ -338,7 +338,7 @@ def test_slices_make_the_batch_of_one_process(processes: int) -> None:
     whole = epoch((0, 1))
     parts = [epoch((p, processes)) for p in range(processes)]
     for b, streams in enumerate(whole):
-        for s, (views, labels) in enumerate(streams):
+        for s, (views, labels, _) in enumerate(streams):
             assert all(torch.equal(part[b][s][1], labels) for part in parts)
             for name, view in views.items():
                 together = torch.cat([part[b][s][0][name] for part in parts])

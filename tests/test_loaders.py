@@ -48,7 +48,7 @@ def test_workers_give_the_same_batches() -> None:
             images, [None], views=("strong", "strong2"), batch_size=8, seed=5, workers=workers
         )
         return [
-            t for streams in loader for views, labels in streams for t in (*views.values(), labels)
+            t for streams in loader for raw in streams for t in (*raw.views.values(), raw.labels)
         ]
 
     for a, b in zip(epoch(0), epoch(2), strict=True):
@@ -59,7 +59,7 @@ def test_two_draws_of_a_view_differ() -> None:
     loader = training_batches(
         toy_images((20, 10)), [None], views=("strong", "strong2"), batch_size=8, seed=5, workers=0
     )
-    views, _ = next(iter(loader))[0]
+    views = next(iter(loader))[0].views
     assert not torch.equal(views["strong"], views["strong2"])
 
 

@@ -16,6 +16,8 @@ class Method:
     ``preset`` are the settings that make this row differ from its family (an ablation);
     ``profiles`` name further sets of values for the same keywords; ``head`` is ``linear`` or
     ``cosine``. A ``note`` says what a reader of a table must know (a reconstruction, say).
+    ``first_settings`` are those that shape the first of several stages (``None``: all do); a
+    benchmark expects rows to have it in common where its name and these settings agree.
     """
 
     key: str
@@ -28,6 +30,7 @@ class Method:
     note: str = ""
     preset: Mapping[str, Any] = field(default_factory=dict)
     profiles: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)
+    first_settings: tuple[str, ...] | None = None
 
     def defaults(self) -> dict[str, Any]:
         """Every keyword of ``make`` with its default, the preset applied."""

@@ -20,10 +20,10 @@ from lmd.methods import METHODS
 from lmd.model import Model, ModelSpec, Preprocessing, build_model, save_model
 from lmd.protocol import Protocol, load_protocol
 from lmd.recording import finish, first_record
-from lmd.records import Request, RunFolder
+from lmd.records import Request, RunFolder, source_digest
 from lmd.report import write_report
 from lmd.stage import Task
-from lmd.training import Display, Trainer
+from lmd.training import Display, FirstStages, Trainer
 
 
 def find_method(key: str) -> Method:
@@ -70,12 +70,14 @@ def train(
     columns: Mapping[str, Any] | None = None,
     device: str = "auto",
     quiet: bool = False,
+    first_stages: str | Path | None = None,
 ) -> RunFolder:
     """Train one method on one data set and write a complete run folder.
 
     ``data`` is what ``lmd.data.sources.open_table`` accepts; ``settings`` may hold keys of the
     protocol and of the method. With ``resume`` an interrupted run in ``out`` goes on, and ends
-    with the very weights that it would have had without the interruption.
+    with the very weights that it would have had without the interruption. Runs that are given one
+    folder as ``first_stages`` train a first stage that they have in common only once.
     """
     row = find_method(method)
     complete, own = resolve(row, protocol, settings or {}, profile)
@@ -95,7 +97,7 @@ def train(
         if run.record_path.exists() and run.read_record()["status"] == "finished":
             return run
         with Display(quiet=quiet or rank() > 0) as display:
-            _train(run, request, here, display, resume)
+            _train(run, request, here, display, resume, first_stages)
     return run
 
 
@@ -147,7 +149,12 @@ def _reopen(folder: Path, request: Request, *, asked: bool) -> tuple[RunFolder, 
 
 
 def _train(
-    run: RunFolder, request: Request, device: torch.device, display: Display, resume: bool
+    run: RunFolder,
+    request: Request,
+    device: torch.device,
+    display: Display,
+    resume: bool,
+    first_stages: str | Path | None,
 ) -> None:
     method, protocol = find_method(request.method), Protocol.model_validate(request.protocol)
     display.start("decoding images", 1)
@@ -184,6 +191,7 @@ def _train(
         folder=run.path,
         device=device,
         display=display,
+        first_stages=_first_stages(first_stages, record),
     )
     trainer.timings.seconds["decode"] = decoding
     try:
@@ -203,6 +211,21 @@ def _train(
 
     in_turn(write)
     display.stop()
+
+
+def _first_stages(folder: str | Path | None, record: Mapping[str, Any]) -> FirstStages | None:
+    """The folder of first stages, for runs of the same code, data, protocol and kind of machine."""
+    if folder is None:
+        return None
+    later = {"stage2_epochs", "stage2_lr", "methods", "workers"}
+    context = {
+        "code": source_digest(),
+        "machine": record["machine"],
+        "model": record["model"],
+        "data": record["data"]["fingerprint"],
+        "protocol": {k: v for k, v in record["protocol"].items() if k not in later},
+    }
+    return FirstStages(Path(folder), context)
 
 
 def _build(method: Method, protocol: Protocol, classes: int) -> tuple[Model, Preprocessing]:

@@ -102,6 +102,7 @@ def finish(
     record |= score_parts(predictions, data.table.classes, data.groups, data.counts("train"))
     record["notes"] = record["data"]["notes"] + record["notes"]
     record["stages"] = _stages(trainer.history)
+    record["stage_1_from"] = trainer.taken_from
     record["timings"] = {k: round(v, 3) for k, v in trainer.timings.seconds.items()}
     record |= {"finished": now(), "status": "finished"}
     run.write_record(record)

@@ -1,5 +1,6 @@
 """A run on disk: its folder, its record and its predictions."""
 
+import hashlib
 import json
 import platform
 import subprocess
@@ -159,6 +160,14 @@ def commit() -> str | None:
     except (OSError, subprocess.SubprocessError):
         return None
     return head + ("+" if changed else "")
+
+
+def source_digest() -> str:
+    """Changes with every line of this package's code, committed or not."""
+    digest = hashlib.sha256()
+    for path in sorted(Path(__file__).resolve().parent.rglob("*.py")):
+        digest.update(path.read_bytes())
+    return digest.hexdigest()
 
 
 def command() -> str:

@@ -56,6 +56,7 @@ def _train(job: dict[str, Any]) -> None:
         out=out,
         resume=True,
         device=job["device"],
+        first_stages=job["first_stages"],
     )
 
 

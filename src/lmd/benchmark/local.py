@@ -23,8 +23,8 @@ class Backend(Protocol):
     def slots(self) -> int:
         """How many runs may be under way at once."""
 
-    def start(self, run: PlannedRun) -> None:
-        """Begin a run, or go on with it."""
+    def start(self, run: PlannedRun, *, shared: bool = False) -> None:
+        """Begin a run, or go on with it; ``shared``: others have the same first stage."""
 
     def ended(self) -> dict[str, int]:
         """Exit codes of the runs that ended since the last call."""
@@ -41,7 +41,7 @@ def environment(threads: int) -> dict[str, str]:
 
 
 def job(
-    run: PlannedRun, folder: Path, *, threads: int, device: str, loaders: int | None
+    run: PlannedRun, folder: Path, *, threads: int, device: str, loaders: int | None, shared: bool
 ) -> dict[str, Any]:
     """What a child reads: plain values, so that it can travel to another machine."""
     return {
@@ -51,6 +51,7 @@ def job(
         "threads": threads,
         "device": device,
         "loaders": loaders,
+        "first_stages": str(first_stages(folder)) if shared else None,
     }
 
 
@@ -113,7 +114,7 @@ class Local:
         """The number of workers."""
         return self.workers
 
-    def start(self, run: PlannedRun) -> None:
+    def start(self, run: PlannedRun, *, shared: bool = False) -> None:
         """A process on the first free device."""
         taken = {slot for _, slot in self._running.values()}
         slot = next(i for i in range(self.workers) if i not in taken)
@@ -123,6 +124,7 @@ class Local:
             threads=self.threads,
             device=self.devices[slot],
             loaders=self.loaders,
+            shared=shared,
         )
         self._running[run.name] = spawn(work, log_path(self.folder, run), self.keep), slot
 
@@ -143,6 +145,11 @@ class Local:
 def log_path(folder: Path, run: PlannedRun) -> Path:
     """Where a run's own words go: beside the run folders, as one that never began has no folder."""
     return folder / "logs" / f"{run.name}.txt"
+
+
+def first_stages(folder: Path) -> Path:
+    """Where the first stages that several runs have in common are kept while a grid runs."""
+    return folder / "first-stages"
 
 
 def available_cores() -> int:

@@ -48,7 +48,7 @@ class OnRay:
         room = int(has.get("GPU", 0) if self._gpu else has.get("CPU", 0) // self.threads)
         return max(1, room if self.workers is None else min(room, self.workers))
 
-    def start(self, run: PlannedRun) -> None:
+    def start(self, run: PlannedRun, *, shared: bool = False) -> None:
         """Hand the run to the cluster."""
         work = job(
             run,
@@ -56,6 +56,7 @@ class OnRay:
             threads=self.threads,
             device="cuda" if self._gpu else "cpu",
             loaders=None if self._gpu else 0,
+            shared=shared,
         )
         self._tasks[self._task.remote(work, str(log_path(self.folder, run)))] = run.name
 

@@ -52,6 +52,7 @@ class PlannedRun:
     stages: int
     request: dict[str, Any]
     command: list[str]
+    first: str = ""  # the first stage by name and settings
 
 
 @dataclass(frozen=True)

@@ -167,7 +167,13 @@ def _run(
         stages=len(method.stages),
         request=json.loads(json.dumps(asdict(request))),
         command=_command(grid, method, extra | {"seed": seed}, str(data)),
+        first=_first(method, settings),
     )
+
+
+def _first(method: Method, settings: Mapping[str, Any]) -> str:
+    shaping = settings if method.first_settings is None else method.first_settings
+    return json.dumps([method.stages[0], {key: settings[key] for key in shaping}])
 
 
 def _command(grid: Grid, method: Method, extra: Mapping[str, Any], data: str) -> list[str]:

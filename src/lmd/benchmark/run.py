@@ -1,14 +1,16 @@
 """The runs of a plan that are missing, done side by side; a failing one is left behind."""
 
 import json
+import shutil
 import time
+from collections import Counter
 from collections.abc import Callable, Iterable
 from contextlib import AbstractContextManager
 from dataclasses import dataclass, field
 from pathlib import Path
 
 from lmd.benchmark.estimate import Clock
-from lmd.benchmark.local import Backend, log_path
+from lmd.benchmark.local import Backend, first_stages, log_path
 from lmd.benchmark.plan import Plan, PlannedRun, write_plan
 from lmd.benchmark.progress import Board, Snapshot
 from lmd.benchmark.state import inspect, progress
@@ -35,8 +37,12 @@ def run_plan(
     folder: Path,
     backend: Callable[[], Backend],
     board: AbstractContextManager[Board],
+    *,
+    share: bool = True,
 ) -> Outcome:
     """Do what is missing of a plan; the folder must be locked.
+
+    With ``share`` a first stage that several runs have in common is trained once.
 
     Whatever ends this function, an interrupt too, ends the runs that are under way; they go on
     from their last epoch next time.
@@ -51,9 +57,13 @@ def run_plan(
     at_work = backend()
     try:
         with board as shown:
-            _Scheduler(plan, folder, at_work, shown, outcome, Clock(plan, seconds)).work(todo)
+            scheduler = _Scheduler(plan, folder, at_work, shown, outcome, Clock(plan, seconds))
+            scheduler.share(todo if share else [])
+            scheduler.work(todo)
     finally:
         at_work.stop()
+    if outcome.complete:
+        shutil.rmtree(first_stages(folder), ignore_errors=True)
     return outcome
 
 
@@ -74,6 +84,11 @@ class _Scheduler:
         self.running: dict[str, PlannedRun] = {}
         self.retried: set[str] = set()
         self.decoded: set[str] = set()
+        self.beginnings: Counter[str] = Counter()
+
+    def share(self, runs: Iterable[PlannedRun]) -> None:
+        """Let these runs take over first stages from one another."""
+        self.beginnings.update(_beginning(run) for run in runs)
 
     def work(self, todo: list[PlannedRun]) -> None:
         """Until nothing waits and nothing runs."""
@@ -91,12 +106,12 @@ class _Scheduler:
         for run in list(waiting):
             if len(self.running) >= self.backend.slots():
                 return
-            if self._decoding(run):
+            if self._decoding(run) or self._begun_elsewhere(run):
                 continue
             waiting.remove(run)
             self.clock.start(run.name)
             self.running[run.name] = run
-            self.backend.start(run)
+            self.backend.start(run, shared=self._shared(run))
             self.board.say(f"started   {run.name}")
 
     def _decoding(self, run: PlannedRun) -> bool:
@@ -109,6 +124,20 @@ class _Scheduler:
             self.decoded.add(key)
             return False
         return bool(others)
+
+    def _shared(self, run: PlannedRun) -> bool:
+        return self.beginnings[_beginning(run)] > 1
+
+    def _begun_elsewhere(self, run: PlannedRun) -> bool:
+        """Whether another run is just training the first stage that this one will take over.
+
+        Waiting for it is never slower than training it a second time from the start.
+        """
+        if not self._shared(run) or progress(run, self.folder).done > 0:
+            return False
+        mine, epochs = _beginning(run), run.request["protocol"]["epochs"]
+        others = [other for other in self.running.values() if _beginning(other) == mine]
+        return any(progress(other, self.folder).done < epochs for other in others)
 
     def _ended(self, run: PlannedRun, code: int) -> PlannedRun | None:
         """Note the end of a run; one that was killed is taken up once more."""
@@ -140,6 +169,13 @@ class _Scheduler:
                 remaining=self.clock.remaining(left, at, self.backend.slots()),
             )
         )
+
+
+def _beginning(run: PlannedRun) -> str:
+    """The same for runs that should have their first stage in common; the runs make sure of it."""
+    request = run.request
+    protocol = {k: v for k, v in request["protocol"].items() if not k.startswith("stage2_")}
+    return json.dumps([request["data"], request["columns"], protocol, run.first])
 
 
 def last_words(log: Path) -> str:

@@ -35,6 +35,13 @@ def benchmark(
             help="Run on a Ray cluster with a shared file system; 'local' starts one here.",
         ),
     ] = None,
+    share: Annotated[
+        bool,
+        typer.Option(
+            help="Train a first stage that several runs have in common once; the numbers are the "
+            "same without, but it takes longer."
+        ),
+    ] = True,
     dry_run: Annotated[
         bool, typer.Option("--dry-run", help="Say which runs are missing, and do nothing.")
     ] = False,
@@ -55,7 +62,13 @@ def benchmark(
         return
     try:
         with locked(folder) as lock:
-            outcome = run_plan(plan, folder, lambda: _backend(folder, ray, workers, lock), Board())
+            outcome = run_plan(
+                plan,
+                folder,
+                lambda: _backend(folder, ray, workers, lock),
+                Board(),
+                share=share,
+            )
     except KeyboardInterrupt:
         typer.secho(
             f"stopped: the same command goes on from the last epochs in {folder}",

@@ -6,9 +6,11 @@ import platform
 import re
 import signal
 import threading
+import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
+from typing import NamedTuple
 
 import cv2
 import numpy as np
@@ -21,9 +23,18 @@ from lmd.data.views import VIEWS
 from lmd.distributed import cut, local_world
 
 Pixels = NDArray[np.uint8]
-# One stream's batch as it leaves a worker: views (b, S, S, 3) by name, and labels (B,). Where
-# several processes share a batch, the views are this process's slice of it, the labels are all.
-RawBatch = tuple[dict[str, Tensor], Tensor]
+
+
+class RawBatch(NamedTuple):
+    """One stream's batch as it leaves a worker, and how many seconds its views took there.
+
+    ``views[name] (b, S, S, 3)`` and ``labels (B,)``. Where several processes share a batch, the
+    views are this process's slice of it, the labels are all.
+    """
+
+    views: dict[str, Tensor]
+    labels: Tensor
+    seconds: float
 
 
 @dataclass(frozen=True)
@@ -120,6 +131,7 @@ class _Batches(Dataset[list[RawBatch]]):
         return [self._stream(s, plan[b], b) for s, plan in enumerate(self.plans)]
 
     def _stream(self, stream: int, index: NDArray[np.int64], b: int) -> RawBatch:
+        started = time.perf_counter()
         own = cut(len(index), *self.share)
         pixels = np.asarray(self.images.pixels[index[own]])
         views = {name: np.empty_like(pixels) for name in self.views}
@@ -133,7 +145,8 @@ class _Batches(Dataset[list[RawBatch]]):
             for name, view in self.views.items():
                 views[name][i] = view(image, rng)
         labels = torch.from_numpy(self.images.labels[index])
-        return {name: torch.from_numpy(view) for name, view in views.items()}, labels
+        made = {name: torch.from_numpy(view) for name, view in views.items()}
+        return RawBatch(made, labels, time.perf_counter() - started)
 
 
 def default_workers(device: torch.device) -> int:

@@ -221,6 +221,7 @@ METHODS = (
         PAPER,
         ("cross-entropy", "τ-normalisation"),
         note="τ is chosen on the validation part, so validation scores are optimistic.",
+        first_settings=(),
     ),
     Method(
         "lws",
@@ -237,5 +238,6 @@ METHODS = (
         ("cross-entropy", "nearest class mean"),
         note="A linear classifier that predicts what the nearest L2-normalised class mean does; "
         "the authors' code leaves the class means unnormalised.",
+        first_settings=(),
     ),
 )

@@ -132,5 +132,6 @@ METHODS = (
         PAPER,
         ("cross-entropy", "logit adjustment"),
         note="τ is chosen on the validation part, so its validation results are optimistic.",
+        first_settings=(),
     ),
 )

@@ -32,6 +32,7 @@ from lmd.model import Model, channels_last
 from lmd.protocol import Protocol
 from lmd.stage import Batch, ParameterGroups, Stage, Stages, Terms, prepare
 from lmd.training.checkpoint import Checkpoint, clone_state, load_checkpoint, save_checkpoint
+from lmd.training.first_stage import FirstStages
 from lmd.training.history import write_history
 from lmd.training.measuring import Timings, evaluating
 from lmd.training.progress import Display
@@ -42,7 +43,8 @@ from lmd.training.sharing import averaged, sharing, split_encoder
 class Trainer:
     """All that the loop works with; ``train`` never sees the test part.
 
-    ``folder`` gets ``history.csv`` and ``checkpoint/state.safetensors`` after every epoch.
+    ``folder`` gets ``history.csv`` and ``checkpoint/state.safetensors`` after every epoch. Where
+    ``first_stages`` has this run's first stage already, ``taken_from`` names the run that made it.
     """
 
     model: Model
@@ -57,6 +59,8 @@ class Trainer:
     history: list[dict[str, Any]] = field(default_factory=list)
     timings: Timings = field(default_factory=Timings)
     val_recall: Tensor | None = None
+    first_stages: FirstStages | None = None
+    taken_from: str | None = None
 
     def fit(self, *, resume: bool = False) -> None:
         """Train all stages, going on from the newest checkpoint if asked to."""
@@ -78,9 +82,26 @@ class Trainer:
                 return
             stage.to(self.device)
             if saved is None or index >= saved.progress["stage"]:
-                _StageTraining(self, stage, index, path).run(saved)
+                training = _StageTraining(self, stage, index, path)
+                if index == 0 and self.first_stages is not None:
+                    self._shared(training, saved, self.first_stages)
+                else:
+                    training.run(saved)
                 saved = None
             index += 1
+
+    def _shared(
+        self, training: "_StageTraining", saved: Checkpoint | None, stages: FirstStages
+    ) -> None:
+        """Train the first stage, or take over what another run made of the very same one."""
+        place = stages.place(training.stage, self.model)
+        found = stages.take(place) if saved is None else None
+        if found is not None:
+            self.taken_from = found.progress["run"]
+            self.display.say(f"stage 1 is that of {self.taken_from}, already trained")
+        training.run(saved or found)
+        if found is None:
+            stages.leave(place, training.path)
 
     def predict(self, images: ImageSet) -> Tensor:
         """Logits ``(N, K)`` of the evaluation view, on the CPU."""
@@ -200,6 +221,7 @@ class _StageTraining:
         self.best_score = progress["best_score"]
         self.trainer.history[:] = progress["history"]
         self.trainer.timings.seconds.update(progress["timings"])
+        self.trainer.taken_from = self.trainer.taken_from or progress.get("taken_from")
         recall = progress["val_recall"]
         self.trainer.val_recall = None if recall is None else torch.tensor(recall).double()
         return int(progress["epoch"])
@@ -278,7 +300,8 @@ class _StageTraining:
         return {key: value / len(loader) for key, value in sums.items()}
 
     def _batch(self, raw: RawBatch) -> Batch:
-        views, labels = raw
+        views, labels, seconds = raw
+        self.trainer.timings.add("views", seconds)
         normalise = self.trainer.normalise
         return Batch(
             {name: normalise(view) for name, view in views.items()},
@@ -315,6 +338,8 @@ class _StageTraining:
                 optimizer=self.optimizer,
                 best=self.best,
                 progress={
+                    "run": trainer.folder.name,
+                    "taken_from": trainer.taken_from,
                     "stage": self.index,
                     "epoch": epochs_done,
                     "best_score": self.best_score,
@@ -330,7 +355,13 @@ def _optimizer(groups: ParameterGroups, lr: float, protocol: Protocol) -> Optimi
     """SGD over what a stage trains; ``None`` where it trains nothing by gradient."""
     if not groups:
         return None
-    optimizer = SGD(groups, lr=lr, momentum=protocol.momentum, weight_decay=protocol.weight_decay)
+    optimizer = SGD(
+        groups,
+        lr=lr,
+        momentum=protocol.momentum,
+        weight_decay=protocol.weight_decay,
+        foreach=True,  # one call for all parameters in place of several for each
+    )
     for group in optimizer.param_groups:
         group["initial_lr"] = group["lr"]
     return optimizer

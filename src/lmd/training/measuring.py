@@ -21,7 +21,11 @@ class Timings:
         try:
             yield
         finally:
-            self.seconds[what] = self.seconds.get(what, 0.0) + time.perf_counter() - start
+            self.add(what, time.perf_counter() - start)
+
+    def add(self, what: str, seconds: float) -> None:
+        """Count time that was measured elsewhere."""
+        self.seconds[what] = self.seconds.get(what, 0.0) + seconds
 
 
 @contextmanager

@@ -157,6 +157,12 @@ _CITATION = (
 )
 
 
+_RRL = (
+    *("ce_view", "warmup", "gram", "channel_divisor", "kl", "lambda_1"),
+    *("teacher", "ema_horizon", "ema_decay", "ema_ramp"),
+)
+
+
 def _row(key: str, title: str, stages: tuple[str, str], **preset: bool) -> Method:
     return Method(
         key,
@@ -169,6 +175,7 @@ def _row(key: str, title: str, stages: tuple[str, str], **preset: bool) -> Metho
         "validation scores are optimistic.",
         preset=preset,
         profiles={"paper": _PAPER, "official": _OFFICIAL},
+        first_settings=_RRL if preset.get("rrl", True) else (),
     )
 
 

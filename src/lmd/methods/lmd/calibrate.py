@@ -12,6 +12,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 from torch.nn import functional as F
+from torch.utils.checkpoint import checkpoint
 
 from lmd.gaussians import cholesky
 
@@ -19,6 +20,8 @@ Objective = Callable[[Tensor, Tensor], Tensor]
 
 # Quasi-random draws of each class: more do not change the solution by what an image could show.
 DRAWS = 4096
+# Logits of draws that are held at a time, of 8 bytes each and in a few copies.
+LOGITS = 2**22
 # Rows of real features that are held in float64 at a time.
 ROWS = 8192
 # Curvature of the softmax for classes that overlap somewhat: balances features against penalty in
@@ -95,6 +98,7 @@ def expected_cross_entropy(mean: Tensor, covariance: Tensor, draws: Tensor) -> O
     """
     classes, width = mean.shape
     rows = covariance.reshape(classes * width, width)
+    labels = torch.arange(classes)
 
     def objective(weight: Tensor, bias: Tensor) -> Tensor:
         w = weight[:-1] - weight[-1]
@@ -106,13 +110,30 @@ def expected_cross_entropy(mean: Tensor, covariance: Tensor, draws: Tensor) -> O
         product = half.view(classes, width, classes - 1).mT @ w.T
         both = product + product.mT
         factor = small_cholesky(both - both.detach() / 2)
-        logits = centre[..., None] + factor @ draws.T
-        logits = torch.cat([logits, torch.zeros_like(logits[:, :1])], dim=1)
-        own = logits.diagonal(dim1=0, dim2=1).mean()
-        loss: Tensor = logits.logsumexp(1).mean() - own
-        return loss
+        some = max(1, LOGITS // (classes * len(draws)))
+        if some >= classes:
+            return _entropy(centre, factor, labels, draws)
+        # The logits of many classes would fill the memory: those of some at a time are made, and
+        # made again for the gradient.
+        parts = zip(centre.split(some), factor.split(some), labels.split(some), strict=True)
+        losses = [
+            len(part[2]) * checkpoint(_entropy, *part, draws, use_reentrant=False) for part in parts
+        ]
+        return torch.stack(losses).sum() / classes
 
     return objective
+
+
+def _entropy(centre: Tensor, factor: Tensor, labels: Tensor, draws: Tensor) -> Tensor:
+    """Mean cross-entropy of the draws of n classes.
+
+    Logits relative to the last one: their ``centre (n, K - 1)`` and ``factor (n, K - 1, K - 1)``.
+    """
+    logits = centre[..., None] + factor @ draws.T
+    logits = torch.cat([logits, torch.zeros_like(logits[:, :1])], dim=1)
+    own = logits[torch.arange(len(labels)), labels].T
+    loss: Tensor = logits.logsumexp(1).mean() - own.mean()
+    return loss
 
 
 def small_cholesky(matrices: Tensor) -> Tensor:

@@ -205,9 +205,7 @@ class RRL(Stage):
         if self.ema_horizon is not None:
             limit = 1 - 1 / max(self.ema_horizon * int(self.total), 1)
         weight = 1 - teacher_decay(t, limit, self.ema_ramp)
-        pairs = zip(self.teacher.parameters(), self.model.parameters(), strict=True)
-        for goal, parameter in pairs:
-            goal.lerp_(parameter, weight)
+        goals: list[Tensor] = list(self.teacher.parameters())
+        torch._foreach_lerp_(goals, [p.data for p in self.model.parameters()], weight)
         if not self.own:
-            for kept, buffer in zip(self.teacher.buffers(), self.model.buffers(), strict=True):
-                kept.copy_(buffer)
+            torch._foreach_copy_(list(self.teacher.buffers()), list(self.model.buffers()))
