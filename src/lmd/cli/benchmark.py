@@ -98,7 +98,14 @@ def table(
     figure: Annotated[
         Path | None, typer.Option(help="An .svg file for the figure of a sweep.")
     ] = None,
-    resamples: Annotated[int, typer.Option(min=1, help="Bootstrap resamples.")] = 1000,
+    resamples: Annotated[
+        int | None,
+        typer.Option(
+            min=1,
+            help="Bootstrap resamples; default 1000, or 10000 where more than three rows share "
+            "Holm's correction.",
+        ),
+    ] = None,
 ) -> None:
     """Print a table of the paper's forms from the records of a benchmark; nothing is trained."""
     from lmd.benchmark.grid import load_grid

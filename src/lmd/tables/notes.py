@@ -22,7 +22,7 @@ def notes(results: Results, table: TableData) -> list[str]:
     runs = [run for (_, p), e in results.entries.items() if p in table.points for run in e.runs]
     return [
         *_numbers(results, table),
-        *_tests(table),
+        *_tests(results, table),
         *_data(results, table),
         *_origin(runs),
         *_missing(results, table),
@@ -45,13 +45,15 @@ def _numbers(results: Results, table: TableData) -> list[str]:
     return [said]
 
 
-def _tests(table: TableData) -> list[str]:
+def _tests(results: Results, table: TableData) -> list[str]:
     if not table.tests:
         return []
+    least = min(1.0, 2 * table.tests / (results.resamples + 1))
     return [
         f"Δ BACC: balanced accuracy minus that of {table.reference}, on the same resampled "
-        f"images; p two-sided, after Holm's correction (comparisons: {table.tests}). Interval and "
-        "p speak of the choice of test images, not of the randomness of training."
+        f"images; p two-sided, after Holm's correction (comparisons: {table.tests}; the least "
+        f"that these resamples can show is {least:.2g}). Interval and p speak of the choice of "
+        "test images, not of the randomness of training."
     ]
 
 
