@@ -98,7 +98,6 @@ def expected_cross_entropy(mean: Tensor, covariance: Tensor, draws: Tensor) -> O
     """
     classes, width = mean.shape
     rows = covariance.reshape(classes * width, width)
-    labels = torch.arange(classes)
 
     def objective(weight: Tensor, bias: Tensor) -> Tensor:
         w = weight[:-1] - weight[-1]
@@ -112,27 +111,28 @@ def expected_cross_entropy(mean: Tensor, covariance: Tensor, draws: Tensor) -> O
         factor = small_cholesky(both - both.detach() / 2)
         some = max(1, LOGITS // (classes * len(draws)))
         if some >= classes:
-            return _entropy(centre, factor, labels, draws)
+            return _entropy(centre, factor, draws)
         # The logits of many classes would fill the memory: those of some at a time are made, and
         # made again for the gradient.
-        parts = zip(centre.split(some), factor.split(some), labels.split(some), strict=True)
-        losses = [
-            len(part[2]) * checkpoint(_entropy, *part, draws, use_reentrant=False) for part in parts
-        ]
-        return torch.stack(losses).sum() / classes
+        losses = []
+        for first in range(0, classes, some):
+            part = centre[first : first + some], factor[first : first + some]
+            loss = checkpoint(_entropy, *part, draws, first, use_reentrant=False)
+            losses.append(len(part[0]) / classes * loss)
+        return torch.stack(losses).sum()
 
     return objective
 
 
-def _entropy(centre: Tensor, factor: Tensor, labels: Tensor, draws: Tensor) -> Tensor:
-    """Mean cross-entropy of the draws of n classes.
+def _entropy(centre: Tensor, factor: Tensor, draws: Tensor, first: int = 0) -> Tensor:
+    """Mean cross-entropy of the draws of n classes, of which the class ``first`` is the first.
 
     Logits relative to the last one: their ``centre (n, K - 1)`` and ``factor (n, K - 1, K - 1)``.
     """
     logits = centre[..., None] + factor @ draws.T
     logits = torch.cat([logits, torch.zeros_like(logits[:, :1])], dim=1)
-    own = logits[torch.arange(len(labels)), labels].T
-    loss: Tensor = logits.logsumexp(1).mean() - own.mean()
+    own = logits[:, first:].diagonal(dim1=0, dim2=1).mean()
+    loss: Tensor = logits.logsumexp(1).mean() - own
     return loss
 
 
