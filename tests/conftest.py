@@ -1,5 +1,6 @@
 """Small real data and trainers that many tests share."""
 
+import json
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -34,6 +35,16 @@ def shared() -> Path:
     if not SHARED.exists():
         pytest.skip(f"no real data: {SHARED} is absent")
     return SHARED
+
+
+@pytest.fixture(scope="session")
+def vectors() -> dict[str, Any]:
+    """The reference numbers beside the repository, or a skip that says so."""
+    path = SHARED / "spec" / "reference_vectors.json"
+    if not path.exists():
+        pytest.skip("the reference vectors are not beside this checkout")
+    found: dict[str, Any] = json.loads(path.read_text(encoding="utf-8"))["vectors"]
+    return found
 
 
 @pytest.fixture

@@ -1,15 +1,14 @@
 """Each loss four ways: a naive loop, a known limit, a reference vector, gradient reach."""
 
-import json
 import math
 from collections.abc import Callable
-from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
 from torch import Tensor
 from torch.nn import functional as F
+from toys import gradient
 
 from lmd.errors import LmdError
 from lmd.methods.balanced_mixup import draw_share, mix, mixed_cross_entropy
@@ -27,7 +26,6 @@ from lmd.methods.seesaw import seesaw_loss
 from lmd.methods.vs_loss import vs_loss, vs_scales
 from lmd.weighting import class_balanced_weights
 
-VECTORS = Path(__file__).parents[1].parent / "shared" / "spec" / "reference_vectors.json"
 COUNTS = [100, 40, 10, 4]
 LABELS = [0, 1, 2, 3, 0]
 LOGITS = [
@@ -216,22 +214,18 @@ def inputs(case: str) -> tuple[Tensor, Tensor, Tensor]:
     return scores.requires_grad_(), torch.tensor(LABELS), torch.tensor(COUNTS)
 
 
-def gradient(loss: Tensor, of: Tensor) -> Tensor:
-    (found,) = torch.autograd.grad(loss, of)
-    return found
-
-
 @pytest.mark.parametrize("case", CASES)
 def test_value_is_the_recorded_one(case: str) -> None:
     loss, _, expected, _, _ = CASES[case]
     assert loss(*inputs(case)).item() == pytest.approx(expected, rel=1e-5)
 
 
-@pytest.mark.skipif(not VECTORS.exists(), reason="the reference vectors are not beside the project")
 @pytest.mark.parametrize("case", CASES)
-def test_value_and_gradient_are_those_of_the_reference_file(case: str) -> None:
+def test_value_and_gradient_are_those_of_the_reference_file(
+    case: str, vectors: dict[str, Any]
+) -> None:
     loss, _, expected, key, name = CASES[case]
-    vector: dict[str, Any] = json.loads(VECTORS.read_text())["vectors"][key]
+    vector = vectors[key]
     assert vector[name] == expected
     recorded = vector.get("grad_logits", vector.get("grad_cosine"))
     if recorded is not None and name in ("mean", "value"):

@@ -1,13 +1,11 @@
 """The formulas of the two-stage baselines: naive loops, known limits, reference numbers."""
 
-import json
 import math
-from pathlib import Path
 
 import pytest
 import torch
-from torch import Tensor
 from torch.nn import functional as F
+from toys import close, gradient
 
 from lmd.methods.cicl import supervised_contrastive_loss
 from lmd.methods.decoupling import (
@@ -20,8 +18,6 @@ from lmd.methods.fcd import distillation_loss
 from lmd.methods.flexible_sampling import difficulty_weights
 from lmd.methods.weight_balancing import max_norm, max_norm_radius, softmax_bce_loss
 from lmd.weighting import class_balanced_weights
-
-VECTORS = Path(__file__).parents[1].parent / "shared" / "spec" / "reference_vectors.json"
 
 COUNTS = torch.tensor([100, 40, 10, 4])
 LABELS = torch.tensor([0, 1, 2, 3, 0])
@@ -44,21 +40,6 @@ VIEWS = torch.tensor(
     ]
 )
 VIEW_LABELS = torch.tensor([0, 0, 1, 2])
-
-
-@pytest.fixture(scope="module")
-def vectors() -> dict:
-    if not VECTORS.exists():
-        pytest.skip("the reference vectors are not beside this checkout")
-    return json.loads(VECTORS.read_text(encoding="utf-8"))["vectors"]
-
-
-def gradient(loss: Tensor, of: Tensor) -> Tensor:
-    return torch.autograd.grad(loss, of)[0]
-
-
-def close(a: Tensor, b, **options) -> None:
-    torch.testing.assert_close(a, torch.as_tensor(b, dtype=a.dtype), **options)
 
 
 # --- Decoupling ---------------------------------------------------------------------------------

@@ -1,37 +1,19 @@
 """The formulas of CC-SAM: naive loops, known limits, the authors' numbers."""
 
 import copy
-import json
 import math
-from pathlib import Path
 
 import pytest
 import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
+from toys import close, gradient
 
 from lmd.methods.cc_sam import class_radius, draw_mixup, flat_loss, shift_strengths, shifted_loss
-
-VECTORS = Path(__file__).parents[1].parent / "shared" / "spec" / "reference_vectors.json"
 
 COUNTS = torch.tensor([100, 40, 10, 4])
 LABELS = torch.tensor([0, 1, 2, 3, 0])
 FEATURES = torch.tensor([[1.0, 0.2], [0.4, 0.9], [-0.3, 0.7], [0.5, -0.6], [0.8, 0.1]])
-
-
-@pytest.fixture(scope="module")
-def vectors() -> dict:
-    if not VECTORS.exists():
-        pytest.skip("the reference vectors are not beside this checkout")
-    return json.loads(VECTORS.read_text(encoding="utf-8"))["vectors"]
-
-
-def gradient(loss: Tensor, of: Tensor) -> Tensor:
-    return torch.autograd.grad(loss, of)[0]
-
-
-def close(a: Tensor, b, **options) -> None:
-    torch.testing.assert_close(a, torch.as_tensor(b, dtype=a.dtype), **options)
 
 
 @pytest.fixture

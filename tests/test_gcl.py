@@ -1,17 +1,13 @@
 """The formulas of GCL: naive loops, known limits, the authors' numbers."""
 
-import json
 import math
-from pathlib import Path
 
 import pytest
 import torch
-from torch import Tensor
 from torch.nn import functional as F
+from toys import close, gradient
 
 from lmd.methods.gcl import cloud_sizes, draw_noise, gcl_angular_loss, gcl_loss
-
-VECTORS = Path(__file__).parents[1].parent / "shared" / "spec" / "reference_vectors.json"
 
 COUNTS = torch.tensor([100, 40, 10, 4])
 LABELS = torch.tensor([0, 1, 2, 3, 0])
@@ -33,21 +29,6 @@ NOISE = torch.tensor(
         [0.9, -0.8, 0.05, 0.6],
     ]
 )
-
-
-@pytest.fixture(scope="module")
-def vectors() -> dict:
-    if not VECTORS.exists():
-        pytest.skip("the reference vectors are not beside this checkout")
-    return json.loads(VECTORS.read_text(encoding="utf-8"))["vectors"]
-
-
-def gradient(loss: Tensor, of: Tensor) -> Tensor:
-    return torch.autograd.grad(loss, of)[0]
-
-
-def close(a: Tensor, b, **options) -> None:
-    torch.testing.assert_close(a, torch.as_tensor(b, dtype=a.dtype), **options)
 
 
 def test_cloud_sizes():

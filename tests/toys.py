@@ -6,12 +6,24 @@ from typing import Any
 
 import numpy as np
 import torch
+from torch import Tensor
 
 from lmd.data.loaders import ImageSet
 from lmd.model import Model
 from lmd.training import Trainer
 
 MakeTrainer = Callable[..., Trainer]
+
+
+def gradient(loss: Tensor, of: Tensor) -> Tensor:
+    """The derivative of ``loss`` with respect to ``of``."""
+    (found,) = torch.autograd.grad(loss, of)
+    return found
+
+
+def close(found: Tensor, expected: Any, **options: float) -> None:
+    """Fails unless both are the same up to rounding."""
+    torch.testing.assert_close(found, torch.as_tensor(expected, dtype=found.dtype), **options)
 
 
 def toy_images(counts: tuple[int, ...], size: int = 16, seed: int = 0) -> ImageSet:
