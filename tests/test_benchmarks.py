@@ -30,6 +30,8 @@ def script(name: str) -> ModuleType:
 
 
 naive, common, breakdown = script("naive"), script("common"), script("breakdown")
+sys.modules.setdefault("common", common)  # the scripts import it by this name
+growth = script("growth")
 
 
 @pytest.fixture
@@ -223,3 +225,17 @@ def test_no_second_of_a_run_is_counted_twice():
     }
     assert "20.0 s" in breakdown.table(record)
     assert "views, meanwhile" in breakdown.table(record)
+
+
+def test_the_cost_model_finds_the_constants_that_made_its_points():
+    def made(point):
+        # As if the first term of every kind took all the time, and the second a little.
+        return {kind: 3e-9 * t[0] + 1e-9 * t[1] for kind, t in growth.terms(*point).items()}
+
+    constants = growth.fit({point: made(point) for point in growth.FITTED})
+    for point in growth.CHECKED + growth.EXTENDED:
+        for kind, expected in made(point).items():
+            found = sum(
+                c * t for c, t in zip(constants[kind], growth.terms(*point)[kind], strict=True)
+            )
+            assert found == pytest.approx(expected, rel=0.02)
