@@ -1,5 +1,6 @@
 """A first stage that runs have in common is trained once, and nothing else changes."""
 
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -8,6 +9,7 @@ from test_contract import quick
 from toys import MakeTrainer, assert_same, weights_of
 
 from lmd.benchmark.local import Local, first_stages
+from lmd.benchmark.plan import PlannedRun
 from lmd.benchmark.planning import plan_grid
 from lmd.benchmark.run import run_plan
 from lmd.benchmark.state import read_record
@@ -154,6 +156,23 @@ def test_a_grid_trains_common_first_stages_once_with_the_same_result(tmp_path: P
         {None, "lmd-seed0"},
         {None, "lmd_wo_icc-seed0"},
     )
+
+
+def test_a_stage_that_others_wait_for_comes_first(tmp_path: Path) -> None:
+    grid = write_grid(tmp_path, 'methods = ["rs", "ce", "decoupling"]\nPROTOCOL\n')
+    plan, out = plan_grid(grid), tmp_path / "out"
+    assert [run.method for run in plan.runs] == ["ce", "rs", "decoupling"]
+    out.mkdir()
+    started: list[str] = []
+
+    class Watched(Local):
+        def start(self, run: PlannedRun, *, shared: bool = False) -> None:
+            started.append(f"{run.method} {shared}")
+            super().start(run, shared=shared)
+
+    plan = replace(plan, runs=[plan.runs[1], plan.runs[0], plan.runs[2]])
+    assert run_plan(plan, out, lambda: Watched(out, 1), quiet_board()).complete
+    assert started == ["ce True", "rs False", "decoupling True"]
 
 
 def test_a_sweep_of_the_first_stage_shares_nothing(tmp_path: Path) -> None:

@@ -92,7 +92,9 @@ class _Scheduler:
 
     def work(self, todo: list[PlannedRun]) -> None:
         """Until nothing waits and nothing runs."""
-        waiting = list(todo)
+        # Those whose first stage others will take over begin, so that nobody waits long for it.
+        firsts = {_beginning(run): run for run in reversed(todo) if self._shared(run)}
+        waiting = sorted(todo, key=lambda run: run is not firsts.get(_beginning(run)))
         while waiting or self.running:
             self._start(waiting)
             self._show(waiting)
