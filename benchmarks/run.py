@@ -6,18 +6,34 @@ python benchmarks/run.py [stage2 stage1 inference growth]
 import argparse
 import json
 import os
+import platform
 import subprocess
 import sys
 import tempfile
 import time
 from pathlib import Path
 
+import torch
 from common import HERE, Result
 
 ALL = ("stage2", "stage1", "inference", "growth")
 
 
+def where() -> str:
+    """Machine and commit."""
+    from lmd.records import commit
+
+    cpu = platform.processor() or platform.machine()
+    info = Path("/proc/cpuinfo")
+    if info.exists():
+        models = [line for line in info.read_text().splitlines() if line.startswith("model name")]
+        cpu = models[0].split(":", 1)[1].strip() if models else cpu
+    load = f", load {os.getloadavg()[0]:.1f}" if hasattr(os, "getloadavg") else ""
+    return f"{os.cpu_count()} cores of {cpu}{load}, torch {torch.__version__}, commit {commit()}"
+
+
 def main(names: list[str]) -> int:
+    begun = time.perf_counter()
     results: list[Result] = []
     failed: list[str] = []
     threads = {f"{lib}_NUM_THREADS": "1" for lib in ("OMP", "MKL", "OPENBLAS")}
@@ -33,7 +49,7 @@ def main(names: list[str]) -> int:
             else:
                 failed.append(f"{name} did not finish")
         print(f"   {time.perf_counter() - start:.0f} s\n", flush=True)
-    print("== targets")
+    print(f"== targets, {time.perf_counter() - begun:.0f} s in all; {where()}")
     for result in results:
         print(result.line())
     missed = failed + [r.name for r in results if not r.met]
