@@ -12,11 +12,20 @@ from typing import Any, BinaryIO
 import pytest
 import torch
 from safetensors.torch import load, load_file, save_file
+from torch.nn import functional as F
 
 from lmd import backbones
 from lmd.errors import LmdError
 from lmd.files import atomic_write, atomic_write_all
-from lmd.model import Model, ModelSpec, Preprocessing, build_model, load_model, save_model
+from lmd.model import (
+    CosineClassifier,
+    Model,
+    ModelSpec,
+    Preprocessing,
+    build_model,
+    load_model,
+    save_model,
+)
 
 CLASSES = ("nævus", "melanoma", "dermatofibroma")
 
@@ -333,3 +342,18 @@ def test_a_full_disk_is_said(tmp_path: Path) -> None:
     with pytest.raises(LmdError, match="the disk is full; free some space"):
         atomic_write(tmp_path / "file", fill_up)
     assert list(tmp_path.iterdir()) == []
+
+
+@pytest.mark.parametrize("width", [16, 1024])
+def test_a_cosine_classifier_learns_at_the_rate_of_its_protocol(width: int) -> None:
+    torch.manual_seed(0)
+    classifier = CosineClassifier(width, 4)
+    torch.testing.assert_close(classifier.weight.norm(dim=1), torch.ones(4))
+    # Every feature lies where the weight of another class is: some steps must turn them round.
+    features = F.normalize(classifier.weight.detach()).roll(1, 0)
+    optimizer = torch.optim.SGD(classifier.parameters(), lr=0.01, momentum=0.9)
+    for _ in range(60):
+        optimizer.zero_grad()
+        F.cross_entropy(classifier(features), torch.arange(4)).backward()
+        optimizer.step()
+    assert classifier(features).argmax(1).tolist() == [0, 1, 2, 3]

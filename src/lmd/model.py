@@ -45,8 +45,14 @@ class CosineClassifier(nn.Module):
         self.reset_parameters()
 
     def reset_parameters(self) -> None:
-        """Draw the class weights anew."""
+        """Draw the class weights anew, each of length one.
+
+        The cosine does not depend on the length, but how fast a weight turns does: its gradient is
+        divided by it, so that weights of length √C would turn C times as slowly.
+        """
         nn.init.normal_(self.weight)
+        with torch.no_grad():
+            self.weight.copy_(F.normalize(self.weight))
 
     def cosine(self, features: Tensor) -> Tensor:
         """Cosines in [-1, 1], without the scale: ``(B, C) → (B, K)``."""
