@@ -274,7 +274,8 @@ class ICC(Stage):
     def loss(self, *batches: Batch) -> Terms:
         """The E step: terms ``loss``, ``ce`` (or ``gce``) and, with FDC, ``psi`` and ``phi``."""
         (batch,) = batches
-        features = self.model.features(batch.views["weak"])
+        with self.clock("student"):
+            features = self.model.features(batch.views["weak"])
         logits = self.model.classifier(features if self.label_gradient else features.detach())
         criterion = F.cross_entropy if self.label_loss == "ce" else gce_loss
         label = criterion(logits, batch.labels)
@@ -283,7 +284,7 @@ class ICC(Stage):
             idle = 0 if self.label_gradient else 0 * features.sum()
             return {"loss": label + idle, self.label_loss: label}
         # Differences of large distances: never in half precision.
-        with torch.autocast(features.device.type, enabled=False):
+        with self.clock("losses"), torch.autocast(features.device.type, enabled=False):
             psi, phi = attraction_and_repulsion(
                 features.to(self.gaussians.mean.dtype), batch.labels, self.gaussians, self.distance
             )
