@@ -29,7 +29,7 @@ SGD = {"lr": 1e-5, "momentum": 0.9, "weight_decay": 1e-4}
 Point = tuple[int, int, int, int]  # N, K, C, R
 
 FITTED: tuple[Point, ...] = (
-    (1_000, 8, 512, 5_000), (7_000, 8, 512, 5_000), (30_000, 8, 512, 20_000),
+    (1_000, 8, 512, 5_000), (7_000, 8, 512, 5_000), (100_000, 8, 512, 20_000),
     (7_000, 4, 512, 20_000), (7_000, 13, 512, 5_000), (7_000, 23, 512, 2_000),
     (7_000, 50, 512, 1_000), (2_000, 4, 1024, 5_000), (7_000, 8, 1024, 5_000),
     (2_000, 23, 1024, 1_000),
@@ -59,8 +59,8 @@ def terms(n: int, k: int, c: int, r: int) -> dict[str, tuple[float, ...]]:
         "argmin": (k * k * c * c, c**3, DRAWS * k**3, DRAWS * k * k),
         **descent,
         "FDC": (k * c**3, n * c * c, n * c),
-        # Covariances, the rows of a class, the logits of the draws, the draws, a batch.
-        "mb": (k * c * c, n * c / k, logits, DRAWS * k, 1024 * c),
+        # Covariances, the rows of a class, the logits of the draws, what libraries take at first.
+        "mb": (k * c * c, n * c / k, logits, 1.0),
     }
 
 
