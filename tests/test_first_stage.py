@@ -122,6 +122,7 @@ methods = ["ce", "decoupling", "rs", "lmd", "lmd_wo_icc"]
 PROTOCOL
 [settings]
 virtual_features = 200
+stage2_epochs = 2
 """
 
 
@@ -159,7 +160,8 @@ def test_a_grid_trains_common_first_stages_once_with_the_same_result(tmp_path: P
 
 
 def test_a_stage_that_others_wait_for_comes_first(tmp_path: Path) -> None:
-    grid = write_grid(tmp_path, 'methods = ["rs", "ce", "decoupling"]\nPROTOCOL\n')
+    rows = 'methods = ["rs", "ce", "decoupling"]\nPROTOCOL\n[settings]\nstage2_epochs = 1\n'
+    grid = write_grid(tmp_path, rows)
     plan, out = plan_grid(grid), tmp_path / "out"
     assert [run.method for run in plan.runs] == ["ce", "rs", "decoupling"]
     out.mkdir()
