@@ -12,6 +12,7 @@ import argparse
 import json
 import statistics
 import sys
+from functools import partial
 
 import numpy as np
 import torch
@@ -106,12 +107,10 @@ def run_point(n: int, k: int, c: int, r: int) -> dict[str, float]:
         velocity = torch.zeros_like(weight), torch.zeros_like(bias)
         drawn = r, M_BATCH, generator
         if pays(k, c, M_BATCH):
-            descend = lambda: virtual_pass(gaussians, *drawn, weight, bias, velocity, **SGD)  # noqa: E731
-            seconds["sgd, in logits"] = clock(descend)
+            kind, descend = "sgd, in logits", partial(virtual_pass, gaussians, *drawn)
         else:
-            batches_of = gaussians.batches(*drawn)
-            descend = lambda: sgd_pass(batches_of, weight, bias, velocity, **SGD)  # noqa: E731
-            seconds["sgd, on features"] = clock(descend)
+            kind, descend = "sgd, on features", partial(sgd_pass, gaussians.batches(*drawn))
+        seconds[kind] = clock(lambda: descend(weight, bias, velocity, **SGD))
 
     _, peak = above(lambda: long_tailed_features(n, k, c), body)
     return seconds | {"mb": peak}

@@ -10,6 +10,7 @@ from lmd.errors import LmdError
 if TYPE_CHECKING:
     from lmd.benchmark.plan import Plan
     from lmd.benchmark.run import Outcome
+    from lmd.tables.results import Results
 
 GridFile = Annotated[
     str, typer.Argument(metavar="FILE", help="A grid's TOML file, or the name of one that ships.")
@@ -117,6 +118,7 @@ def table(
         raise LmdError(f"no benchmark in {folder}: run `lmd benchmark {file}` or give --runs")
     plan = _plan(file, folder)
     results = read_results(plan, folder, resamples=resamples)
+    _resample(results)
     text = make_tables(results, form=form, format=format_)
     if figure is not None:
         atomic_write(figure, sweep_figure(results).encode())
@@ -126,6 +128,23 @@ def table(
     else:
         atomic_write(out, (text + "\n").encode())
         typer.echo(f"The table: {out}", err=True)
+
+
+def _resample(results: "Results") -> None:
+    """Draw the resamples of every run, with a bar where somebody watches: it may take minutes."""
+    from rich.console import Console
+    from rich.progress import track
+
+    console = Console(stderr=True)
+    runs = track(
+        results.runs,
+        f"{results.resamples} resamples of each run",
+        console=console,
+        transient=True,
+        disable=not console.is_terminal,
+    )
+    for run in runs:
+        _ = run.draws
 
 
 def _plan(file: str, folder: Path) -> "Plan":
