@@ -28,7 +28,7 @@ from common import (
 from torch import nn
 
 from lmd.gaussians import ClassGaussians
-from lmd.methods.lmd.calibrate import DRAWS
+from lmd.methods.lmd.calibrate import enough_draws
 from lmd.methods.lmd.icc import fdc_loss
 from lmd.methods.lmd.selection import VirtualFeatures
 from lmd.methods.lmd.virtual_pass import virtual_pass
@@ -96,7 +96,8 @@ class Ours:
 
     def argmin(self) -> None:
         counts = torch.full((K,), N // K)
-        problem = VirtualFeatures.of(self.gaussians, counts, min(R, DRAWS), self.generator)
+        draws = min(R, enough_draws(K))
+        problem = VirtualFeatures.of(self.gaussians, counts, draws, self.generator)
         problem = problem.shrunk(0.5)
         solution = problem.solve(self.weight, self.bias, 3e-4 * problem.variance)
         self.weight, self.bias = solution.weight.float(), solution.bias.float()

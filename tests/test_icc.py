@@ -13,7 +13,9 @@ from lmd.errors import LmdError
 from lmd.gaussians import ClassGaussians
 from lmd.methods.lmd import calibrate
 from lmd.methods.lmd.calibrate import (
+    DRAWS,
     Solution,
+    enough_draws,
     expected_cross_entropy,
     mean_cross_entropy,
     normal_draws,
@@ -284,6 +286,31 @@ def test_many_classes_take_turns_with_the_same_result(monkeypatch):
     for other in found[1:]:
         for ours, expected in zip(other, found[0], strict=True):
             torch.testing.assert_close(ours, expected)
+
+
+def test_many_classes_need_fewer_draws_of_each():
+    assert [enough_draws(k) for k in (2, 32, 33, 64, 100, 10**6)] == [
+        4096,
+        4096,
+        2048,
+        2048,
+        1024,
+        1,
+    ]
+    g = torch.Generator().manual_seed(0)
+    classes, dim = 100, 16
+    weight = torch.randn(classes, dim, generator=g).double().requires_grad_()
+    bias = torch.zeros(classes).double()
+    half = torch.randn(classes, dim, dim, generator=g).double() / dim**0.5
+    moments = torch.randn(classes, dim, generator=g).double(), half @ half.mT
+    found = []
+    for count in (enough_draws(classes), DRAWS):
+        objective = expected_cross_entropy(*moments, normal_draws(count, classes - 1, g))
+        loss = objective(weight, bias)
+        found.append((loss, torch.autograd.grad(loss, weight)[0]))
+    (loss, gradient), (true, slope) = found
+    torch.testing.assert_close(loss, true, rtol=2e-3, atol=0)
+    assert (gradient - slope).norm() < 0.05 * slope.norm()
 
 
 @pytest.mark.parametrize("penalty", [0.0, 0.05])

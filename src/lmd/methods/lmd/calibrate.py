@@ -18,8 +18,9 @@ from lmd.gaussians import cholesky
 
 Objective = Callable[[Tensor, Tensor], Tensor]
 
-# Quasi-random draws of each class: more do not change the solution by what an image could show.
-DRAWS = 4096
+# Quasi-random draws of each class, and of all classes: more do not change the solution by what an
+# image could show, and an evaluation costs as many of them times K squared.
+DRAWS, ALL_DRAWS = 4096, 2**17
 # Logits of draws that are held at a time, of 8 bytes each and in a few copies.
 LOGITS = 2**22
 # Rows of real features that are held in float64 at a time.
@@ -75,6 +76,11 @@ def sgd_pass(
             speed.mul_(momentum).add_(grad.add_(value, alpha=weight_decay))
             value.add_(speed, alpha=-lr)
     return total / max(seen, 1)
+
+
+def enough_draws(classes: int) -> int:
+    """How many draws of each class the loss is taken over: a power of two, as Sobol likes it."""
+    return min(DRAWS, 1 << max(1, ALL_DRAWS // classes).bit_length() - 1)
 
 
 def normal_draws(count: int, dimensions: int, generator: torch.Generator) -> Tensor:

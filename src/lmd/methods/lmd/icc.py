@@ -14,7 +14,7 @@ from torch.nn import functional as F
 from torch.optim import Optimizer
 
 from lmd.gaussians import MOST_VIRTUAL_FEATURES, ClassGaussians, Distance
-from lmd.methods.lmd.calibrate import DRAWS, sgd_pass
+from lmd.methods.lmd.calibrate import enough_draws, sgd_pass
 from lmd.methods.lmd.checks import between, linear_classifier, one_of
 from lmd.methods.lmd.selection import (
     FALLBACK_PENALTY,
@@ -228,7 +228,7 @@ class ICC(Stage):
         weight, bias = self.model.classifier.weight, self._bias()
         problem: Problem = RealFeatures.of(features, labels)
         if self.vfc:
-            draws = min(self.virtual_features, DRAWS)
+            draws = min(self.virtual_features, enough_draws(len(self.class_counts)))
             problem = VirtualFeatures.of(gaussians, self.class_counts, draws, run.generator)
         if (self.chosen < 0).any():
             self.chosen.copy_(torch.tensor(self._settle(run, problem), dtype=torch.float64))
