@@ -1,17 +1,15 @@
 """The one training loop: it trains whatever stages a method yields and knows no method's name."""
 
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, field
-from math import cos, isfinite, pi
 from pathlib import Path
 from typing import Any, Literal
 
 import numpy as np
 import torch
 from torch import Tensor, nn
-from torch.optim import SGD, Optimizer
 
 from lmd.data.loaders import (
     ImageSet,
@@ -30,8 +28,9 @@ from lmd.distributed import agree, all_reduce, check_same, rank, world
 from lmd.errors import LmdError
 from lmd.model import Model, channels_last
 from lmd.protocol import Protocol
-from lmd.stage import Batch, ParameterGroups, Stage, Stages, Terms, prepare
+from lmd.stage import Batch, Stage, Stages, prepare
 from lmd.training.checkpoint import Checkpoint, clone_state, load_checkpoint, save_checkpoint
+from lmd.training.descent import check_finite, make_optimizer, set_lr
 from lmd.training.first_stage import FirstStages
 from lmd.training.history import write_history
 from lmd.training.measuring import Timings, evaluating
@@ -195,7 +194,7 @@ class _StageTraining:
         lr = protocol.lr if index == 0 else (protocol.stage2_lr or protocol.lr)
         self.groups = prepare(stage)
         stage.clock = self.clock
-        self.optimizer = _optimizer(self.groups, lr, protocol)
+        self.optimizer = make_optimizer(self.groups, lr, protocol)
         self.best: dict[str, Tensor] | None = None
         self.best_score = -1.0
 
@@ -237,6 +236,7 @@ class _StageTraining:
             trainer, self.clock, epoch, self.epochs, steps, generator, trainer.val_recall
         )
         prepare(self.stage)
+        lr = self.optimizer and set_lr(self.optimizer, trainer.protocol, epoch, self.epochs)
         name = f"stage {self.index + 1} {type(self.stage).__name__} {epoch + 1}/{self.epochs}"
         trainer.display.start(name, steps)
         with self.clock("start of epoch"):
@@ -254,7 +254,7 @@ class _StageTraining:
             "stage": self.index + 1,
             "stage_name": type(self.stage).__name__,
             "epoch": epoch + 1,
-            "lr": self._lr(epoch, 0),
+            "lr": lr,
             "seconds": round(time.perf_counter() - started, 3),
             "val_bacc": score,
             **means,
@@ -288,11 +288,11 @@ class _StageTraining:
         for b in range(len(loader)):
             with trainer.timings.of("waiting for batches"):
                 batches = [self._batch(r) for r in next(raw)]
-            self._set_lr(run.epoch, b / len(loader))
+            set_lr(self.optimizer, protocol, run.epoch + b / len(loader), self.epochs)
             shared = sharing(len(batches[0].labels))
             with self.clock("steps"), trainer.autocast(), shared:
                 terms = self.stage.step(self.optimizer, *batches)
-                values = _check_finite(terms, run.epoch, b, self.path)
+                values = check_finite(terms, run.epoch, b, self.path)
             check_same(values["loss"])
             for key, value in values.items():
                 sums[key] = sums.get(key, 0.0) + value
@@ -307,22 +307,6 @@ class _StageTraining:
             {name: normalise(view) for name, view in views.items()},
             labels.to(self.trainer.device, non_blocking=True),
         )
-
-    def _lr(self, epoch: int, within: float) -> float | None:
-        if self.optimizer is None:
-            return None
-        group = self.optimizer.param_groups[0]
-        return float(group["initial_lr"] * self._factor(epoch + within))
-
-    def _factor(self, epochs_done: float) -> float:
-        if self.trainer.protocol.schedule == "constant":
-            return 1.0
-        return 0.5 * (1 + cos(pi * epochs_done / self.epochs))
-
-    def _set_lr(self, epoch: int, within: float) -> None:
-        assert self.optimizer is not None
-        for group in self.optimizer.param_groups:
-            group["lr"] = group["initial_lr"] * self._factor(epoch + within)
 
     def _save(self, epochs_done: int) -> None:
         trainer = self.trainer
@@ -349,35 +333,3 @@ class _StageTraining:
                 },
             )
             write_history(trainer.folder / "history.csv", trainer.history)
-
-
-def _optimizer(groups: ParameterGroups, lr: float, protocol: Protocol) -> Optimizer | None:
-    """SGD over what a stage trains; ``None`` where it trains nothing by gradient."""
-    if not groups:
-        return None
-    optimizer = SGD(
-        groups,
-        lr=lr,
-        momentum=protocol.momentum,
-        weight_decay=protocol.weight_decay,
-        foreach=True,  # one call for all parameters in place of several for each
-    )
-    for group in optimizer.param_groups:
-        group["initial_lr"] = group["lr"]
-    return optimizer
-
-
-def _check_finite(terms: Terms, epoch: int, batch: int, checkpoint: Path) -> Mapping[str, float]:
-    values = {key: float(value.detach()) for key, value in terms.items()}
-    for key, value in values.items():
-        if not isfinite(value):
-            kept = (
-                f"the last good checkpoint is kept in {checkpoint.parent}"
-                if (checkpoint.exists())
-                else "there is no checkpoint yet"
-            )
-            raise LmdError(
-                f"loss term {key!r} is {value} in epoch {epoch + 1}, batch {batch + 1}: training "
-                f"stopped; {kept}. A smaller learning rate (--set lr=…) is the usual remedy."
-            )
-    return values
