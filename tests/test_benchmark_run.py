@@ -152,7 +152,9 @@ def start_parent() -> Iterator[Callable[[Path, Path], Process]]:
     begun: list[Process] = []
 
     def start(grid: Path, out: Path) -> Process:
-        code = "from typer import Typer; from lmd.cli.benchmark import benchmark; "
+        # Tests that a script starts in the background have the signal ignored.
+        code = "import signal; signal.signal(signal.SIGINT, signal.default_int_handler); "
+        code += "from typer import Typer; from lmd.cli.benchmark import benchmark; "
         code += "app = Typer(); app.command()(benchmark); app()"
         begun.append(
             subprocess.Popen(
@@ -169,6 +171,7 @@ def start_parent() -> Iterator[Callable[[Path, Path], Process]]:
     for process in begun:
         if process.poll() is None:
             process.kill()
+        if process.stderr is not None and not process.stderr.closed:
             process.communicate()
 
 
