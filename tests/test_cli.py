@@ -16,6 +16,7 @@ from toys import write_npz
 import lmd
 from lmd.errors import LmdError
 from lmd.pipeline import train
+from lmd.rescore import rescore
 
 QUICK = {
     "backbone": "resnet8",
@@ -104,6 +105,36 @@ def test_evaluate_recomputes_from_predictions(trained: Path) -> None:
     after = json.loads((trained / "record.json").read_text())
     assert after["metrics"] == before["metrics"]
     assert after["notes"] == before["notes"]
+
+
+def test_the_intervals_know_which_images_are_of_one_patient(tmp_path: Path) -> None:
+    make_folder(tmp_path, {"a": 40, "b": 40})
+    rows = [f"{c}/{i}.png,{c},patient {c}{i // 4}" for c in "ab" for i in range(40)]
+    data = tmp_path / "data.csv"
+    data.write_text("\n".join(["image,label,group", *rows]))
+    settings = QUICK | {"split": (0.5, 0.1, 0.4)}
+    made = train(data, method="ce", settings=settings, out=tmp_path / "run", quiet=True)
+    record = json.loads((made.path / "record.json").read_text())
+    with np.load(made.path / "predictions.npz") as file:
+        arrays = dict(file)
+    assert np.issubdtype(arrays["test_groups"].dtype, np.integer)
+    assert len(np.unique(arrays["test_groups"])) * 4 == len(arrays["test_labels"])
+    assert [row["units"] * 4 for row in record["per_class"]["test"]] == [
+        row["support"] for row in record["per_class"]["test"]
+    ]
+    assert "groups (patients or lesions)" in record["definitions"]["interval"]["definition"]
+    assert any("of 4 groups" in note for note in record["notes"])
+    again = rescore(made.path)
+    assert again["metrics"] == record["metrics"]
+    assert again["per_class"] == record["per_class"]
+    # Without the groups the same predictions look surer than they are.
+    arrays = {k: v for k, v in arrays.items() if not k.endswith("_groups")}
+    np.savez(made.path / "predictions.npz", **arrays)
+    surer = rescore(made.path)
+    for known, unknown in zip(record["per_class"]["test"], surer["per_class"]["test"], strict=True):
+        assert known["recall"]["value"] == unknown["recall"]["value"]
+        width = [row["recall"]["high"] - row["recall"]["low"] for row in (known, unknown)]
+        assert width[0] > width[1]
 
 
 def test_predict_writes_a_csv(trained: Path, tmp_path: Path) -> None:

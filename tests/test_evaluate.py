@@ -4,8 +4,9 @@ import numpy as np
 import pytest
 from sklearn.metrics import balanced_accuracy_score, roc_auc_score
 
+from lmd.definitions import format_scores
 from lmd.errors import LmdError
-from lmd.evaluate import format_scores, score
+from lmd.evaluate import score
 from lmd.groups import Groups, assign_groups
 from lmd.intervals import f1_interval, wilson
 

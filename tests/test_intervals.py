@@ -3,12 +3,12 @@ import time
 import numpy as np
 import pytest
 
-from lmd import intervals
 from lmd.errors import LmdError
 from lmd.intervals import (
     GROUP_KEYS,
     KEYS,
     bootstrap,
+    effective,
     f1_interval,
     holm,
     interval,
@@ -17,6 +17,7 @@ from lmd.intervals import (
     wilson,
 )
 from lmd.metrics import GROUP_METRICS, METRICS, group_balanced_accuracy, per_class
+from lmd.resampling import Weighted
 
 GROUPS = ("head", "head", "medium", "tail", "tail")
 
@@ -51,7 +52,7 @@ def test_each_resample_has_the_metrics_of_the_images_drawn(decimals, support):
     labels, probabilities = predictions(1, support, decimals=decimals)
     order = np.argsort(labels, kind="stable")
     draws = bootstrap(labels, probabilities, groups=GROUPS, resamples=12, seed=7)
-    (weights,) = intervals._weights(np.array(support).tolist(), 12, 7)
+    (weights,) = Weighted(labels, probabilities, GROUPS).resamples(12, 7)
     for r in range(12):
         times = np.concatenate([w[r] for w in weights]).astype(int)
         drawn = np.repeat(order, times)
@@ -117,6 +118,77 @@ def by_wilson(labels, predicted, seed):
     support = np.bincount(labels)
     hits = np.bincount(labels[labels == predicted], minlength=len(support))
     return mean_recall_interval(hits.tolist(), support.tolist())
+
+
+@pytest.mark.parametrize("support", [(40, 25, 12, 6, 3), (30, 0, 9, 1, 2)])
+def test_images_of_one_patient_are_drawn_together(support):
+    labels, probabilities = predictions(1, support)
+    units = np.random.default_rng(0).integers(20, size=len(labels))
+    order = np.argsort(labels, kind="stable")
+    draws = bootstrap(labels, probabilities, groups=GROUPS, units=units, resamples=12, seed=7)
+    (weights,) = Weighted(labels, probabilities, GROUPS, units).resamples(12, 7)
+    for r in range(12):
+        times = np.concatenate([w[r] for w in weights]).astype(int)
+        for k in range(5):
+            own = order[labels[order] == k]
+            by_unit = {}
+            for image, often in zip(own, times[labels[order] == k], strict=True):
+                assert by_unit.setdefault(units[image], often) == often
+            assert sum(by_unit.values()) == len(by_unit)
+        drawn = np.repeat(order, times)
+        expected = metric_values(labels[drawn], probabilities[drawn], GROUPS)
+        for key, value in expected.items():
+            assert draws[key][r] == pytest.approx(value, abs=1e-12, nan_ok=True), key
+
+
+def test_patients_of_one_image_each_change_nothing():
+    labels, probabilities = predictions(2)
+    apart = np.random.default_rng(0).permutation(len(labels))
+    plain = bootstrap(labels, probabilities, resamples=50)
+    grouped = bootstrap(labels, probabilities, units=apart, resamples=50)
+    for key in ("accuracy", "balanced_accuracy", "auc"):
+        assert plain[key].mean() == pytest.approx(grouped[key].mean(), abs=0.02)
+    right = probabilities.argmax(1) == labels
+    assert effective(right, apart) == effective(right, None) == (right.sum(), len(right))
+
+
+def alike(rng, patients, each=6, recall=0.7, alikeness=0.8):
+    """Patients with ``each`` images; how right they are differs from patient to patient."""
+    a = recall * (1 / alikeness - 1)
+    chance = rng.beta(a, a * (1 - recall) / recall, patients)
+    units = np.repeat(np.arange(patients), each)
+    return rng.random(len(units)) < chance[units], units
+
+
+@pytest.mark.parametrize("patients", [5, 40])
+def test_intervals_cover_only_where_they_know_the_patients(patients):
+    rng = np.random.default_rng(5)
+    covered = {"images": 0, "patients": 0, "bootstrap": 0}
+    for trial in range(300):
+        right, units = alike(rng, patients)
+        labels, given = np.zeros(len(right), int), np.eye(2)[np.where(right, 0, 1)]
+        draws = bootstrap(labels, given, units=units, resamples=200, seed=trial)["accuracy"]
+        limits = {
+            "images": wilson(*effective(right, None)),
+            "patients": wilson(*effective(right, units)),
+            "bootstrap": interval(draws),
+        }
+        for name, (low, high) in limits.items():
+            covered[name] += low <= 0.7 <= high
+    assert covered["images"] < 0.75 * 300
+    assert covered["patients"] > 0.92 * 300
+    if patients == 40:
+        assert covered["bootstrap"] > 0.9 * 300
+
+
+def test_images_of_a_patient_count_as_one_at_most():
+    units = np.repeat(np.arange(12), 5)
+    same = np.repeat(np.arange(12) % 3 == 0, 5)
+    assert effective(same, units) == pytest.approx((4, 12))
+    assert effective(np.ones(60, bool), units) == (12, 12)
+    mixed = np.arange(60) % 5 < 2  # every patient the same share: no more alike than strangers
+    assert effective(mixed, units) == (24, 60)
+    assert effective(np.zeros(0, bool), np.zeros(0, int)) == (0, 0)
 
 
 def test_the_bootstrap_covers_where_classes_have_images_enough():

@@ -1,19 +1,20 @@
 """From predictions to the numbers of a record: metrics, intervals, per-class table, notes."""
 
 import math
-import textwrap
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from functools import cached_property
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
+from lmd.definitions import definitions
 from lmd.errors import LmdError
 from lmd.groups import GROUPS, Groups
 from lmd.intervals import (
-    LEVEL,
-    Draws,
     bootstrap,
+    effective,
     f1_interval,
     interval,
     mean_recall_interval,
@@ -27,9 +28,7 @@ from lmd.metrics import (
     group_balanced_accuracy,
     per_class,
 )
-
-Labels = NDArray[np.integer[Any]]
-Probabilities = NDArray[np.floating[Any]]
+from lmd.resampling import Draws, Labels, Probabilities
 
 SMALL_CLASS = 10
 
@@ -41,6 +40,7 @@ def score(
     groups: Groups,
     train_counts: Sequence[int] | NDArray[np.integer[Any]],
     *,
+    units: NDArray[Any] | None = None,
     resamples: int = 1000,
     seed: int = 0,
     part: str = "test",
@@ -49,22 +49,58 @@ def score(
 
     ``metrics``, ``per_class`` and ``confusion`` are what a record holds under the part's name,
     ``definitions`` and ``notes`` what it holds for all parts. ``part`` names the part in notes.
+    Where ``units (N,)`` tell which images are of one patient or lesion, the intervals know it.
     """
     check_predictions(labels, probabilities, classes)
     _check_per_class("groups", groups.assignment, classes)
     _check_per_class("train_counts", train_counts, classes)
     draws = bootstrap(
-        labels, probabilities, groups=groups.assignment, resamples=resamples, seed=seed
+        labels, probabilities, groups=groups.assignment, units=units, resamples=resamples, seed=seed
     )
-    metrics = _metrics(labels, probabilities, groups, draws)
-    confusion = confusion_matrix(labels, probabilities)
+    found = Predicted(labels, probabilities, units)
+    metrics = _metrics(found, groups, draws)
     return {
         "metrics": metrics,
-        "per_class": _per_class(labels, probabilities, classes, groups, train_counts=train_counts),
-        "confusion": confusion.tolist(),
-        "definitions": definitions(resamples),
-        "notes": [f"{part}: {note}" for note in _notes(confusion, classes, groups, metrics)],
+        "per_class": _per_class(found, classes, groups, train_counts=train_counts),
+        "confusion": found.confusion.tolist(),
+        "definitions": definitions(resamples, grouped=units is not None),
+        "notes": [f"{part}: {note}" for note in _notes(found, classes, groups, metrics)],
     }
+
+
+@dataclass(frozen=True)
+class Predicted:
+    """Labels ``(N,)``, probabilities ``(N, K)``, and which images are of one patient ``(N,)``."""
+
+    labels: Labels
+    probabilities: Probabilities
+    units: NDArray[Any] | None = None
+
+    @cached_property
+    def confusion(self) -> NDArray[np.int64]:
+        """Rows are true classes ``(K, K)``."""
+        return confusion_matrix(self.labels, self.probabilities)
+
+    @cached_property
+    def given(self) -> NDArray[np.intp]:
+        """The class that each image was given ``(N,)``."""
+        given: NDArray[np.intp] = self.probabilities.argmax(axis=1)
+        return given
+
+    def effective(self, rows: NDArray[np.bool_], right: NDArray[np.bool_]) -> tuple[float, float]:
+        """How many of the chosen images are right, of how many, as independent images count."""
+        return effective(right[rows], None if self.units is None else self.units[rows])
+
+    @cached_property
+    def recalls(self) -> list[tuple[float, float]]:
+        """Hits and images of each class, as independent images count."""
+        right = self.given == self.labels
+        return [self.effective(self.labels == k, right) for k in range(len(self.confusion))]
+
+    def patients(self, k: int) -> int:
+        """Of how many patients or lesions the images of a class are."""
+        own = self.labels == k
+        return int(own.sum()) if self.units is None else len(np.unique(self.units[own]))
 
 
 def check_predictions(labels: Labels, probabilities: Probabilities, classes: Sequence[str]) -> None:
@@ -103,53 +139,17 @@ def check_predictions(labels: Labels, probabilities: Probabilities, classes: Seq
             )
 
 
-def definitions(resamples: int = 1000) -> dict[str, dict[str, str]]:
-    """Title and definition of every number that ``score`` gives, and of its interval."""
-    texts = {
-        key: {"title": metric.title, "definition": metric.definition}
-        for table in (METRICS, GROUP_METRICS)
-        for key, metric in table.items()
-    }
-    level = f"{100 * LEVEL:g} %"
-    texts["recall"] = {
-        "title": "Recall",
-        "definition": "Share of the class's images that were given the class. Interval: "
-        f"Wilson's for a proportion, {level}.",
-    }
-    texts["precision"] = {
-        "title": "Precision",
-        "definition": "Share of the images given the class that are of the class; 0 if the class "
-        f"is never predicted. Interval: Wilson's for a proportion, {level}; 0 to 1 if the class "
-        "is never predicted, as the part then says nothing about it.",
-    }
-    texts["f1"] = {
-        "title": "F1",
-        "definition": "Harmonic mean of precision and recall. Interval: percentiles of F1 with "
-        "recall and false positive rate drawn from their Beta posteriors under Jeffreys' prior, "
-        f"{level}.",
-    }
-    texts["interval"] = {
-        "title": "Interval",
-        "definition": f"{level} percentile interval of a bootstrap with {resamples} resamples that "
-        "draws images within each true class; widened to contain the value where the resamples of "
-        "a biased metric leave it outside. Where every class of a mean of recalls is all right or "
-        "all wrong it would have no width: Wilson limits of the recalls are then combined. It "
-        "speaks of the choice of test images, not of the randomness of training, and takes every "
-        "image for a patient of its own. The columns of the per-class table have their own.",
-    }
-    return texts
-
-
-def small_class_note(
-    hits: Sequence[int], support: Sequence[int], classes: Sequence[str], groups: Groups
-) -> str | None:
+def small_class_note(found: Predicted, classes: Sequence[str], groups: Groups) -> str | None:
     """Why not to lean on the bootstrap of a mean over classes here; ``None`` if one may.
 
     A class whose few images are all right or all wrong varies in no resample. The note names the
-    classes below ``SMALL_CLASS`` images, says how far one image moves balanced accuracy, and gives
-    the intervals of ``mean_recall_interval`` instead.
+    classes below ``SMALL_CLASS`` images (patients, lesions), says how far one image moves balanced
+    accuracy, and gives the intervals of ``mean_recall_interval`` instead.
     """
-    small = [k for k, n in enumerate(support) if 0 < n < SMALL_CLASS]
+    support = found.confusion.sum(axis=1).tolist()
+    hits = found.confusion.diagonal().tolist()
+    patients = [found.patients(k) for k in range(len(support))]
+    small = [k for k, n in enumerate(patients) if 0 < n < SMALL_CLASS]
     if not small:
         return None
     points = 100 / (sum(n > 0 for n in support) * min(support[k] for k in small))
@@ -159,6 +159,11 @@ def small_class_note(
         if stuck
         else "coarse"
     )
+    named = [
+        f"{classes[k]} ({support[k]}"
+        + (f" of {patients[k]} groups)" if patients[k] < support[k] else ")")
+        for k in small
+    ]
     spans = []
     means = {"balanced accuracy": list(range(len(support)))} | {
         f"the {group} classes": groups.members(group)
@@ -166,39 +171,14 @@ def small_class_note(
         if any(groups.assignment[k] == group for k in small)
     }
     for name, members in means.items():
-        limits = mean_recall_interval([hits[k] for k in members], [support[k] for k in members])
+        limits = _combined(found, members)
         spans.append(f"{limits[0]:.3f} to {limits[1]:.3f} for {name}")
     return (
-        f"Few images of {', '.join(f'{classes[k]} ({support[k]})' for k in small)}: one image "
+        f"Few images of {', '.join(named)}: one image "
         f"moves balanced accuracy by up to {points:.2f} points, and the bootstrap interval of a "
         f"mean over classes is {trouble}. Wilson limits of the recalls, combined over the classes, "
         f"give {', '.join(spans)}."
     )
-
-
-def format_scores(scores: Mapping[str, Any]) -> str:
-    """What ``score`` returned as plain text: values, intervals, classes, notes, definitions."""
-    texts = scores["definitions"]
-    rows = [
-        (texts[key]["title"], _plain(entry), _span(entry))
-        for key, entry in scores["metrics"].items()
-    ]
-    lines = _columns([("Metric", "value", f"{100 * LEVEL:g} % interval"), *rows])
-    header = ["Class", "group", "train", "images"]
-    for column in ("recall", "precision", "f1"):
-        header += [column, "interval"]
-    table = [tuple(header)]
-    for row in scores["per_class"]:
-        cells = [row["name"], row["group"], str(row["train"]), str(row["support"])]
-        for column in ("recall", "precision", "f1"):
-            cells += [_plain(row[column]), _span(row[column])]
-        table.append(tuple(cells))
-    lines += ["", *_columns(table)]
-    if scores["notes"]:
-        lines += ["", "Notes", *(_wrapped(note, "- ") for note in scores["notes"])]
-    lines += ["", "Definitions"]
-    lines += [_wrapped(f"{t['title']}: {t['definition']}", "- ") for t in texts.values()]
-    return "\n".join(lines)
 
 
 def _check_per_class(
@@ -216,64 +196,76 @@ def _entry(value: float, low: float, high: float) -> dict[str, float | None]:
     return {name: float(x) if math.isfinite(x) else None for name, x in limits.items()}
 
 
-def _metrics(
-    labels: Labels, probabilities: Probabilities, groups: Groups, draws: Draws
-) -> dict[str, dict[str, float | None]]:
-    values = {key: metric.function(labels, probabilities) for key, metric in METRICS.items()}
+def _combined(found: Predicted, members: Sequence[int]) -> tuple[float, float]:
+    """Limits of the mean recall of some classes, from those of each."""
+    counts = [found.recalls[k] for k in members]
+    return mean_recall_interval([hits for hits, _ in counts], [images for _, images in counts])
+
+
+def _metrics(found: Predicted, groups: Groups, draws: Draws) -> dict[str, dict[str, float | None]]:
+    given = found.labels, found.probabilities
+    values = {key: metric.function(*given) for key, metric in METRICS.items()}
     for key, metric in GROUP_METRICS.items():
-        members = groups.members(metric.group)
-        values[key] = group_balanced_accuracy(labels, probabilities, members)
-    found = {key: _entry(value, *interval(draws[key], value)) for key, value in values.items()}
-    confusion = confusion_matrix(labels, probabilities)
-    hits, support = np.diag(confusion), confusion.sum(1)
+        values[key] = group_balanced_accuracy(*given, groups.members(metric.group))
+    entries = {key: _entry(value, *interval(draws[key], value)) for key, value in values.items()}
     means = {key: groups.members(metric.group) for key, metric in GROUP_METRICS.items()}
-    everyone = list(range(len(confusion)))
+    everyone = list(range(len(found.confusion)))
     means |= {"balanced_accuracy": everyone, "macro_recall": everyone}
     for key, members in means.items():
-        if found[key]["low"] is not None and found[key]["low"] == found[key]["high"]:
+        if entries[key]["low"] is not None and entries[key]["low"] == entries[key]["high"]:
             # Every class all right or all wrong: resampling sees no spread where there is one.
-            limits = mean_recall_interval(hits[members].tolist(), support[members].tolist())
-            found[key] = _entry(values[key], *limits)
-    return found
+            entries[key] = _entry(values[key], *_combined(found, members))
+    return entries
 
 
 def _per_class(
-    labels: Labels,
-    probabilities: Probabilities,
+    found: Predicted,
     classes: Sequence[str],
     groups: Groups,
     *,
     train_counts: Sequence[int] | NDArray[np.integer[Any]],
 ) -> list[dict[str, Any]]:
-    values = per_class(labels, probabilities)
-    confusion = confusion_matrix(labels, probabilities)
+    values = per_class(found.labels, found.probabilities)
     rows = []
     for k, name in enumerate(classes):
-        hits, support = int(confusion[k, k]), int(values.support[k])
-        predicted = int(confusion[:, k].sum())
-        nothing = (math.nan, math.nan)
-        limits = {
-            "recall": wilson(hits, support) if support else nothing,
-            "precision": wilson(hits, predicted) if support else nothing,
-            "f1": f1_interval(hits, support, predicted, len(labels)),
-        }
-        rows.append(
-            {"name": name, "group": groups.assignment[k], "train": int(train_counts[k])}
-            | {"support": support}
-            | {key: _entry(getattr(values, key)[k], *limits[key]) for key in limits}
-        )
+        support = int(values.support[k])
+        row = {"name": name, "group": groups.assignment[k], "train": int(train_counts[k])}
+        row["support"] = support
+        if found.units is not None:
+            row["units"] = found.patients(k)
+        limits = _class_limits(found, k) if support else {}
+        for key in ("recall", "precision", "f1"):
+            row[key] = _entry(getattr(values, key)[k], *limits.get(key, (math.nan, math.nan)))
+        rows.append(row)
     return rows
 
 
+def _class_limits(found: Predicted, k: int) -> dict[str, tuple[float, float]]:
+    """Intervals of recall, precision and F1 of a class that has images."""
+    own, called = found.labels == k, found.given == k
+    recall, alarms = found.recalls[k], found.effective(~own, called)
+    support, others = int(own.sum()), int((~own).sum())
+    return {
+        "recall": wilson(*recall),
+        "precision": wilson(*found.effective(called, own)),
+        "f1": f1_interval(
+            int((own & called).sum()),
+            support,
+            int(called.sum()),
+            support + others,
+            shrink=(recall[1] / support, alarms[1] / max(others, 1)),
+        ),
+    }
+
+
 def _notes(
-    confusion: NDArray[np.int64],
+    found: Predicted,
     classes: Sequence[str],
     groups: Groups,
     metrics: Mapping[str, Mapping[str, float | None]],
 ) -> list[str]:
-    support = confusion.sum(axis=1)
     notes = []
-    absent = absent_classes(np.repeat(np.arange(len(classes)), support), len(classes))
+    absent = absent_classes(found.labels, len(classes))
     if absent:
         notes.append(
             f"No image of {', '.join(classes[k] for k in absent)}: recall, precision and F1 "
@@ -289,29 +281,5 @@ def _notes(
         notes.append(
             "Quadratic kappa cannot be computed: all images are of one class, and given it."
         )
-    hits = confusion.diagonal().tolist()
-    small = small_class_note(hits, support.tolist(), classes, groups)
+    small = small_class_note(found, classes, groups)
     return [*notes, small] if small else notes
-
-
-def _plain(entry: Mapping[str, float | None]) -> str:
-    value = entry["value"]
-    return "-" if value is None else f"{value:.3f}"
-
-
-def _span(entry: Mapping[str, float | None]) -> str:
-    low, high = entry["low"], entry["high"]
-    return "-" if low is None or high is None else f"{low:.3f} to {high:.3f}"
-
-
-def _columns(rows: Sequence[tuple[str, ...]]) -> list[str]:
-    widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
-    lines = []
-    for row in rows:
-        first, *rest = (cell.rjust(width) for cell, width in zip(row, widths, strict=True))
-        lines.append("  ".join([row[0].ljust(len(first)), *rest]))
-    return [lines[0], "-" * len(lines[0]), *lines[1:]]
-
-
-def _wrapped(text: str, mark: str) -> str:
-    return textwrap.fill(text, 98, initial_indent=mark, subsequent_indent=" " * len(mark))

@@ -7,6 +7,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import torch
 
 from lmd.data.doctor import quick_check
@@ -273,9 +274,13 @@ def _predictions(data: Prepared, trainer: Trainer) -> dict[str, dict[str, Any]]:
         images = data.part(part)
         if len(images) == 0:
             continue
+        table = data.table.part(part)
         predictions[part] = {
-            "ids": data.table.part(part).ids,
+            "ids": table.ids,
             "labels": images.labels,
             "probabilities": trainer.predict(images).softmax(1).numpy(),
         }
+        if table.groups is not None:
+            # Numbers, not names: who the patients are is nobody's business here.
+            predictions[part]["groups"] = np.unique(table.groups, return_inverse=True)[1]
     return predictions

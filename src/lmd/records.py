@@ -101,7 +101,10 @@ class RunFolder:
     def write_predictions(
         self, classes: tuple[str, ...], parts: dict[str, dict[str, NDArray[Any]]]
     ) -> None:
-        """``parts[part]`` has ids ``(N,)``, labels ``(N,)`` and probabilities ``(N, K)``."""
+        """``parts[part]`` has ids ``(N,)``, labels ``(N,)`` and probabilities ``(N, K)``.
+
+        And groups ``(N,)`` where it is known which images are of one patient or lesion.
+        """
         arrays = {f"{part}_{key}": v for part, of in parts.items() for key, v in of.items()}
         buffer = BytesIO()
         np.savez_compressed(buffer, allow_pickle=False, classes=np.array(classes), **arrays)

@@ -24,7 +24,7 @@ def score_parts(
     *,
     resamples: int = 1000,
 ) -> dict[str, Any]:
-    """The record's numbers from labels and probabilities of each part."""
+    """The record's numbers from labels, probabilities and, if known, groups of each part."""
     found: dict[str, Any] = {"metrics": {}, "per_class": {}, "confusion": {}, "notes": []}
     for part, of in predictions.items():
         one = score(
@@ -33,6 +33,7 @@ def score_parts(
             classes,
             groups,
             train_counts,
+            units=of.get("groups"),
             resamples=resamples,
             part=part,
         )
@@ -54,7 +55,11 @@ def rescore(path: Path, *, resamples: int = 1000) -> dict[str, Any]:
     groups = Groups(record["groups"]["rule"], tuple(record["groups"]["assignment"]))
     counts = np.array(record["data"]["counts"]["train"], dtype=np.int64)
     parts = {
-        part: {key: arrays[f"{part}_{key}"] for key in ("labels", "probabilities")}
+        part: {
+            key: arrays[f"{part}_{key}"]
+            for key in ("labels", "probabilities", "groups")
+            if f"{part}_{key}" in arrays
+        }
         for part in ("validation", "test")
         if f"{part}_labels" in arrays
     }
@@ -81,6 +86,7 @@ def compare_runs(a: Path, b: Path, *, resamples: int = 1000) -> str:
             right["test_probabilities"][order],
             key,
             groups=first.read_record()["groups"]["assignment"],
+            units=left.get("test_groups"),
             resamples=resamples,
         )
         for key in titles

@@ -236,7 +236,7 @@ def parse_settings(words: list[str]) -> dict[str, Any]:
 
 
 def _print_scores(record: dict[str, Any]) -> None:
-    from lmd.evaluate import format_scores
+    from lmd.definitions import format_scores
 
     typer.echo(f"\n{record['method']['title']} on {record['data']['source']}, test part")
     part = {key: record[key]["test"] for key in ("metrics", "per_class", "confusion")}

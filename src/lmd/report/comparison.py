@@ -78,10 +78,11 @@ def _pair(run: RunFiles, other: RunFiles) -> dict[str, Any]:
     right, right_too = mine.argmax(1) == labels, theirs.argmax(1) == labels
     metrics = {row["key"]: row["title"] for row in view.metric_rows(run)}
     groups = run.section("groups", "assignment") or None
+    units = run.predictions.get("test_groups")
     differences = []
     for key in TESTED:
         if key in metrics and (groups or key == "balanced_accuracy"):
-            gap = paired_difference(labels, mine, theirs, key, groups=groups)
+            gap = paired_difference(labels, mine, theirs, key, groups=groups, units=units)
             if np.isfinite([gap.value, gap.low, gap.high]).all():
                 differences.append({"title": metrics[key], **asdict(gap)})
     return {

@@ -39,7 +39,8 @@ def _numbers(results: Results, table: TableData) -> list[str]:
         )
     else:
         said = f"Values in %: one seed ({named}), in brackets the 95 % interval"
-    said += f" (test images resampled {results.resamples} times within each class)."
+    drawn = "groups (patients or lesions) of test images" if results.grouped else "test images"
+    said += f" ({drawn} resampled {results.resamples} times within each class)."
     if any(getattr(cell, "mark", "") for line in table.lines for cell in line.cells):
         said += " Best bold, second best underlined."
     return [said]

@@ -12,8 +12,9 @@ from numpy.typing import NDArray
 
 from lmd.benchmark.plan import Plan
 from lmd.errors import LmdError
-from lmd.intervals import Difference, Draws, bootstrap, interval
+from lmd.intervals import Difference, bootstrap, interval
 from lmd.report.files import RunFiles, number, read_run
+from lmd.resampling import Draws
 
 
 @dataclass(frozen=True)
@@ -39,6 +40,8 @@ class RunResult:
         self.ids: NDArray[Any] = arrays["test_ids"][order]
         self.labels: NDArray[Any] = arrays["test_labels"][order]
         self._probabilities: NDArray[Any] = arrays["test_probabilities"][order]
+        # Which images are of one patient or lesion, where the run's data told it.
+        self.units = arrays["test_groups"][order] if "test_groups" in arrays else None
 
     def value(self, metric: str) -> float | None:
         """The record's value."""
@@ -49,7 +52,12 @@ class RunResult:
         """Every metric on the resamples."""
         groups = self.files.section("groups", "assignment")
         return bootstrap(
-            self.labels, self._probabilities, groups=groups, resamples=self.resamples, seed=0
+            self.labels,
+            self._probabilities,
+            groups=groups,
+            units=self.units,
+            resamples=self.resamples,
+            seed=0,
         )
 
     def same_images(self, other: "RunResult") -> bool:
@@ -130,6 +138,11 @@ class Results:
     def swept(self, method: str) -> bool:
         """Whether the plan has a run of this method at more points than the first."""
         return any(run.method == method and run.point > 0 for run in self.plan.runs)
+
+    @property
+    def grouped(self) -> bool:
+        """Whether all runs know which test images are of one patient or lesion."""
+        return all(run.units is not None for run in self.runs)
 
     @property
     def runs(self) -> list[RunResult]:
