@@ -38,9 +38,11 @@ def _numbers(results: Results, table: TableData) -> list[str]:
             "interval of the mean over seeds"
         )
     else:
-        said = f"Values in %: one seed ({named}), in brackets the 95 % interval"
+        said = f"Values in %: one seed ({named}), in brackets the 95 % interval of the run's record"
     drawn = "groups (patients or lesions) of test images" if results.grouped else "test images"
-    said += f" ({drawn} resampled {results.resamples} times within each class)."
+    # A record has resamples of its own.
+    often = f" {results.resamples} times" if len(seeds) > 1 else ""
+    said += f" ({drawn} resampled{often} within each class)."
     if any(getattr(cell, "mark", "") for line in table.lines for cell in line.cells):
         said += " Best bold, second best underlined."
     return [said]
@@ -51,10 +53,10 @@ def _tests(results: Results, table: TableData) -> list[str]:
         return []
     least = min(1.0, 2 * table.tests / (results.resamples + 1))
     return [
-        f"Δ BACC: balanced accuracy minus that of {table.reference}, on the same resampled "
-        f"images; p two-sided, after Holm's correction (comparisons: {table.tests}; the least "
-        f"that these resamples can show is {least:.2g}). Interval and p speak of the choice of "
-        "test images, not of the randomness of training."
+        f"Δ BACC: balanced accuracy minus that of {table.reference}, on the same "
+        f"{results.resamples} resamples; p two-sided, after Holm's correction (comparisons: "
+        f"{table.tests}; the least that these resamples can show is {least:.2g}). Interval and p "
+        "speak of the choice of test images, not of the randomness of training."
     ]
 
 
