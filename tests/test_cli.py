@@ -123,7 +123,7 @@ def test_the_intervals_know_which_images_are_of_one_patient(tmp_path: Path) -> N
         row["support"] for row in record["per_class"]["test"]
     ]
     assert "groups (patients or lesions)" in record["definitions"]["interval"]["definition"]
-    assert any("of 4 groups" in note for note in record["notes"])
+    assert any("of 4 patients or lesions" in note for note in record["notes"])
     again = rescore(made.path)
     assert again["metrics"] == record["metrics"]
     assert again["per_class"] == record["per_class"]

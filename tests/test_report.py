@@ -2,6 +2,7 @@
 
 import csv
 import json
+import re
 import subprocess
 import sys
 from html import unescape
@@ -20,6 +21,7 @@ from lmd.report import write_report
 from lmd.report.calibration import calibration_error, reliability_bins
 from lmd.report.charts import CountRow, DotRow, Point, count_bars, dots
 from lmd.report.curves import nice_ticks
+from lmd.rescore import rescore
 
 SKIN = [
     "melanocytic nevus",
@@ -399,6 +401,35 @@ def test_a_run_that_has_just_begun(tmp_path: Path) -> None:
     assert "Not finished." in text
     assert "no result to show" in text
     assert "no history" in text
+
+
+def test_patients_are_counted_and_drawn_together(tmp_path: Path) -> None:
+    runs = [tmp_path / "a", tmp_path / "b"]
+    for seed, run in enumerate(runs):
+        record = make_run(run, ["common", "middle", "rare"], seed=seed)
+        record["data"]["notes"] = []
+        save(run, record)
+    alone = unescape(write_report(runs[0], compare=runs[1:]).read_text())
+    assert "drawn one by one" in alone
+    assert "one patient or lesion" not in alone
+    for run in runs:
+        arrays = dict(np.load(run / "predictions.npz"))
+        for part in ("validation", "test"):
+            arrays[f"{part}_groups"] = np.arange(len(arrays[f"{part}_labels"])) // 5
+        np.savez(run / "predictions.npz", **arrays)
+        record = rescore(run, resamples=100)
+    page = unescape(write_report(runs[0], compare=runs[1:]).read_text())
+    assert "drawn by patient or lesion" in page
+    assert "Images of one patient or lesion count for less" in page
+    assert record["definitions"]["interval"]["definition"] in page
+    for row in record["per_class"]["test"]:
+        assert row["units"] < row["support"]
+        assert f"({row['units']})" in page
+    # The paired difference knows the patients too.
+    gaps = [
+        re.findall(r"95 % interval .*? \(paired bootstrap\)", text)[0] for text in (alone, page)
+    ]
+    assert gaps[0] != gaps[1]
 
 
 def test_synthetic_data_are_announced(tmp_path: Path) -> None:

@@ -161,7 +161,7 @@ def small_class_note(found: Predicted, classes: Sequence[str], groups: Groups) -
     )
     named = [
         f"{classes[k]} ({support[k]}"
-        + (f" of {patients[k]} groups)" if patients[k] < support[k] else ")")
+        + (f" of {patients[k]} patients or lesions)" if patients[k] < support[k] else ")")
         for k in small
     ]
     spans = []

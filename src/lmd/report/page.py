@@ -67,6 +67,8 @@ def _page(run: RunFiles, others: Sequence[RunFiles]) -> dict[str, Any]:
         "totals": _totals(run),
         "classes": classes,
         "metrics": metrics,
+        "intervals": run.section("definitions", "interval").get("definition", ""),
+        "grouped": any(row["units"] is not None for row in classes),
         "groups": groups,
         "legend": [(group, figures.legend_mark(charts.SHAPES[group], group)) for group in present],
         "counts_figure": figures.counts_figure(classes) if classes else None,

@@ -21,6 +21,7 @@ def class_rows(run: RunFiles) -> list[Row]:
             "name": name,
             "group": entry.get("group") or (assignment[k] if k < len(assignment) else ""),
             "support": entry.get("support", 0),
+            "units": entry.get("units"),
             "order": k,
         }
         for part in ("train", "validation", "test"):
