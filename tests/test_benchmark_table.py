@@ -340,6 +340,26 @@ m_sampling = ["natural", "balanced"]
     assert table.reference == "e_sampling = natural, m_sampling = balanced"
 
 
+def test_patients_are_drawn_where_every_run_knows_them(compared: tuple[Plan, Path]) -> None:
+    plan, folder = compared
+    paths = sorted(folder.glob("*/predictions.npz"))
+    by_image = read_results(plan, folder, resamples=50)
+    for path in paths:
+        arrays = dict(np.load(path))
+        arrays["test_groups"] = np.arange(len(arrays["test_ids"])) // 3
+        np.savez(path, **arrays)
+    by_patient = read_results(plan, folder, resamples=50)
+    assert "groups (patients or lesions) of test images resampled 50" in make_tables(by_patient)
+    # One run that is older would be drawn otherwise than the rest: images are, for all.
+    arrays.pop("test_groups")
+    np.savez(paths[-1], **arrays)
+    mixed = read_results(plan, folder, resamples=50)
+    assert "(test images resampled 50" in make_tables(mixed)
+    for old, new, other in zip(by_image.runs, mixed.runs, by_patient.runs, strict=True):
+        np.testing.assert_array_equal(old.draws["auc"], new.draws["auc"])
+        assert not np.array_equal(old.draws["auc"], other.draws["auc"])
+
+
 def test_errors(compared: tuple[Plan, Path]) -> None:
     plan, folder = compared
     results = read_results(plan, folder, resamples=10)

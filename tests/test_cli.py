@@ -14,6 +14,7 @@ from PIL import Image
 from toys import write_npz
 
 import lmd
+from lmd.definitions import format_scores
 from lmd.errors import LmdError
 from lmd.pipeline import train
 from lmd.rescore import rescore
@@ -124,6 +125,10 @@ def test_the_intervals_know_which_images_are_of_one_patient(tmp_path: Path) -> N
     ]
     assert "groups (patients or lesions)" in record["definitions"]["interval"]["definition"]
     assert any("of 4 patients or lesions" in note for note in record["notes"])
+    part = {key: record[key]["test"] for key in ("metrics", "per_class")}
+    text = format_scores(part | {"definitions": record["definitions"], "notes": []})
+    assert "images (lesions, patients)" in text
+    assert " 16 (4) " in text
     again = rescore(made.path)
     assert again["metrics"] == record["metrics"]
     assert again["per_class"] == record["per_class"]

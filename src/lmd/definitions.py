@@ -67,12 +67,14 @@ def format_scores(scores: Mapping[str, Any]) -> str:
         for key, entry in scores["metrics"].items()
     ]
     lines = _columns([("Metric", "value", f"{100 * LEVEL:g} % interval"), *rows])
-    header = ["Class", "group", "train", "images"]
+    grouped = any("units" in row for row in scores["per_class"])
+    header = ["Class", "group", "train", "images (lesions, patients)" if grouped else "images"]
     for column in ("recall", "precision", "f1"):
         header += [column, "interval"]
     table = [tuple(header)]
     for row in scores["per_class"]:
-        cells = [row["name"], row["group"], str(row["train"]), str(row["support"])]
+        images = f"{row['support']} ({row['units']})" if grouped else str(row["support"])
+        cells = [row["name"], row["group"], str(row["train"]), images]
         for column in ("recall", "precision", "f1"):
             cells += [_plain(row[column]), _span(row[column])]
         table.append(tuple(cells))

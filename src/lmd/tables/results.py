@@ -170,8 +170,12 @@ def read_results(plan: Plan, folder: Path, *, resamples: int | None = None) -> R
         found.setdefault((run.method, run.point), []).append(result)
     for point in range(len(plan.points)):
         _check_same_images([run for key, runs in found.items() if key[1] == point for run in runs])
-    entries = {key: Entry(runs) for key, runs in found.items()}
-    return Results(plan, resamples, entries, missing)
+    results = Results(plan, resamples, {key: Entry(runs) for key, runs in found.items()}, missing)
+    if not results.grouped:
+        # Some are older than their groups: the resamples of all must draw the same images.
+        for one in results.runs:
+            one.units = None
+    return results
 
 
 def _check_same_images(runs: list[RunResult]) -> None:

@@ -1,4 +1,4 @@
-"""The optimiser of a stage and the schedule of its learning rate."""
+"""The optimiser of a stage, the schedule of its learning rate, and a look at its losses."""
 
 from math import cos, isfinite, pi
 from pathlib import Path
