@@ -12,8 +12,8 @@ import time
 import torch
 from common import long_tailed_features, one_thread
 
-from lmd.gaussians import ClassGaussians
 from lmd.methods.lmd.calibrate import DRAWS, Solution, enough_draws, expected_cross_entropy
+from lmd.methods.lmd.gaussians import ClassGaussians
 from lmd.methods.lmd.selection import VirtualFeatures
 
 CHANNELS, FEATURES, JUDGES = 512, 20_000, 16_384

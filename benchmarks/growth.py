@@ -20,8 +20,8 @@ import torch
 from common import Result, above, clock, finish, in_process, long_tailed_features, one_thread
 from scipy.optimize import nnls
 
-from lmd.gaussians import ClassGaussians
 from lmd.methods.lmd.calibrate import LOGITS, enough_draws, sgd_pass
+from lmd.methods.lmd.gaussians import ClassGaussians
 from lmd.methods.lmd.icc import fdc_loss
 from lmd.methods.lmd.selection import VirtualFeatures
 from lmd.methods.lmd.virtual_pass import pays, virtual_pass

@@ -18,9 +18,9 @@ import torch
 from common import Result, finish, median_ratio, one_thread, pixels, side_by_side
 
 from lmd.data.loaders import Normalise
-from lmd.export import export_onnx
+from lmd.deploy.export import export_onnx
+from lmd.deploy.predict import OnnxEngine, Predictor, TorchEngine
 from lmd.model import Model, ModelSpec, Preprocessing, build_model, load_model, save_model
-from lmd.predict import OnnxEngine, Predictor, TorchEngine
 
 SIZE, BATCH, CLASSES, FILES = 64, 64, 8, 512
 

@@ -17,12 +17,12 @@ from typing import Any, Literal
 import torch
 from torch import Tensor
 
+from lmd.contract.stage import Stage, Task
 from lmd.data.loaders import ImageSet, Normalise, evaluation_batches
 from lmd.data.prepare import prepare_data
 from lmd.methods import METHODS
 from lmd.model import Model, load_model
 from lmd.protocol import Protocol
-from lmd.stage import Stage, Task
 
 Part = Literal["train", "validation"]
 Features = dict[str, tuple[Tensor, Tensor]]

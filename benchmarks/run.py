@@ -21,7 +21,7 @@ ALL = ("stage2", "stage1", "inference", "growth")
 
 def where() -> str:
     """Machine and commit."""
-    from lmd.records import commit
+    from lmd.runs.provenance import commit
 
     cpu = platform.processor() or platform.machine()
     info = Path("/proc/cpuinfo")

@@ -21,11 +21,12 @@ import torch
 from common import Result, clock, finish, median_ratio, one_thread, pixels
 from torch.nn import functional as F
 
+from lmd.base.progress import Display
 from lmd.data.loaders import ImageSet, Normalise, training_batches
 from lmd.methods.lmd.rrl import RRL
 from lmd.model import build_model, channels_last
 from lmd.protocol import Protocol
-from lmd.training import Display, Trainer
+from lmd.training import Trainer
 
 SIZE, BATCH, CLASSES = 64, 64, 8
 

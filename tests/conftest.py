@@ -7,16 +7,15 @@ from typing import Any
 
 import pytest
 import torch
-from toys import MakeTrainer, toy_images
+from toys import SHARED, VECTORS, MakeTrainer, toy_images
 
+from lmd.base.progress import Display
+from lmd.contract.method import Method
+from lmd.contract.stage import Stages, Task
 from lmd.data.loaders import Normalise
-from lmd.method import Method
 from lmd.model import build_model
 from lmd.protocol import Protocol
-from lmd.stage import Stages, Task
-from lmd.training import Display, FirstStages, Trainer
-
-SHARED = Path(__file__).parents[1].parent / "shared"
+from lmd.training import FirstStages, Trainer
 
 
 @pytest.fixture(autouse=True)
@@ -39,11 +38,8 @@ def shared() -> Path:
 
 @pytest.fixture(scope="session")
 def vectors() -> dict[str, Any]:
-    """The reference numbers beside the repository, or a skip that says so."""
-    path = SHARED / "spec" / "reference_vectors.json"
-    if not path.exists():
-        pytest.skip("the reference vectors are not beside this checkout")
-    found: dict[str, Any] = json.loads(path.read_text(encoding="utf-8"))["vectors"]
+    """Reference numbers of formulas, made apart from this code."""
+    found: dict[str, Any] = json.loads(VECTORS.read_text(encoding="utf-8"))["vectors"]
     return found
 
 

@@ -11,9 +11,10 @@ from pathlib import Path
 
 import cv2
 import numpy as np
+import toys
 from PIL import Image
 
-SHARED = Path(__file__).parents[1].parent / "shared" / "data" / "ham10000"
+SHARED = toys.SHARED / "data" / "ham10000"
 NAMES = {
     "nv": "nevus",
     "mel": "melanoma",

@@ -9,10 +9,23 @@ import torch
 from torch import Tensor
 
 from lmd.data.loaders import ImageSet
+from lmd.methods import METHODS
 from lmd.model import Model
 from lmd.training import Trainer
 
 MakeTrainer = Callable[..., Trainer]
+
+ROOT = Path(__file__).parents[1]
+SHARED = ROOT.parent / "shared"  # real data beside the repository; tests skip where it is absent
+VECTORS = ROOT / "tests" / "reference_vectors.json"
+# Small values where a default would make a test slow; the behaviour is the same.
+QUICK = {"lmd": {"virtual_features": 200}}
+
+
+def quick(key: str) -> dict[str, object]:
+    """Settings that make a method quick without changing what it does."""
+    method = METHODS[key]
+    return dict(QUICK.get(method.family or key, {}))
 
 
 def gradient(loss: Tensor, of: Tensor) -> Tensor:

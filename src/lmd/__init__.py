@@ -13,16 +13,16 @@ __version__ = "0.1.0"
 __all__ = ["METHODS", "LmdError", "load", "train"]
 
 if TYPE_CHECKING:
-    from lmd.errors import LmdError
+    from lmd.base.errors import LmdError
+    from lmd.deploy.predict import load
     from lmd.methods import METHODS
-    from lmd.pipeline import train
-    from lmd.predict import load
+    from lmd.runs.train import train
 
 _HOMES = {
     "METHODS": "lmd.methods",
-    "LmdError": "lmd.errors",
-    "load": "lmd.predict",
-    "train": "lmd.pipeline",
+    "LmdError": "lmd.base.errors",
+    "load": "lmd.deploy.predict",
+    "train": "lmd.runs.train",
 }
 
 

@@ -7,7 +7,7 @@ from typing import Annotated, Any, Literal
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
-from lmd.errors import LmdError
+from lmd.base.errors import LmdError
 
 Positive = Annotated[int, Field(gt=0)]
 

@@ -20,7 +20,7 @@ def main() -> int:
     job: dict[str, Any] = json.loads(sys.stdin.read())
     signal.signal(signal.SIGTERM, _stop)
     threading.Thread(target=_watch, args=(os.getppid(),), daemon=True).start()
-    from lmd.errors import LmdError
+    from lmd.base.errors import LmdError
 
     try:
         _train(job)
@@ -37,7 +37,7 @@ def _train(job: dict[str, Any]) -> None:
     import cv2
     import torch
 
-    from lmd.pipeline import train
+    from lmd.runs.train import train
 
     torch.set_num_threads(job["threads"])
     cv2.setNumThreads(job["threads"] if job["threads"] > 1 else 0)

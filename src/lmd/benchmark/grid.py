@@ -7,7 +7,7 @@ from typing import Annotated, Any, Literal
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
-from lmd.errors import LmdError
+from lmd.base.errors import LmdError
 
 Form = Literal["metrics", "groups", "factors", "sweep"]
 
@@ -70,7 +70,7 @@ def read_grid(name: str | Path) -> tuple[str, Path]:
             raise LmdError(
                 f"no grid {str(name)!r}: give a .toml file or one of {', '.join(shipped_grids())}"
             )
-        file = resources.files("lmd") / "benchmarks" / f"{name}.toml"
+        file = resources.files("lmd") / "benchmark" / "grids" / f"{name}.toml"
         return file.read_text(encoding="utf-8"), Path.cwd()
     path = Path(name).expanduser()
     try:
@@ -87,7 +87,7 @@ def shipped_grids() -> list[str]:
     >>> "synthetic" in shipped_grids()
     True
     """
-    folder = resources.files("lmd") / "benchmarks"
+    folder = resources.files("lmd") / "benchmark" / "grids"
     return sorted(f.name.removesuffix(".toml") for f in folder.iterdir() if f.name[-5:] == ".toml")
 
 

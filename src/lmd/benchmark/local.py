@@ -11,8 +11,8 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, Protocol
 
+from lmd.base.errors import LmdError
 from lmd.benchmark.plan import PlannedRun
-from lmd.errors import LmdError
 
 POLITE = 15.0  # seconds that a run has to end when it is asked to
 

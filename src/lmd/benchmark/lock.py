@@ -8,7 +8,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
-from lmd.errors import LmdError
+from lmd.base.errors import LmdError
 
 PATIENCE = 15.0  # seconds for the runs of a benchmark that was killed to end
 

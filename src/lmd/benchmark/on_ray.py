@@ -6,9 +6,9 @@ import socket
 from pathlib import Path
 from typing import Any
 
+from lmd.base.errors import LmdError
 from lmd.benchmark.local import end, job, log_path, spawn
 from lmd.benchmark.plan import PlannedRun
-from lmd.errors import LmdError
 
 RETRIES = 5  # how often a run is taken up again after its node or its worker was lost
 

@@ -6,9 +6,9 @@ from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
 
+from lmd.base.errors import LmdError
+from lmd.base.files import atomic_write
 from lmd.benchmark.grid import read_grid
-from lmd.errors import LmdError
-from lmd.files import atomic_write
 
 FORMAT = 1
 

@@ -8,13 +8,13 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
+from lmd.base.errors import LmdError
 from lmd.benchmark.grid import PAPER, Grid, load_grid, sweep_values
 from lmd.benchmark.plan import Plan, PlannedRun, Point, Row, grid_hash
-from lmd.errors import LmdError
-from lmd.method import Method
-from lmd.pipeline import find_method, resolve
+from lmd.contract.method import Method
 from lmd.protocol import Protocol
-from lmd.records import Request
+from lmd.runfolder.folder import Request
+from lmd.runs.train import find_method, resolve
 
 
 def plan_grid(name: str | Path) -> Plan:

@@ -6,8 +6,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
 
+from lmd.base.errors import LmdError
 from lmd.benchmark.plan import Plan, PlannedRun
-from lmd.errors import LmdError
 
 Status = Literal["finished", "begun", "missing"]
 

@@ -8,8 +8,8 @@ from typing import NoReturn
 
 import typer
 
+from lmd.base.errors import LmdError
 from lmd.cli.commands import app
-from lmd.errors import LmdError
 
 
 class Interrupted(BaseException):

@@ -5,12 +5,12 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from lmd.errors import LmdError
+from lmd.base.errors import LmdError
 
 if TYPE_CHECKING:
     from lmd.benchmark.plan import Plan
     from lmd.benchmark.run import Outcome
-    from lmd.tables.results import Results
+    from lmd.benchmark.tables.results import Results
 
 GridFile = Annotated[
     str, typer.Argument(metavar="FILE", help="A grid's TOML file, or the name of one that ships.")
@@ -109,9 +109,9 @@ def table(
     ] = None,
 ) -> None:
     """Print a table of the paper's forms from the records of a benchmark; nothing is trained."""
+    from lmd.base.files import atomic_write
     from lmd.benchmark.grid import load_grid
-    from lmd.files import atomic_write
-    from lmd.tables import make_tables, read_results, sweep_figure
+    from lmd.benchmark.tables import make_tables, read_results, sweep_figure
 
     folder = (runs or Path("runs") / load_grid(file).name).resolve()
     if not folder.is_dir():

@@ -9,6 +9,7 @@ from rich.console import Console
 from rich.table import Table
 
 from lmd import __version__
+from lmd.base.errors import LmdError
 from lmd.cli.benchmark import benchmark, table
 from lmd.cli.data import data_app
 from lmd.cli.export import export_command
@@ -24,7 +25,6 @@ from lmd.cli.options import (
     SkipBad,
     SplitColumn,
 )
-from lmd.errors import LmdError
 
 app = typer.Typer(
     no_args_is_help=True,
@@ -70,7 +70,7 @@ def demo(
     device: Device = "auto",
 ) -> None:
     """Train CE and LMD on the embedded synthetic images and write a report that compares them."""
-    from lmd.demo import run_demo
+    from lmd.runs.demo import run_demo
 
     report = run_demo(out, device=device, say=typer.echo)
     typer.secho(f"\nThe report: {report}", bold=True)
@@ -111,7 +111,7 @@ def train(
     quiet: Quiet = False,
 ) -> None:
     """Train a method and write a run folder: model, predictions, record and report."""
-    from lmd.pipeline import train as run_training
+    from lmd.runs.train import train as run_training
 
     given = parse_settings(settings or [])
     if weights is not None:
@@ -151,7 +151,7 @@ def evaluate(
     resamples: Annotated[int, typer.Option(help="Bootstrap resamples.")] = 1000,
 ) -> None:
     """Recompute every number and the report of a run from its predictions; nothing is trained."""
-    from lmd.rescore import compare_runs, rescore
+    from lmd.runs.rescore import compare_runs, rescore
 
     record = rescore(run, resamples=resamples)
     _print_scores(record)
@@ -174,9 +174,9 @@ def predict(
     device: Device = "auto",
 ) -> None:
     """Predict images with a shipped model: a CSV of classes and probabilities."""
-    from lmd.pipeline import choose_device
-    from lmd.predict import find_images, load
-    from lmd.training import Display
+    from lmd.base.device import choose_device
+    from lmd.base.progress import Display
+    from lmd.deploy.predict import find_images, load
 
     if out.exists() and not overwrite:
         raise LmdError(f"{out} exists: choose another file, or replace it with --overwrite")
@@ -201,7 +201,7 @@ def methods(
 ) -> None:
     """List every method with its paper, stages and hyper-parameters."""
     from lmd.methods import METHODS
-    from lmd.pipeline import find_method
+    from lmd.runs.train import find_method
 
     console = Console()
     rows = [find_method(name)] if name else list(METHODS.values())
@@ -236,7 +236,7 @@ def parse_settings(words: list[str]) -> dict[str, Any]:
 
 
 def _print_scores(record: dict[str, Any]) -> None:
-    from lmd.definitions import format_scores
+    from lmd.scoring.definitions import format_scores
 
     typer.echo(f"\n{record['method']['title']} on {record['data']['source']}, test part")
     part = {key: record[key]["test"] for key in ("metrics", "per_class", "confusion")}

@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from lmd.base.errors import LmdError
 from lmd.cli.options import (
     SOURCES,
     AllowOutside,
@@ -16,7 +17,6 @@ from lmd.cli.options import (
     Root,
     SplitColumn,
 )
-from lmd.errors import LmdError
 
 if TYPE_CHECKING:
     from lmd.data.doctor import Examination, Mended
@@ -54,9 +54,9 @@ def doctor_command(
     Exit code 0: nothing, or notes only. 3: warnings. 4: errors. (1 and 2 mean, as everywhere, that
     the examination itself could not be done, or was asked for wrongly.)
     """
+    from lmd.base.files import atomic_write
+    from lmd.base.progress import Display
     from lmd.data.doctor import Columns, as_json, examine, exit_code
-    from lmd.files import atomic_write
-    from lmd.training import Display
 
     ratios = parse_ratios(split)
     _check_fix(fix, data)

@@ -14,8 +14,8 @@ def export_command(
     ] = False,
 ) -> None:
     """Write a shipped model as one ONNX file: uint8 RGB pixels in, probabilities out."""
-    from lmd.export import export_onnx
-    from lmd.predict import OnnxEngine
+    from lmd.deploy.export import export_onnx
+    from lmd.deploy.predict import OnnxEngine
 
     written = export_onnx(run, onnx, overwrite=overwrite)
     engine = OnnxEngine(written)

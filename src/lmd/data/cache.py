@@ -11,18 +11,13 @@ from pathlib import Path
 import numpy as np
 from numpy.typing import NDArray
 
+from lmd.base.errors import LmdError
+from lmd.base.folders import cache_folder
 from lmd.data.table import Table
 from lmd.data.views import resize
-from lmd.errors import LmdError
 
 Tick = Callable[[int, int], None]
 IN_MEMORY = ("synthetic", "arrays")
-
-
-def cache_folder() -> Path:
-    """Where decoded images are kept: ``$LMD_CACHE/images`` or ``~/.cache/lmd/images``."""
-    base = os.environ.get("LMD_CACHE")
-    return (Path(base) if base else Path.home() / ".cache" / "lmd") / "images"
 
 
 def decode(
@@ -43,7 +38,7 @@ def decode(
         pixels = np.empty((len(table), size, size, 3), np.uint8)
         problems = dict(_fill(pixels, table, size, tick))
         return _without_bad(table, pixels, problems, skip_bad)
-    target = (folder or cache_folder()) / f"{_key(table, size)}.npy"
+    target = (folder or cache_folder("images")) / f"{_key(table, size)}.npy"
     sidecar = target.with_suffix(".json")
     if not (target.exists() and sidecar.exists()):
         _write(target, sidecar, table, size, tick)

@@ -7,9 +7,9 @@ from typing import Literal
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
+from lmd.base.errors import LmdError
 from lmd.data.splits import hash_order
 from lmd.data.table import Table
-from lmd.errors import LmdError
 
 Shape = Literal["pareto", "official"]
 

@@ -1,6 +1,5 @@
 """From cached pixels to batches of views: streams, seeds and worker processes."""
 
-import hashlib
 import os
 import platform
 import re
@@ -19,8 +18,9 @@ from numpy.typing import NDArray
 from torch import Tensor
 from torch.utils.data import DataLoader, Dataset
 
+from lmd.base.distributed import cut, local_world
+from lmd.base.seeds import derive_seed
 from lmd.data.views import VIEWS
-from lmd.distributed import cut, local_world
 
 Pixels = NDArray[np.uint8]
 
@@ -70,16 +70,6 @@ class Normalise:
         """Move to the device of ``mean`` and normalise there: bytes travel, not floats."""
         moved = images.to(self.mean.device, non_blocking=True).permute(0, 3, 1, 2)
         return moved.float().sub_(self.mean).div_(self.std)
-
-
-def derive_seed(*parts: object) -> int:
-    """A 63-bit seed from any values, the same on every machine.
-
-    >>> derive_seed(0, "epoch", 1) == derive_seed(0, "epoch", 1) != derive_seed(0, "epoch", 2)
-    True
-    """
-    text = "/".join(str(part) for part in parts)
-    return int.from_bytes(hashlib.sha256(text.encode()).digest()[:8], "big") >> 1
 
 
 def draw(

@@ -8,15 +8,15 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from lmd.base.errors import LmdError
 from lmd.data.cache import Tick, decode
 from lmd.data.imbalance import subsample
 from lmd.data.loaders import ImageSet
 from lmd.data.sources import open_table
 from lmd.data.splits import split
 from lmd.data.table import Table
-from lmd.errors import LmdError
-from lmd.groups import Groups, assign_groups
 from lmd.protocol import Protocol
+from lmd.scoring.tiers import Groups, assign_groups
 
 
 @dataclass(frozen=True)

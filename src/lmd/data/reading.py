@@ -11,7 +11,7 @@ import numpy as np
 from numpy.typing import NDArray
 from PIL import Image, ImageOps
 
-from lmd.errors import LmdError
+from lmd.base.errors import LmdError
 
 DICOM_SUFFIXES = frozenset({".dcm", ".dicom"})
 SUFFIXES = DICOM_SUFFIXES | {

@@ -9,8 +9,8 @@ from dataclasses import replace
 import numpy as np
 from numpy.typing import NDArray
 
+from lmd.base.errors import LmdError
 from lmd.data.table import PARTS, Table
-from lmd.errors import LmdError
 
 # With groups of several classes an unlucky order can leave a class out of a part; others may not.
 ORDERS = 100

@@ -11,8 +11,8 @@ import cv2
 import numpy as np
 from numpy.typing import NDArray
 
+from lmd.base.errors import LmdError
 from lmd.data.table import Table
-from lmd.errors import LmdError
 
 Field = NDArray[np.float32]
 

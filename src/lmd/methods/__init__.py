@@ -1,6 +1,6 @@
 """Every method, one line each: a new one is its file, its line here and its test."""
 
-from lmd.method import Method
+from lmd.contract.method import Method
 from lmd.methods import (
     balanced_mixup,
     balanced_softmax,

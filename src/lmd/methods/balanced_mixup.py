@@ -8,11 +8,11 @@ from torch import Tensor
 from torch.nn import functional as F
 from torch.optim import Optimizer
 
-from lmd.errors import LmdError
-from lmd.method import Method
+from lmd.base.errors import LmdError
+from lmd.contract.method import Method
+from lmd.contract.stage import Batch, Run, Stage, Stages, Task, Terms
+from lmd.contract.weighting import image_weights
 from lmd.model import Model
-from lmd.stage import Batch, Run, Stage, Stages, Task, Terms
-from lmd.weighting import image_weights
 
 
 def mix(instance: Tensor, balanced: Tensor, share: float) -> Tensor:

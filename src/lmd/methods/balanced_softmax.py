@@ -3,11 +3,11 @@
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from lmd.method import Method
+from lmd.contract.method import Method
+from lmd.contract.stage import Stages, Task
+from lmd.contract.supervised import Supervised
+from lmd.contract.weighting import log_priors
 from lmd.model import Model
-from lmd.stage import Stages, Task
-from lmd.supervised import Supervised
-from lmd.weighting import log_priors
 
 
 def balanced_softmax_loss(logits: Tensor, labels: Tensor, counts: Tensor) -> Tensor:

@@ -7,11 +7,11 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from lmd.errors import LmdError
-from lmd.method import Method
+from lmd.base.errors import LmdError
+from lmd.contract.method import Method
+from lmd.contract.stage import Batch, Stage, Stages, Task, Terms
+from lmd.contract.weighting import class_balanced_weights
 from lmd.model import Model
-from lmd.stage import Batch, Stage, Stages, Task, Terms
-from lmd.weighting import class_balanced_weights
 
 
 def sigmoid_focal_loss(logits: Tensor, labels: Tensor, weights: Tensor, gamma: float) -> Tensor:

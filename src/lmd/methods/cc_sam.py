@@ -12,11 +12,11 @@ from torch.func import functional_call
 from torch.nn import functional as F
 from torch.optim import Optimizer
 
-from lmd.method import Method
+from lmd.contract.method import Method
+from lmd.contract.sam import ascent
+from lmd.contract.stage import Batch, ParameterGroups, Run, Stage, Stages, Task, Terms
+from lmd.contract.weighting import image_weights
 from lmd.model import Model
-from lmd.sam import ascent
-from lmd.stage import Batch, ParameterGroups, Run, Stage, Stages, Task, Terms
-from lmd.weighting import image_weights
 
 
 def class_radius(

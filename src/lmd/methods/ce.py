@@ -1,9 +1,9 @@
 """Plain cross-entropy: the baseline that every long-tailed method must beat."""
 
-from lmd.method import Method
+from lmd.contract.method import Method
+from lmd.contract.stage import Stages, Task
+from lmd.contract.supervised import Supervised
 from lmd.model import Model
-from lmd.stage import Stages, Task
-from lmd.supervised import Supervised
 
 
 def ce(model: Model, task: Task) -> Stages:

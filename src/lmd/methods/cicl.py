@@ -10,11 +10,11 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from lmd.method import Method
+from lmd.contract.method import Method
+from lmd.contract.stage import Batch, Run, Stage, Stages, Task, Terms
+from lmd.contract.supervised import Supervised
+from lmd.contract.weighting import image_weights
 from lmd.model import Model
-from lmd.stage import Batch, Run, Stage, Stages, Task, Terms
-from lmd.supervised import Supervised
-from lmd.weighting import image_weights
 
 
 def supervised_contrastive_loss(

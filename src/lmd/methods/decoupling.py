@@ -12,12 +12,12 @@ from torch.nn import functional as F
 from torch.nn.utils import parametrize
 from torch.optim import Optimizer
 
-from lmd.errors import LmdError
-from lmd.method import Method
+from lmd.base.errors import LmdError
+from lmd.contract.method import Method
+from lmd.contract.stage import ParameterGroups, Run, Stage, Stages, Task
+from lmd.contract.supervised import Supervised
+from lmd.contract.weighting import image_weights
 from lmd.model import Model
-from lmd.stage import ParameterGroups, Run, Stage, Stages, Task
-from lmd.supervised import Supervised
-from lmd.weighting import image_weights
 
 TAUS = tuple(step / 10 for step in range(21))
 

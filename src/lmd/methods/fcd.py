@@ -2,8 +2,8 @@
 
 Li et al., Flat-Aware Cross-Stage Distilled Framework for Imbalanced Medical Image Classification,
 MICCAI 2022. Neither code nor the formulas were available: this is built from the paper's title and
-from what others say of it. Stage 1 is sharpness-aware (``lmd.sam``); stage 2 fine-tunes the
-classifier on class-balanced images and stays near the stage-1 classifier by distillation.
+from what others say of it. Stage 1 is sharpness-aware (``lmd.contract.sam``); stage 2 fine-tunes
+the classifier on class-balanced images and stays near the stage-1 classifier by distillation.
 """
 
 import copy
@@ -12,11 +12,11 @@ from torch import Tensor
 from torch.nn import functional as F
 from torch.optim import Optimizer
 
-from lmd.method import Method
+from lmd.contract.method import Method
+from lmd.contract.sam import ascent, perturb, restore, still_statistics
+from lmd.contract.stage import Batch, ParameterGroups, Run, Stage, Stages, Task, Terms
+from lmd.contract.weighting import image_weights
 from lmd.model import Model
-from lmd.sam import ascent, perturb, restore, still_statistics
-from lmd.stage import Batch, ParameterGroups, Run, Stage, Stages, Task, Terms
-from lmd.weighting import image_weights
 
 
 def distillation_loss(student: Tensor, teacher: Tensor, temperature: float) -> Tensor:

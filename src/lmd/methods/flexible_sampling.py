@@ -9,10 +9,10 @@ recall of its class.
 from torch import Tensor
 from torch.nn import functional as F
 
-from lmd.method import Method
+from lmd.contract.method import Method
+from lmd.contract.stage import Batch, Run, Stage, Stages, Task, Terms
+from lmd.contract.weighting import image_weights
 from lmd.model import Model
-from lmd.stage import Batch, Run, Stage, Stages, Task, Terms
-from lmd.weighting import image_weights
 
 
 def difficulty_weights(recall: Tensor, epsilon: float) -> Tensor:

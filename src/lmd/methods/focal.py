@@ -5,11 +5,11 @@ from functools import partial
 import torch
 from torch import Tensor
 
-from lmd.errors import LmdError
-from lmd.method import Method
+from lmd.base.errors import LmdError
+from lmd.contract.method import Method
+from lmd.contract.stage import Stages, Task
+from lmd.contract.supervised import Supervised
 from lmd.model import Model
-from lmd.stage import Stages, Task
-from lmd.supervised import Supervised
 
 
 def focal_loss(logits: Tensor, labels: Tensor, gamma: float) -> Tensor:

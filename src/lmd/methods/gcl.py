@@ -12,11 +12,11 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-from lmd.errors import LmdError
-from lmd.method import Method
+from lmd.base.errors import LmdError
+from lmd.contract.method import Method
+from lmd.contract.stage import Batch, ParameterGroups, Run, Stage, Stages, Task, Terms
+from lmd.contract.weighting import image_weights
 from lmd.model import CosineClassifier, Model
-from lmd.stage import Batch, ParameterGroups, Run, Stage, Stages, Task, Terms
-from lmd.weighting import image_weights
 
 
 class Criterion(Protocol):

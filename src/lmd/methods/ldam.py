@@ -7,11 +7,11 @@ from torch import Tensor
 from torch.nn import functional as F
 from torch.optim import Optimizer
 
-from lmd.errors import LmdError
-from lmd.method import Method
+from lmd.base.errors import LmdError
+from lmd.contract.method import Method
+from lmd.contract.stage import Batch, Run, Stage, Stages, Task, Terms
+from lmd.contract.weighting import class_balanced_weights, deferred
 from lmd.model import CosineClassifier, Model
-from lmd.stage import Batch, Run, Stage, Stages, Task, Terms
-from lmd.weighting import class_balanced_weights, deferred
 
 RULES = ("rs", "drs", "drw")
 PAPER = "Cao et al., Learning imbalanced datasets with label-distribution-aware margin loss"

@@ -7,12 +7,12 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 from torch.optim import Optimizer
 
-from lmd.errors import LmdError
-from lmd.method import Method
+from lmd.base.errors import LmdError
+from lmd.contract.method import Method
+from lmd.contract.stage import ParameterGroups, Run, Stage, Stages, Task
+from lmd.contract.supervised import Supervised
+from lmd.contract.weighting import log_priors
 from lmd.model import Model
-from lmd.stage import ParameterGroups, Run, Stage, Stages, Task
-from lmd.supervised import Supervised
-from lmd.weighting import log_priors
 
 PAPER = "Menon et al., Long-tail learning via logit adjustment, ICLR 2021"
 GRID = tuple(step / 10 for step in range(0, 26))

@@ -1,11 +1,11 @@
 """Class-balanced resampling (RS): every class is drawn equally often."""
 
-from lmd.errors import LmdError
-from lmd.method import Method
+from lmd.base.errors import LmdError
+from lmd.contract.method import Method
+from lmd.contract.stage import Stages, Task
+from lmd.contract.supervised import Supervised
+from lmd.contract.weighting import image_weights
 from lmd.model import Model
-from lmd.stage import Stages, Task
-from lmd.supervised import Supervised
-from lmd.weighting import image_weights
 
 
 def rs(model: Model, task: Task, *, q: float = 1.0) -> Stages:

@@ -6,11 +6,11 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from lmd.errors import LmdError
-from lmd.method import Method
+from lmd.base.errors import LmdError
+from lmd.contract.method import Method
+from lmd.contract.stage import Stages, Task
+from lmd.contract.supervised import Supervised
 from lmd.model import Model
-from lmd.stage import Stages, Task
-from lmd.supervised import Supervised
 
 
 def seesaw_loss(

@@ -3,12 +3,12 @@
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from lmd.errors import LmdError
-from lmd.method import Method
+from lmd.base.errors import LmdError
+from lmd.contract.method import Method
+from lmd.contract.stage import Stages, Task
+from lmd.contract.supervised import Supervised
+from lmd.contract.weighting import log_priors
 from lmd.model import Model
-from lmd.stage import Stages, Task
-from lmd.supervised import Supervised
-from lmd.weighting import log_priors
 
 
 def vs_scales(counts: Tensor, gamma: float) -> Tensor:

@@ -13,11 +13,11 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 from torch.optim import Optimizer
 
-from lmd.errors import LmdError
-from lmd.method import Method
+from lmd.base.errors import LmdError
+from lmd.contract.method import Method
+from lmd.contract.stage import Batch, ParameterGroups, Run, Stage, Stages, Task, Terms
+from lmd.contract.weighting import class_balanced_weights
 from lmd.model import Model
-from lmd.stage import Batch, ParameterGroups, Run, Stage, Stages, Task, Terms
-from lmd.weighting import class_balanced_weights
 
 
 def max_norm_radius(weight: Tensor, threshold: float) -> Tensor:

@@ -5,9 +5,9 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from lmd.intervals import wilson
-from lmd.metrics import ECE_BINS
 from lmd.report.curves import Bin
+from lmd.scoring.intervals import wilson
+from lmd.scoring.metrics import ECE_BINS
 
 
 def reliability_bins(

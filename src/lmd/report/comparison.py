@@ -7,10 +7,10 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from lmd.errors import LmdError
-from lmd.intervals import paired_difference
+from lmd.base.errors import LmdError
 from lmd.report import charts, figures, view
-from lmd.report.files import RunFiles
+from lmd.runfolder.reading import RunFiles
+from lmd.scoring.intervals import paired_difference
 
 # Few on purpose: the p-values are not corrected for their number, and the page says so.
 TESTED = ("balanced_accuracy", "bacc_tail")

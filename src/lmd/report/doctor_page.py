@@ -10,11 +10,11 @@ from numpy.typing import NDArray
 from PIL import Image
 
 from lmd import __version__
+from lmd.base.files import atomic_write
 from lmd.data.doctor import SEVERITIES, Examination, Finding, Mended
 from lmd.data.doctor.findings import LISTS
 from lmd.data.imbalance import imbalance_factor
 from lmd.data.table import PARTS
-from lmd.files import atomic_write
 from lmd.report.page import environment
 
 PICTURES = 24  # for one finding

@@ -7,9 +7,9 @@ from markupsafe import Markup
 
 from lmd.report import charts, curves
 from lmd.report.charts import RUN_SHAPES, SHAPES, CountRow, DotRow, Point
-from lmd.report.files import RunFiles, number, terms
 from lmd.report.svg import element, mark
 from lmd.report.words import percent
+from lmd.runfolder.reading import RunFiles, number, terms
 
 Row = Mapping[str, Any]
 WIDE, PHONE = 980.0, 342.0

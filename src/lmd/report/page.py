@@ -8,11 +8,11 @@ from typing import Any
 from jinja2 import Environment, PackageLoader, StrictUndefined
 from markupsafe import Markup
 
-from lmd.files import atomic_write
+from lmd.base.files import atomic_write
 from lmd.report import charts, curves, figures, view, words
 from lmd.report.calibration import calibration_error, reliability_bins
 from lmd.report.comparison import check_same_test, comparison
-from lmd.report.files import RunFiles, read_run
+from lmd.runfolder.reading import RunFiles, read_run
 
 
 def write_report(folder: Path, *, compare: Sequence[Path] = ()) -> Path:

@@ -3,8 +3,8 @@
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from lmd.report.files import RunFiles, number
 from lmd.report.words import GROUPS, interval, measure, seconds, setting, thousands
+from lmd.runfolder.reading import RunFiles, number
 
 Row = dict[str, Any]
 

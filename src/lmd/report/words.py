@@ -4,7 +4,7 @@ import json
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from lmd.report.files import RunFiles, number
+from lmd.runfolder.reading import RunFiles, number
 
 GROUPS = ("head", "medium", "tail")
 WEAK = 0.5

@@ -10,10 +10,10 @@ from safetensors.torch import save
 from torch import Tensor, nn
 from torch.optim import Optimizer
 
-from lmd.errors import LmdError
-from lmd.files import atomic_write
+from lmd.base.errors import LmdError
+from lmd.base.files import atomic_write
+from lmd.contract.stage import Stage
 from lmd.model import Model
-from lmd.stage import Stage
 
 FORMAT = 1
 

@@ -5,9 +5,9 @@ from pathlib import Path
 
 from torch.optim import SGD, Optimizer
 
-from lmd.errors import LmdError
+from lmd.base.errors import LmdError
+from lmd.contract.stage import ParameterGroups, Terms
 from lmd.protocol import Protocol
-from lmd.stage import ParameterGroups, Terms
 
 
 def make_optimizer(groups: ParameterGroups, lr: float, protocol: Protocol) -> Optimizer | None:

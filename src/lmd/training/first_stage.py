@@ -18,8 +18,8 @@ from typing import Any
 
 from torch import Tensor, nn
 
+from lmd.contract.stage import Stage
 from lmd.model import Model
-from lmd.stage import Stage
 from lmd.training.checkpoint import Checkpoint, load_checkpoint
 
 _OWN = {*vars(nn.Module()), "training", "clock"}  # attributes that say nothing of a stage

@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from lmd.files import atomic_write
+from lmd.base.files import atomic_write
 
 
 def write_history(path: Path, rows: Sequence[Mapping[str, Any]]) -> None:

@@ -11,6 +11,11 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
+from lmd.base.distributed import agree, all_reduce, check_same, rank, world
+from lmd.base.errors import LmdError
+from lmd.base.progress import Display
+from lmd.base.seeds import derive_seed
+from lmd.contract.stage import Batch, Stage, Stages, prepare
 from lmd.data.loaders import (
     ImageSet,
     Normalise,
@@ -18,23 +23,18 @@ from lmd.data.loaders import (
     RawBatch,
     batches_of,
     default_workers,
-    derive_seed,
     draw,
     evaluation_batches,
     signals_held,
     training_batches,
 )
-from lmd.distributed import agree, all_reduce, check_same, rank, world
-from lmd.errors import LmdError
 from lmd.model import Model, channels_last
 from lmd.protocol import Protocol
-from lmd.stage import Batch, Stage, Stages, prepare
 from lmd.training.checkpoint import Checkpoint, clone_state, load_checkpoint, save_checkpoint
 from lmd.training.descent import check_finite, make_optimizer, set_lr
 from lmd.training.first_stage import FirstStages
 from lmd.training.history import write_history
 from lmd.training.measuring import Timings, evaluating
-from lmd.training.progress import Display
 from lmd.training.sharing import averaged, sharing, split_encoder
 
 
@@ -172,7 +172,7 @@ class EpochRun:
         drawn: Literal["natural", "balanced"] = "natural",
         part: Literal["train", "validation"] = "train",
     ) -> tuple[Tensor, Tensor]:
-        """See ``lmd.stage.Run.features``."""
+        """See ``lmd.contract.stage.Run.features``."""
         images = self.trainer.train if part == "train" else self.trainer.validation
         with self.clock("features"):
             if images is None or len(images) == 0:

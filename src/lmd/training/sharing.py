@@ -15,7 +15,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 from torch.nn.modules.batchnorm import _BatchNorm
 
-from lmd.distributed import (
+from lmd.base.distributed import (
     TOGETHER,
     NotShareable,
     all_gather,
@@ -25,7 +25,7 @@ from lmd.distributed import (
     rank,
     world,
 )
-from lmd.errors import LmdError
+from lmd.base.errors import LmdError
 
 # How many images of the batch in work each process has; None outside a step.
 _sizes: ContextVar[tuple[int, ...] | None] = ContextVar("sizes", default=None)

@@ -11,7 +11,7 @@ from lmd.data.imbalance import imbalance_factor
 from lmd.data.sources.labelling import class_order
 from lmd.data.splits import part_sizes
 from lmd.data.table import PARTS
-from lmd.intervals import wilson
+from lmd.scoring.intervals import wilson
 
 Counts = dict[str, dict[str, int]]
 # From here on a set is called long-tailed: the largest class has this many times the smallest.

@@ -5,8 +5,9 @@ from collections.abc import Iterator, Sequence
 
 import numpy as np
 
+from lmd.base.text import counted
 from lmd.data.doctor.classes import same_name
-from lmd.data.doctor.findings import Finding, counted, finding
+from lmd.data.doctor.findings import Finding, finding
 from lmd.data.doctor.look import Look
 from lmd.data.doctor.scan import Scan
 from lmd.data.doctor.similar import near_clusters

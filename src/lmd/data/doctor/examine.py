@@ -9,6 +9,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from lmd.base.errors import LmdError
 from lmd.data.doctor.classes import Counts, check_classes, class_counts
 from lmd.data.doctor.copies import check_copies, exact_copies, near_copies
 from lmd.data.doctor.files import check_files
@@ -23,7 +24,6 @@ from lmd.data.reading import read_image
 from lmd.data.sources import ACCEPTED, open_table
 from lmd.data.splits import split
 from lmd.data.table import Table
-from lmd.errors import LmdError
 
 RATIOS = (0.7, 0.1, 0.2)
 # These files are not there, must not be opened, or are opened for another line already.

@@ -4,10 +4,10 @@ from collections import Counter, defaultdict
 from collections.abc import Iterator, Sequence
 from statistics import median
 
-from lmd.data.doctor.findings import Finding, counted, finding
+from lmd.base.text import counted, shorten
+from lmd.data.doctor.findings import Finding, finding
 from lmd.data.doctor.look import Look
 from lmd.data.doctor.scan import Scan
-from lmd.data.sources.labelling import shorten
 
 FAULTS = {
     "empty_file": "{n} [file is|files are] empty",

@@ -1,6 +1,5 @@
 """What the doctor can find, how grave it is, and what to do about it."""
 
-import re
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -81,16 +80,6 @@ def finding(
         together,
         tuple(names),
     )
-
-
-def counted(n: int, text: str) -> str:
-    """A sentence about ``{n}`` things, with ``[one|many]`` for words that depend on it.
-
-    >>> counted(1, "{n} [image is|images are] grey"), counted(2, "{n} [image is|images are] grey")
-    ('1 image is grey', '2 images are grey')
-    """
-    chosen = re.sub(r"\[([^|\]]*)\|([^\]]*)\]", r"\1" if n == 1 else r"\2", text)
-    return chosen.replace("{n}", str(n))
 
 
 KINDS: dict[str, Kind] = {

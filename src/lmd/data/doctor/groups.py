@@ -7,9 +7,9 @@ from dataclasses import dataclass
 from math import prod
 from pathlib import PurePosixPath
 
-from lmd.data.doctor.findings import Finding, counted, finding
+from lmd.base.text import counted, shorten
+from lmd.data.doctor.findings import Finding, finding
 from lmd.data.doctor.scan import Scan
-from lmd.data.sources.labelling import shorten
 from lmd.data.splits import part_sizes
 from lmd.data.table import PARTS
 

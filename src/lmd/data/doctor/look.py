@@ -13,10 +13,10 @@ import numpy as np
 from numpy.typing import NDArray
 from PIL import Image
 
+from lmd.base.errors import LmdError
 from lmd.data.doctor.metadata import metadata_problem
 from lmd.data.doctor.similar import comparable, perceptual_hash, thumbnail
 from lmd.data.reading import MAX_PIXELS, is_dicom, read_image
-from lmd.errors import LmdError
 
 Tick = Callable[[int, int], None]
 Read = Callable[[], NDArray[np.uint8]]

@@ -10,14 +10,14 @@ from dataclasses import dataclass, replace
 from itertools import pairwise
 from pathlib import Path
 
+from lmd.base.errors import LmdError
+from lmd.base.files import atomic_write
 from lmd.data.doctor.classes import same_name
 from lmd.data.doctor.findings import Case
 from lmd.data.doctor.look import Look
 from lmd.data.doctor.scan import Scan
 from lmd.data.doctor.similar import clusters
 from lmd.data.table import PARTS
-from lmd.errors import LmdError
-from lmd.files import atomic_write
 
 # Of copies in several parts the one in the rarest part stays, so that what is measured stays too.
 STAYS = {"test": 0, "validation": 1, "train": 2, "": 3}

@@ -8,7 +8,8 @@ from pathlib import Path, PurePath
 import numpy as np
 from numpy.typing import NDArray
 
-from lmd.data.doctor.findings import Case, Finding, counted, finding
+from lmd.base.text import counted
+from lmd.data.doctor.findings import Case, Finding, finding
 from lmd.data.table import Table
 
 MAGIC = (b"\xff\xd8\xff", b"\x89PNG\r\n", b"GIF8", b"II*\0", b"MM\0*")

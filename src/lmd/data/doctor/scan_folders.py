@@ -3,10 +3,11 @@
 import os
 from pathlib import Path
 
+from lmd.base.text import shorten
 from lmd.data.doctor.findings import Case, finding
 from lmd.data.doctor.scan import Scan, barred, looks_like_image, spelt
 from lmd.data.reading import is_hidden, is_image
-from lmd.data.sources.labelling import part_name, shorten
+from lmd.data.sources.labelling import part_name
 
 
 def scan_folders(root: Path) -> Scan:

@@ -7,12 +7,13 @@ from collections import defaultdict
 from dataclasses import dataclass, replace
 from pathlib import Path, PureWindowsPath
 
-from lmd.data.doctor.findings import Case, counted, finding
+from lmd.base.errors import LmdError
+from lmd.base.text import counted, shorten
+from lmd.data.doctor.findings import Case, finding
 from lmd.data.doctor.scan import Columns, Scan, barred, spelt
 from lmd.data.reading import SUFFIXES, is_hidden
-from lmd.data.sources.labelling import part_name, shorten
+from lmd.data.sources.labelling import part_name
 from lmd.data.sources.manifest import Finder
-from lmd.errors import LmdError
 
 # Where a column was not named and the usual one is absent: names that are common elsewhere.
 GUESSES = {

@@ -2,12 +2,12 @@
 
 from typing import Any
 
+from lmd.base.text import shorten
 from lmd.data.doctor.classes import totals
 from lmd.data.doctor.examine import Examination
 from lmd.data.doctor.findings import LISTS, SEVERITIES, Finding
 from lmd.data.doctor.mend import Mended
 from lmd.data.imbalance import imbalance_factor
-from lmd.data.sources.labelling import shorten
 
 # Exit codes 1 (lmd could not do it) and 2 (wrong use) are taken by the command line itself.
 EXIT_CODES = {"error": 4, "warning": 3, "note": 0}

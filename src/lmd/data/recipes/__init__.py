@@ -3,9 +3,9 @@
 from pathlib import Path
 from typing import Any
 
+from lmd.base.errors import LmdError
 from lmd.data.recipes import ham10000, hyper_kvasir, isic2019, isic_archive, medmnist
 from lmd.data.recipes.recipe import Made, Recipe, Result, write
-from lmd.errors import LmdError
 
 __all__ = ["RECIPES", "Made", "Recipe", "Result", "make"]
 

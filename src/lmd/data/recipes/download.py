@@ -9,11 +9,12 @@ from pathlib import Path
 
 import numpy as np
 
+from lmd.base.errors import LmdError
+from lmd.base.text import shorten
 from lmd.data.reading import FileImages, is_hidden
-from lmd.data.sources.labelling import class_order, encode, require_classes, shorten
+from lmd.data.sources.labelling import class_order, encode, require_classes
 from lmd.data.sources.manifest import Finder
 from lmd.data.table import Table
-from lmd.errors import LmdError
 
 Row = Mapping[str, str]
 

@@ -6,6 +6,7 @@ from pathlib import Path
 
 import numpy as np
 
+from lmd.base.errors import LmdError
 from lmd.data.imbalance import pareto_counts, subsample
 from lmd.data.recipes.download import (
     Listing,
@@ -19,7 +20,6 @@ from lmd.data.recipes.download import (
 from lmd.data.recipes.recipe import Made, Recipe, manifest
 from lmd.data.splits import hash_order, part_sizes, split
 from lmd.data.table import PARTS, Table
-from lmd.errors import LmdError
 
 SOURCE = "https://doi.org/10.7910/DVN/DBW86T"
 METADATA = ("HAM10000_metadata.csv", "HAM10000_metadata.tab", "HAM10000_metadata")

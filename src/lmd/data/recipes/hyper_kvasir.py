@@ -4,6 +4,8 @@ from collections import defaultdict
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
+from lmd.base.errors import LmdError
+from lmd.base.text import shorten
 from lmd.data.recipes.download import (
     Listing,
     compare_counts,
@@ -15,9 +17,7 @@ from lmd.data.recipes.download import (
 )
 from lmd.data.recipes.recipe import Made, Recipe, manifest
 from lmd.data.sources.folders import images_below
-from lmd.data.sources.labelling import shorten
 from lmd.data.splits import split
-from lmd.errors import LmdError
 
 SOURCE = "https://datasets.simula.no/hyper-kvasir/"
 LABELS = "image-labels.csv"

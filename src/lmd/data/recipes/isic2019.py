@@ -10,6 +10,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from lmd.base.errors import LmdError
 from lmd.data.imbalance import imbalance_factor, official_counts, subsample
 from lmd.data.recipes.download import (
     Listing,
@@ -24,7 +25,6 @@ from lmd.data.recipes.download import (
 from lmd.data.recipes.recipe import Made, Recipe, manifest
 from lmd.data.splits import split
 from lmd.data.table import Table
-from lmd.errors import LmdError
 
 SOURCE = "https://challenge.isic-archive.com/data/#2019"
 TRUTH = "ISIC_2019_Training_GroundTruth.csv"

@@ -6,6 +6,8 @@ from pathlib import Path
 
 import numpy as np
 
+from lmd.base.errors import LmdError
+from lmd.base.text import shorten
 from lmd.data.imbalance import subsample
 from lmd.data.recipes.download import (
     Listing,
@@ -17,10 +19,8 @@ from lmd.data.recipes.download import (
     require_root,
 )
 from lmd.data.recipes.recipe import Made, Recipe, manifest
-from lmd.data.sources.labelling import shorten
 from lmd.data.splits import split
 from lmd.data.table import Table
-from lmd.errors import LmdError
 
 SOURCE = "https://www.isic-archive.com"
 FOLDERS = (".", "images")

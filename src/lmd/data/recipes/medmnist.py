@@ -9,11 +9,11 @@ from typing import Any, BinaryIO
 import numpy as np
 from numpy.typing import NDArray
 
+from lmd.base.errors import LmdError
 from lmd.data.imbalance import subsample
 from lmd.data.recipes.recipe import Made, Recipe
 from lmd.data.sources.arrays import MEDMNIST, ArrayImages, open_arrays
 from lmd.data.table import PARTS, Table
-from lmd.errors import LmdError
 
 SOURCE = "https://medmnist.com"
 SIZES = ("", "_64", "_128", "_224")

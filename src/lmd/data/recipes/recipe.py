@@ -12,11 +12,11 @@ from typing import Any
 
 import numpy as np
 
+from lmd.base.errors import LmdError
+from lmd.base.files import Content, atomic_write
 from lmd.data.imbalance import imbalance_factor
 from lmd.data.recipes.download import Listing
 from lmd.data.table import PARTS, Table
-from lmd.errors import LmdError
-from lmd.files import Content, atomic_write
 
 
 @dataclass(frozen=True)

@@ -2,11 +2,11 @@
 
 from pathlib import Path
 
+from lmd.base.errors import LmdError
 from lmd.data.sources.arrays import open_arrays
 from lmd.data.sources.folders import open_folders
 from lmd.data.sources.manifest import open_manifest
 from lmd.data.table import Table
-from lmd.errors import LmdError
 
 ACCEPTED = (
     "a folder of class folders (ROOT/CLASS/*.jpg, or ROOT/{train,validation,test}/CLASS/*.jpg), "

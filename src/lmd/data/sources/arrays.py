@@ -11,9 +11,9 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from lmd.base.errors import LmdError
 from lmd.data.sources.labelling import class_order, encode, part_name, require_classes
 from lmd.data.table import Table
-from lmd.errors import LmdError
 
 MEDMNIST = {"train": "train", "val": "validation", "test": "test"}
 EXPECTED = (

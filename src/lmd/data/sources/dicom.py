@@ -6,8 +6,8 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from lmd.base.errors import LmdError
 from lmd.data.reading import MAX_PIXELS, as_uint8, stretch, too_large, unreadable
-from lmd.errors import LmdError
 
 
 def read_dicom(path: Path) -> NDArray[np.uint8]:

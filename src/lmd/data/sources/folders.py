@@ -5,10 +5,11 @@ from pathlib import Path
 
 import numpy as np
 
+from lmd.base.errors import LmdError
+from lmd.base.text import shorten
 from lmd.data.reading import FileImages, file_signature, is_hidden, is_image
-from lmd.data.sources.labelling import class_order, encode, part_name, require_classes, shorten
+from lmd.data.sources.labelling import class_order, encode, part_name, require_classes
 from lmd.data.table import Table
-from lmd.errors import LmdError
 
 
 def open_folders(root: Path, *, skip_bad: bool = False) -> Table:

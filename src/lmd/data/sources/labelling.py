@@ -5,7 +5,7 @@ from collections.abc import Iterable, Sequence
 import numpy as np
 from numpy.typing import NDArray
 
-from lmd.errors import LmdError
+from lmd.base.errors import LmdError
 
 PART_NAMES = {
     "train": "train",
@@ -52,13 +52,3 @@ def require_classes(present: Iterable[str], source: object) -> None:
             f"{source} holds one class only ({names[0]!r}): there is nothing to tell apart; "
             "give images of at least two classes"
         )
-
-
-def shorten(items: Sequence[str], most: int = 3) -> str:
-    """The first few items, and how many more there are.
-
-    >>> shorten(["a", "b", "c", "d"], most=2)
-    'a, b and 2 more'
-    """
-    listed = ", ".join(items[:most])
-    return listed if len(items) <= most else f"{listed} and {len(items) - most} more"

@@ -11,10 +11,11 @@ from pathlib import Path, PurePosixPath, PureWindowsPath
 
 import numpy as np
 
+from lmd.base.errors import LmdError
+from lmd.base.text import shorten
 from lmd.data.reading import SUFFIXES, FileImages, file_signature, is_hidden
-from lmd.data.sources.labelling import class_order, encode, part_name, require_classes, shorten
+from lmd.data.sources.labelling import class_order, encode, part_name, require_classes
 from lmd.data.table import Table
-from lmd.errors import LmdError
 
 
 @dataclass(frozen=True)

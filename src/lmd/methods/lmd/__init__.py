@@ -7,14 +7,14 @@ a keyword; its row in the table of differences is in the comments.
 
 from typing import Any, Literal
 
-from lmd.gaussians import Distance
-from lmd.method import Method
+from lmd.contract.method import Method
+from lmd.contract.stage import Stages, Task
+from lmd.contract.supervised import Supervised
 from lmd.methods.lmd.checks import linear_classifier
+from lmd.methods.lmd.gaussians import Distance
 from lmd.methods.lmd.icc import ICC, Regulariser, Sampling
 from lmd.methods.lmd.rrl import RRL, Direction, Gram
 from lmd.model import Model
-from lmd.stage import Stages, Task
-from lmd.supervised import Supervised
 
 
 def lmd(

@@ -14,7 +14,7 @@ from torch import Tensor
 from torch.nn import functional as F
 from torch.utils.checkpoint import checkpoint
 
-from lmd.gaussians import cholesky
+from lmd.methods.lmd.gaussians import cholesky
 
 Objective = Callable[[Tensor, Tensor], Tensor]
 

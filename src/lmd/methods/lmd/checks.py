@@ -2,7 +2,7 @@
 
 from torch import nn
 
-from lmd.errors import LmdError
+from lmd.base.errors import LmdError
 from lmd.model import Model
 
 

@@ -13,9 +13,10 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 from torch.optim import Optimizer
 
-from lmd.gaussians import MOST_VIRTUAL_FEATURES, ClassGaussians, Distance
+from lmd.contract.stage import Batch, ParameterGroups, Run, Stage, Task, Terms
 from lmd.methods.lmd.calibrate import enough_draws, sgd_pass
 from lmd.methods.lmd.checks import between, linear_classifier, one_of
+from lmd.methods.lmd.gaussians import MOST_VIRTUAL_FEATURES, ClassGaussians, Distance
 from lmd.methods.lmd.selection import (
     FALLBACK_PENALTY,
     FALLBACK_SHRINKAGE,
@@ -28,7 +29,6 @@ from lmd.methods.lmd.selection import (
 )
 from lmd.methods.lmd.virtual_pass import pays, virtual_pass
 from lmd.model import Model
-from lmd.stage import Batch, ParameterGroups, Run, Stage, Task, Terms
 
 Sampling = Literal["natural", "balanced"]
 Regulariser = float | Literal["validation"]

@@ -15,9 +15,9 @@ from torch.nn import functional as F
 from torch.nn.modules.batchnorm import _BatchNorm
 from torch.optim import Optimizer
 
+from lmd.contract.stage import Batch, ParameterGroups, Run, Stage, Terms
 from lmd.methods.lmd.checks import between, one_of
 from lmd.model import Model
-from lmd.stage import Batch, ParameterGroups, Run, Stage, Terms
 
 Gram = Literal["normalised", "raw"]
 Direction = Literal["teacher_student", "student_teacher"]

@@ -12,7 +12,6 @@ from typing import Protocol, Self
 import torch
 from torch import Tensor
 
-from lmd.gaussians import ClassGaussians
 from lmd.methods.lmd.calibrate import (
     Solution,
     expected_cross_entropy,
@@ -20,6 +19,7 @@ from lmd.methods.lmd.calibrate import (
     minimise,
     normal_draws,
 )
+from lmd.methods.lmd.gaussians import ClassGaussians
 
 # Tried on validation; penalties are in units of the total variance of the features, so that they
 # mean the same for every scale and width. Without a validation part the fallbacks are taken.

@@ -16,8 +16,8 @@ from typing import Self
 import torch
 from torch import Tensor
 
-from lmd.gaussians import ClassGaussians, mixed_counts
 from lmd.methods.lmd.calibrate import small_cholesky
+from lmd.methods.lmd.gaussians import ClassGaussians, mixed_counts
 
 # Batches whose noise is coloured at a time.
 BLOCK = 32

@@ -1,0 +1,114 @@
+"""Writing files so that a reader finds the old file or the new one, and never half of either."""
+
+import contextlib
+import errno
+import io
+import os
+import secrets
+from collections.abc import Callable, Iterator, Mapping
+from pathlib import Path
+from typing import Any, BinaryIO, cast
+
+from lmd.base.errors import LmdError
+
+Content = bytes | Callable[[BinaryIO], object]
+
+_NO_ROOM = {
+    errno.ENOSPC: "the disk is full",
+    errno.EDQUOT: "the disk quota is used up",
+    errno.EFBIG: "the file would exceed the size limit of this process or file system",
+}
+
+
+class _File(io.FileIO):
+    """A raw file that remembers why a write failed.
+
+    Writers in C++ (``torch.save``) turn the ``OSError`` of a full disk into an error of their own.
+    """
+
+    failure: OSError | None = None
+
+    def write(self, data: Any, /) -> int:
+        try:
+            return super().write(data)
+        except OSError as error:
+            self.failure = error
+            raise
+
+
+def atomic_write(path: Path, content: Content) -> None:
+    """Write a file whole or not at all; a callable writes into the open file it is handed.
+
+    The bytes go to a temporary file beside ``path``, reach the disk, and then take its name. After
+    any failure the old file is as it was and the temporary file is gone.
+    """
+    atomic_write_all({path: content})
+
+
+def atomic_write_all(contents: Mapping[Path, Content]) -> None:
+    """Write files that belong together: none takes its name before all have reached the disk."""
+    staged = {
+        path: path.with_name(f".{path.name[:200]}.{secrets.token_hex(6)}.tmp") for path in contents
+    }
+    try:
+        for path, content in contents.items():
+            _write(path, staged[path], content)
+        for path, temporary in staged.items():
+            with _explained(path):
+                temporary.replace(path)
+        for folder in {path.parent for path in contents}:
+            _sync_folder(folder)
+    finally:
+        for temporary in staged.values():
+            with contextlib.suppress(OSError):
+                temporary.unlink(missing_ok=True)
+
+
+def _write(path: Path, temporary: Path, content: Content) -> None:
+    with _explained(path):
+        raw = _File(temporary, "xb")
+    file = io.BufferedWriter(raw)
+    try:
+        if callable(content):
+            content(cast(BinaryIO, file))
+        else:
+            file.write(content)
+        file.flush()
+        with _explained(path):
+            os.fsync(raw.fileno())
+    except BaseException as error:
+        if raw.failure is not None:
+            raise _explanation(path, raw.failure) from error
+        raise
+    finally:
+        # After a failed write, closing tries to write the rest once more.
+        with contextlib.suppress(OSError):
+            file.close()
+
+
+@contextlib.contextmanager
+def _explained(path: Path) -> Iterator[None]:
+    try:
+        yield
+    except OSError as error:
+        raise _explanation(path, error) from error
+
+
+def _explanation(path: Path, error: OSError) -> LmdError:
+    reason = _NO_ROOM.get(error.errno or 0)
+    if reason is None:
+        return LmdError(f"cannot write {path}: {error.strerror or error}")
+    return LmdError(
+        f"cannot write {path}: {reason}; free some space or choose another folder. "
+        "An earlier file of this name is unharmed"
+    )
+
+
+def _sync_folder(folder: Path) -> None:
+    # The new name itself must survive a power cut; not every system lets a folder be opened.
+    with contextlib.suppress(OSError):
+        descriptor = os.open(folder, os.O_RDONLY)
+        try:
+            os.fsync(descriptor)
+        finally:
+            os.close(descriptor)

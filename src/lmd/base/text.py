@@ -1,0 +1,24 @@
+"""Words for messages: lists cut short, and sentences about one thing or many."""
+
+import re
+from collections.abc import Sequence
+
+
+def shorten(items: Sequence[str], most: int = 3) -> str:
+    """The first few items, and how many more there are.
+
+    >>> shorten(["a", "b", "c", "d"], most=2)
+    'a, b and 2 more'
+    """
+    listed = ", ".join(items[:most])
+    return listed if len(items) <= most else f"{listed} and {len(items) - most} more"
+
+
+def counted(n: int, text: str) -> str:
+    """A sentence about ``{n}`` things, with ``[one|many]`` for words that depend on it.
+
+    >>> counted(1, "{n} [image is|images are] grey"), counted(2, "{n} [image is|images are] grey")
+    ('1 image is grey', '2 images are grey')
+    """
+    chosen = re.sub(r"\[([^|\]]*)\|([^\]]*)\]", r"\1" if n == 1 else r"\2", text)
+    return chosen.replace("{n}", str(n))

@@ -1,0 +1,256 @@
+"""The looks of a table: plain text, Markdown, LaTeX and CSV."""
+
+import csv
+import io
+import textwrap
+from collections.abc import Callable, Sequence
+from itertools import groupby
+
+from lmd.base.errors import LmdError
+from lmd.benchmark.tables.forms import Cell, Column, Comparison, TableData, Value, build
+from lmd.benchmark.tables.notes import footnotes, notes
+from lmd.benchmark.tables.results import Results
+
+NOTHING = "–"
+
+
+def make_tables(results: Results, *, form: str | None = None, format: str = "text") -> str:
+    """All tables of a form in one format, ready to print.
+
+    ``form`` is metrics, groups, factors or sweep (the grid's own if ``None``); ``format`` is text,
+    markdown, latex or csv.
+    """
+    if format not in FORMATS:
+        raise LmdError(f"--format {format!r} is unknown; choose one of {', '.join(FORMATS)}")
+    tables = build(results, form)
+    if format == "csv":
+        return as_csv(tables)
+    return "\n\n".join(FORMATS[format](table, notes(results, table)) for table in tables)
+
+
+def as_text(table: TableData, remarks: Sequence[str]) -> str:
+    """Columns of even width; a row's intervals stand on a line of their own below it."""
+    marks = footnotes(table.lines)
+    rows = [[*table.heads, *(_full_title(c) for c in table.columns)]]
+    rules = set()
+    for line in table.lines:
+        if line.rule:
+            rules.add(len(rows))
+        head = [*line.heads[:-1], line.heads[-1] + "".join(f" ({marks[n]})" for n in line.notes)]
+        rows.append([*head, *(_marked(cell, "**", "_") for cell in line.cells)])
+        rows.append([*("" for _ in head), *(_span(cell) for cell in line.cells)])
+    widths = [max(len(row[i]) for row in rows) for i in range(len(rows[0]))]
+    bar = "-" * (sum(widths) + 2 * (len(widths) - 1))
+    left = len(table.heads)
+    lines = [table.title, "", _padded(rows[0], widths, left), bar]
+    for i, row in enumerate(rows[1:], 1):
+        if i in rules:
+            lines.append(bar)
+        if any(row):
+            lines.append(_padded(row, widths, left))
+    lines.append(bar)
+    said = [*(f"({mark}) {text}" for text, mark in marks.items()), *remarks]
+    wrap = textwrap.TextWrapper(100, subsequent_indent="  ", break_on_hyphens=False)
+    lines += [wrap.fill(text) for text in said]
+    return "\n".join(lines)
+
+
+def as_markdown(table: TableData, remarks: Sequence[str]) -> str:
+    """A pipe table; intervals in the same cell, below the value."""
+    marks = footnotes(table.lines)
+    header = [*table.heads, *(_full_title(c) for c in table.columns)]
+    aligned = [":---"] * len(table.heads) + ["---:"] * len(table.columns)
+    rows = [header, aligned]
+    for line in table.lines:
+        head = [_pipe(h) for h in line.heads]
+        head[-1] += "".join(f" <sup>{marks[n]}</sup>" for n in line.notes)
+        cells = [_marked(cell, "**", ("<u>", "</u>")) for cell in line.cells]
+        spans = [_span(cell) for cell in line.cells]
+        both = [f"{c}<br>{s}" if s else c for c, s in zip(cells, spans, strict=True)]
+        rows.append([*head, *both])
+    body = "\n".join("| " + " | ".join(row) + " |" for row in rows)
+    said = [*(f"<sup>{mark}</sup> {text}" for text, mark in marks.items()), *remarks]
+    return f"**{table.title}**\n\n{body}\n\n" + "\n".join(f"- {text}" for text in said)
+
+
+def as_latex(table: TableData, remarks: Sequence[str]) -> str:
+    """A table environment as in the paper; it needs the package booktabs."""
+    marks = footnotes(table.lines)
+    shape = "l" * len(table.heads) + "c" * len(table.columns)
+    lines = [
+        r"\begin{table}[t]",
+        r"\centering",
+        rf"\caption{{{latex(table.title)}}}",
+        rf"\begin{{tabular}}{{{shape}}}",
+        r"\toprule",
+        *_latex_groups(table),
+        _latex_row([*table.heads, *(_titled(c) for c in table.columns)]),
+        r"\midrule",
+    ]
+    for line in table.lines:
+        lines += [r"\midrule"] if line.rule else []
+        head = [latex(h) for h in line.heads]
+        head[-1] += "".join(rf"$^{{{marks[n]}}}$" for n in line.notes)
+        lines.append(" & ".join([*head, *(_latex_cell(c) for c in line.cells)]) + r" \\")
+    said = [*(rf"$^{{{mark}}}$ {latex(text)}" for text, mark in marks.items())]
+    said += [latex(text) for text in remarks]
+    small = "\n\n".join(said)
+    lines += [r"\bottomrule", r"\end{tabular}", "", rf"{{\footnotesize\raggedright {small}\par}}"]
+    return "\n".join([*lines, r"\end{table}"])
+
+
+def as_csv(tables: Sequence[TableData]) -> str:
+    """One row for each row of each table; values are fractions in full precision."""
+    text = io.StringIO()
+    # A column for each number of any table: points of a sweep have the same ones.
+    header = ["table", *tables[0].heads, "note"]
+    header += [name for column in tables[0].columns for name in _csv_names(column)]
+    rows = []
+    for table in tables:
+        for line in table.lines:
+            row = dict(zip(table.heads, line.heads, strict=True))
+            row |= {"table": table.title, "note": " ".join(line.notes)}
+            for column, cell in zip(table.columns, line.cells, strict=True):
+                row |= dict(zip(_csv_names(column), _csv_values(cell), strict=False))
+            rows.append(row)
+    header += [key for key in dict.fromkeys(k for row in rows for k in row) if key not in header]
+    writer = csv.DictWriter(text, header, restval="", lineterminator="\n")
+    writer.writeheader()
+    writer.writerows(rows)
+    return text.getvalue().rstrip("\n")
+
+
+FORMATS: dict[str, Callable[[TableData, Sequence[str]], str]] = {
+    "text": as_text,
+    "markdown": as_markdown,
+    "latex": as_latex,
+    "csv": lambda table, _: as_csv([table]),
+}
+
+
+def latex(text: str) -> str:
+    r"""Text with LaTeX's special characters escaped.
+
+    >>> latex("lambda_1 at 5 % ± 1")
+    'lambda\\_1 at 5 \\% $\\pm$ 1'
+    """
+    return "".join(_LATEX.get(character, character) for character in text)
+
+
+_LATEX = {c: "\\" + c for c in "&%$#_{}"} | {
+    "\\": r"\textbackslash{}",
+    "~": r"\textasciitilde{}",
+    "^": r"\textasciicircum{}",
+    "<": r"$<$",
+    ">": r"$>$",
+    "±": r"$\pm$",
+    "Δ": r"$\Delta$",
+    "−": r"$-$",
+    "×": r"$\times$",
+    "≥": r"$\geq$",
+    "≤": r"$\leq$",
+    "→": r"$\to$",
+    "–": "--",
+    "…": r"\ldots{}",
+}
+
+
+def _number(cell: Value) -> str:
+    sd = cell.estimate.sd
+    mean = f"{100 * cell.estimate.mean:.2f}".replace("-", "−")
+    return mean if sd is None else f"{mean} ± {100 * sd:.2f}"
+
+
+def _span(cell: Cell) -> str:
+    """The interval, without the value."""
+    if isinstance(cell, Value):
+        low, high = cell.estimate.low, cell.estimate.high
+        if low is None or high is None:
+            return ""
+        return f"[{100 * low:.1f}, {100 * high:.1f}]".replace("-", "−")
+    if isinstance(cell, Comparison):
+        gap = cell.difference
+        return f"[{_signed(gap.low, 1)}, {_signed(gap.high, 1)}]"
+    return ""
+
+
+def _plain(cell: Cell) -> str:
+    if isinstance(cell, Value):
+        return _number(cell)
+    if isinstance(cell, Comparison):
+        p = "p < 0.001" if cell.holm < 0.001 else f"p = {cell.holm:.3f}"
+        return f"{_signed(cell.difference.value, 2)}, {p}"
+    return NOTHING
+
+
+def _signed(value: float, digits: int) -> str:
+    return f"{100 * value:+.{digits}f}".replace("-", "−")
+
+
+def _marked(cell: Cell, best: str, second: str | tuple[str, str]) -> str:
+    text, mark = _plain(cell), getattr(cell, "mark", "")
+    if mark == "best":
+        return f"{best}{text}{best}"
+    before, after = (second, second) if isinstance(second, str) else second
+    return f"{before}{text}{after}" if mark == "second" else text
+
+
+def _latex_cell(cell: Cell) -> str:
+    text, mark = latex(_plain(cell)), getattr(cell, "mark", "")
+    command = {"best": r"\textbf", "second": r"\underline"}.get(mark)
+    text = f"{command}{{{text}}}" if command else text
+    span = _span(cell)
+    # Braces keep a bracket at the start of a cell from being read as an option of \\.
+    return rf"{text} {{\scriptsize {latex(span)}}}" if span else text
+
+
+def _latex_groups(table: TableData) -> list[str]:
+    """The heads above groups of columns, where there are any."""
+    if not any(column.group for column in table.columns):
+        return []
+    cells = [""] * len(table.heads)
+    for group, of in groupby(table.columns, key=lambda c: c.group):
+        cells.append(rf"\multicolumn{{{len(list(of))}}}{{c}}{{{latex(group)}}}")
+    return [" & ".join(cells) + r" \\"]
+
+
+def _latex_row(cells: Sequence[str]) -> str:
+    return " & ".join(latex(cell) for cell in cells) + r" \\"
+
+
+def _titled(column: Column) -> str:
+    return column.title if column.kind == "test" else f"{column.title} (%)"
+
+
+def _full_title(column: Column) -> str:
+    return f"{column.group}: {column.title}" if column.group else column.title
+
+
+def _csv_names(column: Column) -> list[str]:
+    key = f"{column.group} {column.metric}" if column.group else column.metric
+    if column.kind == "test":
+        names = ("difference", "difference_low", "difference_high", "p", "p_holm")
+        return [f"{key}_{name}" for name in names]
+    return [key, *(f"{key}_{name}" for name in ("sd", "low", "high"))]
+
+
+def _csv_values(cell: Cell) -> list[str]:
+    if isinstance(cell, Value):
+        numbers = (cell.estimate.mean, cell.estimate.sd, cell.estimate.low, cell.estimate.high)
+        return ["" if x is None else repr(x) for x in numbers]
+    if isinstance(cell, Comparison):
+        gap = cell.difference
+        return [repr(x) for x in (gap.value, gap.low, gap.high, gap.p_value, cell.holm)]
+    return []
+
+
+def _padded(row: Sequence[str], widths: Sequence[int], left: int) -> str:
+    cells = [
+        text.ljust(width) if i < left else text.rjust(width)
+        for i, (text, width) in enumerate(zip(row, widths, strict=True))
+    ]
+    return "  ".join(cells).rstrip()
+
+
+def _pipe(text: str) -> str:
+    return text.replace("|", r"\|")

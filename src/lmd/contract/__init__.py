@@ -1,0 +1,1 @@
+"""What a method is to the training loop, and the parts that methods are made of."""

@@ -1,0 +1,83 @@
+"""How class counts become class weights, sampling weights and priors: pure functions.
+
+A class without training images never divides by zero: it gets weight and probability 0 where
+something is drawn or averaged, and counts as one image where a logarithm is taken.
+"""
+
+import math
+
+import torch
+from torch import Tensor
+
+from lmd.base.errors import LmdError
+
+
+def class_balanced_weights(counts: Tensor, beta: float) -> Tensor:
+    """``(1 - β) / (1 - β^n)``, rescaled to mean 1 over the classes that have images.
+
+    Cui et al., Class-balanced loss based on effective number of samples, CVPR 2019, Eq. 4;
+    ``(K,) → (K,)``. β = 0 weighs all classes alike; with β = 0.9999 and fewer than about 1000
+    images per class the weights are nearly ``1 / n``.
+
+    >>> class_balanced_weights(torch.tensor([7, 7, 7]), 0.99)
+    tensor([1., 1., 1.])
+    """
+    weights = _inverse_effective_number(counts, beta)
+    return weights * ((weights > 0).sum() / weights.sum())
+
+
+def effective_number_probabilities(counts: Tensor, beta: float) -> Tensor:
+    """How often each class is drawn if an image weighs ``(1 - β) / (1 - β^n)``: ``(K,) → (K,)``.
+
+    The resampling rule of Cao et al., NeurIPS 2019: nearly 1/K each while ``n ≪ 1 / (1 - β)``.
+    """
+    weights = _inverse_effective_number(counts, beta) * counts
+    return weights / weights.sum()
+
+
+def sampling_probabilities(counts: Tensor, q: float) -> Tensor:
+    """How often each class is drawn: ``n^(1-q)``, normalised; ``(K,) → (K,)``.
+
+    Kang et al., Decoupling representation and classifier, ICLR 2020, Eq. 1 (with q for 1 - q):
+    q = 0 is instance, ½ square-root and 1 class-balanced sampling.
+    """
+    weights = image_weights(counts, q) * counts
+    return weights / weights.sum()
+
+
+def image_weights(counts: Tensor, q: float = 1.0) -> Tensor:
+    """Weight ``n^-q`` of one image of each class, which draws classes as ``n^(1-q)``: ``(K,)``."""
+    counts = _floating(counts)
+    return torch.where(counts > 0, counts.clamp(min=1) ** -q, 0)
+
+
+def log_priors(counts: Tensor) -> Tensor:
+    """``ln π`` with ``π = n / Σn``; a class without images counts as one image: ``(K,) → (K,)``."""
+    return torch.log_softmax(_floating(counts).clamp(min=1).log(), dim=0)
+
+
+def deferred(epoch: int, epochs: int, fraction: float) -> bool:
+    """Whether the second phase of deferred re-weighting (DRW) has begun; ``epoch`` counts from 0.
+
+    Cao et al., NeurIPS 2019, Algorithm 1: with fraction 0.8 it begins at epoch 160 of 200. A run
+    of any length has a second phase unless the fraction is 1.
+
+    >>> [deferred(epoch, 5, 0.8) for epoch in range(5)]
+    [False, False, False, False, True]
+    """
+    # The small number keeps products such as 0.29 * 100 from falling one epoch short.
+    return epoch >= math.floor(fraction * epochs + 1e-9)
+
+
+def _inverse_effective_number(counts: Tensor, beta: float) -> Tensor:
+    if not 0 <= beta < 1:
+        raise LmdError(f"beta must lie in [0, 1); it is {beta}: choose a value such as 0.9999")
+    counts = _floating(counts)
+    # expm1 of n·ln β: in single precision 1 - β^n would lose four digits at n = 1, β = 0.9999.
+    log_beta = math.log(beta) if beta > 0 else -math.inf
+    effective_number = -torch.expm1(counts.clamp(min=1) * log_beta) / (1 - beta)
+    return torch.where(counts > 0, 1 / effective_number, 0)
+
+
+def _floating(counts: Tensor) -> Tensor:
+    return counts if counts.is_floating_point() else counts.to(torch.get_default_dtype())

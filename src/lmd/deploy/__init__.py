@@ -1,0 +1,1 @@
+"""A shipped model in use: prediction and export."""

@@ -1,0 +1,109 @@
+"""A shipped model as one ONNX file that needs neither lmd nor torch.
+
+The graph takes what a camera or a decoder gives: ``images`` of uint8 ``(B, S, S, 3)``, RGB, already
+resized to the model's square. Normalisation, temperature and softmax are inside, so what comes out,
+``probabilities (B, K)`` of float32, is the answer. The file's metadata name the classes
+(``classes``, a JSON list in the order of the columns) and describe the model (``spec``).
+"""
+
+import dataclasses
+import json
+import logging
+import tempfile
+import warnings
+from collections.abc import Iterator
+from contextlib import contextmanager, redirect_stdout
+from io import StringIO
+from pathlib import Path
+
+import torch
+from torch import Tensor, nn
+
+from lmd.base.errors import LmdError
+from lmd.base.files import atomic_write
+from lmd.model import Model, ModelSpec, load_model
+
+# Any reader of the last years knows it.
+OPSET = 18
+
+
+class Deployed(nn.Module):
+    """From pixels ``(B, S, S, 3)`` of uint8 to probabilities ``(B, K)``, everything inside."""
+
+    mean: Tensor
+    std: Tensor
+
+    def __init__(self, model: Model, spec: ModelSpec) -> None:
+        super().__init__()
+        self.model, self.temperature = model, spec.temperature
+        for name in ("mean", "std"):
+            value = torch.tensor(getattr(spec.preprocessing, name)).mul(255).view(1, 3, 1, 1)
+            self.register_buffer(name, value)
+
+    def forward(self, images: Tensor) -> Tensor:
+        """Probabilities ``(B, K)``."""
+        x = (images.permute(0, 3, 1, 2).float() - self.mean) / self.std
+        logits: Tensor = self.model(x)
+        return (logits / self.temperature).softmax(1)
+
+
+def export_onnx(run_folder: str | Path, path: str | Path, *, overwrite: bool = False) -> Path:
+    """Write the shipped model of a run as ``path`` (``.onnx``), for batches of any size."""
+    path = Path(path)
+    if path.suffix.lower() != ".onnx":
+        raise LmdError(f"--onnx is {path}; its name must end in .onnx")
+    if path.exists() and not overwrite:
+        raise LmdError(f"{path} exists: choose another file, or replace it with --overwrite")
+    model, spec = load_model(Path(run_folder))
+    try:
+        import onnx
+        import onnxscript  # noqa: F401
+    except ImportError as error:
+        raise LmdError(
+            "export to ONNX needs packages that are not installed: pip install 'lmd[onnx]'"
+        ) from error
+    with tempfile.TemporaryDirectory() as folder:
+        raw = Path(folder) / "model.onnx"
+        _trace(Deployed(model, spec).eval(), spec, raw)
+        graph = onnx.load(raw)
+    del graph.metadata_props[:]
+    about = json.dumps(dataclasses.asdict(spec), ensure_ascii=False)
+    classes = json.dumps(spec.classes, ensure_ascii=False)
+    onnx.helper.set_model_props(graph, {"classes": classes, "spec": about})
+    graph.producer_name, graph.producer_version = "lmd", spec.lmd_version
+    onnx.checker.check_model(graph)
+    path.parent.mkdir(parents=True, exist_ok=True)
+    atomic_write(path, graph.SerializeToString())
+    return path
+
+
+def _trace(deployed: Deployed, spec: ModelSpec, path: Path) -> None:
+    size = spec.preprocessing.image_size
+    # Two, not one: a batch of one would be taken for a constant.
+    example = torch.zeros(2, size, size, 3, dtype=torch.uint8)
+    with _quietly():
+        torch.onnx.export(
+            deployed,
+            (example,),
+            path,
+            input_names=["images"],
+            output_names=["probabilities"],
+            dynamic_shapes={"images": {0: torch.export.Dim("batch", min=1)}},
+            opset_version=OPSET,
+            dynamo=True,
+            external_data=False,
+            verbose=False,
+        )
+
+
+@contextmanager
+def _quietly() -> Iterator[None]:
+    """The exporter speaks of its own internals and of packages that no model here needs."""
+    before = logging.root.manager.disable
+    logging.disable(logging.WARNING)
+    try:
+        with warnings.catch_warnings(), redirect_stdout(StringIO()):
+            warnings.simplefilter("ignore")
+            yield
+    finally:
+        logging.disable(before)

@@ -1,0 +1,232 @@
+"""Use of a shipped model: images in, probabilities out; no method is imported."""
+
+import csv
+import io
+import json
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
+from itertools import islice
+from pathlib import Path
+from typing import Protocol
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+
+from lmd.base.errors import LmdError
+from lmd.base.files import atomic_write
+from lmd.data.loaders import Normalise
+from lmd.data.reading import SUFFIXES, read_image
+from lmd.data.views import resize
+from lmd.model import Model, ModelSpec, channels_last, load_model
+
+Image = str | Path | NDArray[np.uint8]
+
+
+class Engine(Protocol):
+    """What computes: pixels in, probabilities out."""
+
+    @property
+    def classes(self) -> tuple[str, ...]:
+        """Class names, in the order of the probabilities."""
+        ...
+
+    @property
+    def image_size(self) -> int:
+        """The side S of its images."""
+        ...
+
+    def probabilities(self, pixels: NDArray[np.uint8]) -> NDArray[np.float32]:
+        """Of images already resized ``(B, S, S, 3)``: ``(B, K)``."""
+        ...
+
+
+class TorchEngine:
+    """A shipped model of a run folder."""
+
+    def __init__(self, model: Model, spec: ModelSpec, device: torch.device | str = "cpu") -> None:
+        self.device = torch.device(device)
+        self.model = channels_last(model.to(self.device)).eval()
+        self.spec = spec
+        pre = spec.preprocessing
+        self.classes, self.image_size = spec.classes, pre.image_size
+        self._normalise = Normalise.of(pre.mean, pre.std, self.device)
+
+    def probabilities(self, pixels: NDArray[np.uint8]) -> NDArray[np.float32]:
+        """Of images already resized ``(B, S, S, 3)``: ``(B, K)``."""
+        with torch.inference_mode():
+            logits = self.model(self._normalise(torch.from_numpy(pixels)))
+            probabilities = (logits.float() / self.spec.temperature).softmax(1)
+        found: NDArray[np.float32] = probabilities.cpu().numpy()
+        return found
+
+
+class OnnxEngine:
+    """A file that ``lmd.deploy.export.export_onnx`` wrote, run by onnxruntime on the CPU.
+
+    ``threads=0`` leaves their number to onnxruntime.
+    """
+
+    def __init__(self, path: Path, threads: int = 0) -> None:
+        try:
+            import onnxruntime
+        except ImportError as error:
+            raise LmdError(
+                f"{path} needs onnxruntime, which is not installed: pip install 'lmd[onnx]'"
+            ) from error
+        if not path.is_file():
+            raise LmdError(f"model file {path} does not exist")
+        options = onnxruntime.SessionOptions()
+        options.intra_op_num_threads = threads
+        providers = ["CPUExecutionProvider"]
+        try:
+            self._session = onnxruntime.InferenceSession(str(path), options, providers=providers)
+        except Exception as error:  # its exceptions have no base class of their own
+            raise LmdError(f"model file {path} is not a valid ONNX file ({error})") from error
+        about = self._session.get_modelmeta().custom_metadata_map
+        inputs = [i.name for i in self._session.get_inputs()]
+        if not {"classes", "spec"} <= about.keys() or inputs != ["images"]:
+            raise LmdError(
+                f"model file {path} was not written by lmd (it has no classes in its metadata): "
+                "make it with `lmd export RUN --onnx FILE`"
+            )
+        self.classes: tuple[str, ...] = tuple(json.loads(about["classes"]))
+        self.image_size = int(json.loads(about["spec"])["preprocessing"]["image_size"])
+
+    def probabilities(self, pixels: NDArray[np.uint8]) -> NDArray[np.float32]:
+        """Of images already resized ``(B, S, S, 3)``: ``(B, K)``."""
+        found: NDArray[np.float32] = self._session.run(["probabilities"], {"images": pixels})[0]
+        return found
+
+
+@dataclass(frozen=True)
+class Prediction:
+    """``labels (N,)`` are class names, ``probabilities (N, K)`` follow ``classes``.
+
+    ``names (N,)`` are the images that could be read, ``skipped`` says why the others could not.
+    """
+
+    names: tuple[str, ...]
+    classes: tuple[str, ...]
+    probabilities: NDArray[np.float32]
+    skipped: tuple[str, ...] = ()
+
+    @property
+    def labels(self) -> tuple[str, ...]:
+        """The most probable class of each image."""
+        return tuple(self.classes[k] for k in self.probabilities.argmax(1))
+
+    def write_csv(self, path: Path) -> None:
+        """One row per image: name, class, its probability, then all probabilities."""
+        text = io.StringIO()
+        writer = csv.writer(text, lineterminator="\n")
+        writer.writerow(["image", "predicted", "probability", *(f"p:{c}" for c in self.classes)])
+        for name, label, row in zip(self.names, self.labels, self.probabilities, strict=True):
+            writer.writerow([name, label, f"{row.max():.6f}", *(f"{p:.6f}" for p in row)])
+        atomic_write(path, text.getvalue().encode())
+
+
+class Predictor:
+    """A shipped model, ready for images of any size.
+
+    ``lmd.load("runs/x").predict(["a.jpg", array])``: paths, or RGB arrays ``(H, W, 3)`` of uint8.
+    """
+
+    def __init__(self, engine: Engine) -> None:
+        self.engine = engine
+
+    @property
+    def classes(self) -> tuple[str, ...]:
+        """Class names, in the order of the probabilities."""
+        return self.engine.classes
+
+    def predict(
+        self,
+        images: Sequence[Image],
+        *,
+        batch_size: int = 64,
+        skip_bad: bool = False,
+        tick: Callable[[int, int], None] | None = None,
+    ) -> Prediction:
+        """Probabilities of every image; images are decoded in parallel while the model computes."""
+        names: list[str] = []
+        found: list[NDArray[np.float32]] = []
+        skipped: list[str] = []
+        done = 0
+        for chunk in self._read(images, batch_size):
+            good = [(name, pixels) for name, pixels, problem in chunk if problem is None]
+            problems = [problem for _, _, problem in chunk if problem is not None]
+            if problems and not skip_bad:
+                raise LmdError(f"{problems[0]}\nGo on without such images with --skip-bad.")
+            skipped += problems
+            if good:
+                names += [name for name, _ in good]
+                found.append(self.engine.probabilities(np.stack([pixels for _, pixels in good])))
+            done += len(chunk)
+            if tick is not None:
+                tick(done, len(images))
+        empty = np.zeros((0, len(self.classes)), np.float32)
+        return Prediction(
+            tuple(names), self.classes, np.concatenate(found) if found else empty, tuple(skipped)
+        )
+
+    def _read(
+        self, images: Sequence[Image], batch_size: int
+    ) -> Iterator[list[tuple[str, NDArray[np.uint8], str | None]]]:
+        """Batches of name, pixels ``(S, S, 3)`` and what went wrong; one batch ahead."""
+        size = self.engine.image_size
+        nothing = np.zeros((0, 0, 3), np.uint8)
+
+        def one(item: tuple[int, Image]) -> tuple[str, NDArray[np.uint8], str | None]:
+            number, image = item
+            name = str(image) if isinstance(image, str | Path) else f"image {number}"
+            try:
+                return name, resize(_as_pixels(image, name, size), size), None
+            except LmdError as error:
+                return name, nothing, str(error)
+
+        with ThreadPoolExecutor() as pool:
+            items = iter(enumerate(images))
+            waiting = [pool.submit(one, item) for item in islice(items, batch_size)]
+            while waiting:
+                ahead = [pool.submit(one, item) for item in islice(items, batch_size)]
+                yield [future.result() for future in waiting]
+                waiting = ahead
+
+
+def load(path: str | Path, device: torch.device | str = "cpu") -> Predictor:
+    """The shipped model of a run folder, or an exported ``.onnx`` file, ready to predict."""
+    path = Path(path)
+    if path.suffix.lower() == ".onnx":
+        return Predictor(OnnxEngine(path))
+    return Predictor(TorchEngine(*load_model(path), device))
+
+
+def find_images(paths: Iterable[str | Path]) -> list[Path]:
+    """Files as they are, folders searched for images; an error names what is missing or empty."""
+    found: list[Path] = []
+    for path in map(Path, paths):
+        if path.is_dir():
+            inside = sorted(
+                p for p in path.rglob("*") if p.suffix.lower() in SUFFIXES and p.is_file()
+            )
+            if not inside:
+                raise LmdError(f"there is no image in the folder {path}")
+            found += inside
+        elif path.exists():
+            found.append(path)
+        else:
+            raise LmdError(f"image {path} does not exist")
+    return found
+
+
+def _as_pixels(image: Image, name: str, size: int) -> NDArray[np.uint8]:
+    if isinstance(image, str | Path):
+        return read_image(image, at_least=size)
+    if image.dtype != np.uint8 or image.ndim != 3 or image.shape[2] != 3 or image.size == 0:
+        raise LmdError(
+            f"{name} must be RGB of uint8 with shape (H, W, 3); "
+            f"it is {image.dtype} with shape {image.shape}"
+        )
+    return image

@@ -1,0 +1,294 @@
+"""A Gaussian for each class: moments, draws and distances (LMD paper, Eq. 6-7, 10-11).
+
+Everything that costs ``C^3`` is done once for each change of the moments and class by class; the
+attraction and repulsion of FDC cost ``2 C^2`` for each feature, whatever the number of classes.
+"""
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from itertools import islice
+from typing import Any, Literal, Self
+
+import numpy as np
+import torch
+from torch import Tensor, nn
+from torch.autograd.function import once_differentiable
+
+from lmd.base.errors import LmdError
+
+Distance = Literal["mahalanobis", "literal"]
+
+# A class whose total variance is below this part of the pooled one has no spread of its own: one
+# image drawn many times differs from itself only by rounding.
+NO_SPREAD = 1e-6
+
+# Rows of virtual features made at a time: large enough for fast products, small enough to forget.
+BLOCK = 4096
+# numpy draws without replacement from fewer than this many.
+MOST_VIRTUAL_FEATURES = 10**9
+
+
+def cholesky(matrix: Tensor) -> Tensor:
+    """Lower factor of a covariance ``(C, C)``; a singular one gets the least jitter that works.
+
+    The jitter starts at the rounding error of the mean variance and grows tenfold.
+    """
+    factor: Tensor
+    factor, failed = torch.linalg.cholesky_ex(matrix)
+    if not failed:
+        return factor
+    scale = matrix.diagonal().mean().item() or 1.0
+    jitter = 10 * torch.finfo(matrix.dtype).eps * scale
+    while failed:
+        if not jitter < scale:
+            raise LmdError(
+                "covariance: must be finite and positive semi-definite, but it has no Cholesky "
+                "factor; look for NaN or infinite features (a diverged encoder: lower its lr)"
+            )
+        shifted = matrix.clone()
+        shifted.diagonal().add_(jitter)
+        factor, failed = torch.linalg.cholesky_ex(shifted)
+        jitter *= 10
+    return factor
+
+
+def class_moments(
+    features: Tensor, labels: Tensor, classes: int, ridge: float = 0.0
+) -> tuple[Tensor, Tensor, Tensor]:
+    """Mean ``(K, C)``, unbiased covariance + ridge I ``(K, C, C)`` and counts ``(K,)`` (Eq. 6).
+
+    A class without spread (one image, however often it was drawn) has the pooled within-class
+    covariance; a class that was not drawn has it too, around the mean of the other means.
+    """
+    counts = torch.bincount(labels, minlength=classes)
+    order = labels.argsort(stable=True)
+    mean = features.new_zeros(classes, features.shape[1])
+    covariance = features.new_zeros(classes, features.shape[1], features.shape[1])
+    start = 0
+    for k, n in enumerate(counts.tolist()):
+        if n:
+            # A copy of one class at a time, not of all features.
+            rows = features[order[start : start + n]]
+            mean[k] = rows.mean(0)
+            rows -= mean[k]
+            torch.mm(rows.T, rows, out=covariance[k])
+            covariance[k] /= max(n - 1, 1)
+        start += n
+    freedom = (counts - 1).clamp(min=0).to(mean)
+    pooled = torch.tensordot(freedom, covariance, 1) / freedom.sum().clamp(min=1)
+    spread = covariance.diagonal(dim1=1, dim2=2).sum(1)
+    covariance[spread <= NO_SPREAD * pooled.diagonal().sum()] = pooled
+    mean[counts == 0] = mean[counts > 0].mean(0)
+    covariance.diagonal(dim1=1, dim2=2).add_(ridge)
+    return mean, covariance, counts
+
+
+def mixed_counts(
+    classes: int, per_class: int, batch: int, generator: torch.Generator
+) -> Iterator[list[int]]:
+    """How many of each class ``(K,)`` are in each batch of a shuffled ``per_class`` of every class.
+
+    Batch by batch without replacement, so that no order of all of them is ever held.
+    """
+    rng = np.random.default_rng(int(torch.randint(2**62, (), generator=generator)))
+    left = np.full(classes, per_class)
+    while (total := int(left.sum())) > 0:
+        taken = rng.multivariate_hypergeometric(left, min(batch, total), method="marginals")
+        left -= taken
+        yield taken.tolist()
+
+
+@dataclass(frozen=True)
+class _Forms:
+    """The K quadratic forms of a distance, around the mean of the means, and their sum."""
+
+    centre: Tensor  # (C,)
+    means: Tensor  # (K, C), minus the centre
+    matrices: Tensor  # (K, C, C)
+    total: Tensor  # (C, C): sum of the matrices
+    linear: Tensor  # (C,): sum of matrix @ mean
+    constant: Tensor  # (): sum of mean @ matrix @ mean
+
+
+class _OwnAndTotal(torch.autograd.Function):
+    """Distance to the own class and sum over all classes; the gradient is a by-product."""
+
+    @staticmethod
+    def forward(ctx: Any, features: Tensor, labels: Tensor, forms: _Forms) -> tuple[Tensor, Tensor]:
+        # Centred, so that large feature means do not cancel in float32.
+        z = features - forms.centre
+        total_half = z @ forms.total - forms.linear
+        total = torch.linalg.vecdot(total_half - forms.linear, z) + forms.constant
+        # Grouped by class: one product for each class on rows that lie together.
+        order = labels.argsort()
+        counts = torch.bincount(labels, minlength=len(forms.means)).tolist()
+        away = z[order] - forms.means[labels[order]]
+        pulled = torch.empty_like(away)
+        start = 0
+        for k, n in enumerate(counts):
+            if n:
+                rows = slice(start, start + n)
+                torch.mm(away[rows], forms.matrices[k], out=pulled[rows])
+            start += n
+        own_half = torch.empty_like(z)
+        own_half[order] = pulled
+        own = z.new_empty(len(z))
+        own[order] = torch.linalg.vecdot(pulled, away)
+        ctx.save_for_backward(own_half, total_half)
+        return own, total
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx: Any, grad_own: Tensor, grad_total: Tensor) -> tuple[Tensor, None, None]:
+        own_half, total_half = ctx.saved_tensors
+        grad = grad_own.unsqueeze(1) * own_half + grad_total.unsqueeze(1) * total_half
+        return 2 * grad, None, None
+
+
+class ClassGaussians(nn.Module):
+    """``mean (K, C)`` and ``covariance (K, C, C)`` of each class, kept in buffers.
+
+    Factors and inverses are made when they are first asked for and again whenever the moments
+    have changed, by whatever means (an update, a loaded checkpoint, another device).
+    """
+
+    mean: Tensor
+    covariance: Tensor
+
+    def __init__(
+        self, classes: int, features: int, *, ridge: float = 1e-2, decay: float = 0.999
+    ) -> None:
+        super().__init__()
+        self.ridge, self.decay = ridge, decay
+        self.register_buffer("mean", torch.zeros(classes, features))
+        self.register_buffer("covariance", torch.eye(features).repeat(classes, 1, 1))
+        self._derived: dict[str, Any] = {}
+
+    @torch.no_grad()
+    def fit(self, features: Tensor, labels: Tensor) -> Self:
+        """Take the moments of ``features (N, C)`` with ``labels (N,)``, forgetting earlier ones."""
+        return self.update(features, labels, step=0)
+
+    @torch.no_grad()
+    def update(self, features: Tensor, labels: Tensor, step: int) -> Self:
+        """Average over EM iterations with decay min(1 - 1/(step+1), 0.999); step counts from 0.
+
+        The first 1000 iterations are thus a running mean. A class that was not drawn this time
+        keeps its moments.
+        """
+        features = features.to(self.mean)
+        labels = labels.to(self.mean.device)
+        mean, covariance, counts = class_moments(features, labels, len(self.mean), self.ridge)
+        decay = min(1 - 1 / (step + 1), self.decay)
+        drawn = counts > 0 if step else torch.ones_like(counts, dtype=torch.bool)
+        weight = torch.where(drawn, 1 - decay, 0.0).to(mean)
+        if decay:
+            self.mean.lerp_(mean, weight[:, None])
+            self.covariance.lerp_(covariance, weight[:, None, None])
+        else:
+            # Replaced, so that nothing of a moment never fitted (even a NaN) stays.
+            self.mean.copy_(mean)
+            self.covariance.copy_(covariance)
+        return self
+
+    def _fresh(self) -> dict[str, Any]:
+        key = (self.mean, self.mean._version, self.covariance, self.covariance._version)
+        old = self._derived.get("key")
+        same = old is not None and all(
+            a is b if torch.is_tensor(a) else a == b for a, b in zip(key, old, strict=True)
+        )
+        if not same:
+            self._derived = {"key": key}
+        return self._derived
+
+    @torch.no_grad()
+    def factors(self) -> Tensor:
+        """Lower Cholesky factors of the covariances ``(K, C, C)``."""
+        derived = self._fresh()
+        if "factors" not in derived:
+            # Class by class: batched factorisations of large matrices fail in some LAPACKs.
+            derived["factors"] = torch.stack([cholesky(c) for c in self.covariance])
+        factors: Tensor = derived["factors"]
+        return factors
+
+    @torch.no_grad()
+    def precision(self) -> Tensor:
+        """Inverse covariances ``(K, C, C)``, from the Cholesky factors."""
+        derived = self._fresh()
+        if "precision" not in derived:
+            # Factors that nobody else asked for are not kept: they are as large as the inverses.
+            factors = derived.get("factors")
+            precision = torch.empty_like(self.covariance)
+            for k, covariance in enumerate(self.covariance):
+                factor = cholesky(covariance) if factors is None else factors[k]
+                torch.cholesky_inverse(factor, out=precision[k])
+            derived["precision"] = precision
+        found: Tensor = derived["precision"]
+        return found
+
+    @torch.no_grad()
+    def _forms(self, distance: Distance) -> _Forms:
+        derived = self._fresh()
+        if distance not in derived:
+            matrices = self.precision() if distance == "mahalanobis" else self.covariance
+            centre = self.mean.mean(0)
+            means = self.mean - centre
+            linear = torch.einsum("kcd,kd->kc", matrices, means)
+            total = matrices.sum(0)
+            derived[distance] = _Forms(
+                centre, means, matrices, total, linear.sum(0), (linear * means).sum()
+            )
+        forms: _Forms = derived[distance]
+        return forms
+
+    def mahalanobis(self, features: Tensor) -> Tensor:
+        """Squared distances ``(x - mu_k) Sigma_k^-1 (x - mu_k)^T``: ``(B, C) → (B, K)``."""
+        away = [features - mean for mean in self.mean]
+        pairs = zip(away, self.precision(), strict=True)
+        return torch.stack([((a @ inverse) * a).sum(1) for a, inverse in pairs], dim=1)
+
+    def own_and_total(
+        self, features: Tensor, labels: Tensor, distance: Distance = "mahalanobis"
+    ) -> tuple[Tensor, Tensor]:
+        """Squared distance to the own class ``(B,)`` and the sum over all classes ``(B,)``.
+
+        The sum of K quadratic forms is one quadratic form with the sum of the matrices.
+        ``literal`` puts the covariance itself in place of its inverse, as Eq. 10-11 are printed.
+        """
+        forms = self._forms(distance)
+        own, total = _OwnAndTotal.apply(features, labels, forms)  # type: ignore[no-untyped-call]
+        return own, total
+
+    @torch.no_grad()
+    def noise(self, k: int, rows: int, generator: torch.Generator) -> Tensor:
+        """Draws of ``N(0, Sigma_k)``: ``(rows, C)``."""
+        size = (rows, self.mean.shape[1])
+        white = torch.randn(size, generator=generator, dtype=self.mean.dtype)
+        return white.to(self.mean.device) @ self.factors()[k].T
+
+    @torch.no_grad()
+    def sample(self, per_class: int, generator: torch.Generator) -> tuple[Tensor, Tensor]:
+        """``per_class`` virtual features of every class: ``(K R, C)``, labels ``(K R,)``."""
+        classes = range(len(self.mean))
+        drawn = [self.noise(k, per_class, generator).add_(self.mean[k]) for k in classes]
+        labels = torch.arange(len(self.mean), device=self.mean.device)
+        return torch.cat(drawn), labels.repeat_interleave(per_class)
+
+    @torch.no_grad()
+    def batches(
+        self, per_class: int, batch: int, generator: torch.Generator
+    ) -> Iterator[tuple[Tensor, Tensor]]:
+        """The same as ``sample`` in mixed batches ``(batch, C)``, made as they are asked for.
+
+        Within a batch they lie class by class. What is held does not grow with ``per_class``.
+        """
+        classes = torch.arange(len(self.mean), device=self.mean.device)
+        planned = mixed_counts(len(self.mean), per_class, batch, generator)
+        while block := list(islice(planned, max(BLOCK // batch, 1))):
+            by_class = [
+                self.noise(k, sum(counts), generator).add_(self.mean[k]).split(counts)
+                for k, counts in enumerate(map(list, zip(*block, strict=True)))
+            ]
+            for counts, parts in zip(block, zip(*by_class, strict=True), strict=True):
+                repeats = torch.tensor(counts, device=classes.device)
+                yield torch.cat(parts), classes.repeat_interleave(repeats)

@@ -1,0 +1,77 @@
+"""The encoders that a model can be built on, by name."""
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+
+from torch import nn
+
+from lmd.base.errors import LmdError
+from lmd.model.backbones import lite, resnet, timm_adapter
+from lmd.model.backbones.weights import initialise, load_weights
+
+Colour = tuple[float, float, float]
+
+
+@dataclass(frozen=True)
+class Backbone:
+    """``encoder (B, 3, H, W) → (B, C)`` with C = ``feature_dim``.
+
+    An image with values in 0..1 becomes the encoder's input as ``(image - mean) / std``, RGB.
+    """
+
+    encoder: nn.Module
+    feature_dim: int
+    mean: Colour
+    std: Colour
+
+
+@dataclass(frozen=True)
+class _Family:
+    make: Callable[[str], nn.Module]
+    imagenet: Callable[[str], Path]
+    mean: Colour
+    std: Colour
+
+
+_RESNET = _Family(
+    resnet.make, resnet.imagenet_file, mean=(0.485, 0.456, 0.406), std=(0.229, 0.224, 0.225)
+)
+_LITE = _Family(
+    lite.make,
+    lite.imagenet_file,
+    mean=(127 / 255,) * 3,
+    std=(128 / 255,) * 3,  # (x - 127) / 128
+)
+_FAMILIES = dict.fromkeys(resnet.LAYOUTS, _RESNET) | {"efficientnet_lite0": _LITE}
+_FEATURES = {name: layout.feature_dim for name, layout in resnet.LAYOUTS.items()} | {
+    "efficientnet_lite0": lite.FEATURE_DIM
+}
+
+
+def names() -> list[str]:
+    """The names that ``build`` knows; ``timm/NAME`` stands for any model of timm.
+
+    >>> names()
+    ['resnet8', 'resnet18', 'resnet34', 'resnet50', 'efficientnet_lite0', 'timm/NAME']
+    """
+    return [*_FAMILIES, "timm/NAME"]
+
+
+def build(name: str, weights: str = "none") -> Backbone:
+    """An encoder with ``weights``: ``none`` (random), ``imagenet``, or the path of a file."""
+    if name.startswith("timm/"):
+        encoder, mean, std = timm_adapter.make(name, pretrained=weights == "imagenet")
+        if weights not in ("none", "imagenet"):
+            load_weights(encoder, Path(weights))
+        return Backbone(encoder, timm_adapter.feature_dim(encoder), mean, std)
+    if name not in _FAMILIES:
+        raise LmdError(f"backbone: there is no {name!r}; choose one of {', '.join(names())}")
+    family = _FAMILIES[name]
+    encoder = family.make(name)
+    if weights == "none":
+        initialise(encoder)
+    else:
+        file = family.imagenet(name) if weights == "imagenet" else Path(weights)
+        load_weights(encoder, file)
+    return Backbone(encoder, _FEATURES[name], family.mean, family.std)

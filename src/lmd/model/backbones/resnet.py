@@ -1,0 +1,158 @@
+"""Residual networks (He et al., CVPR 2016) with the parameter names of torchvision."""
+
+from dataclasses import dataclass
+from pathlib import Path
+
+from torch import Tensor, nn
+
+from lmd.base.errors import LmdError
+from lmd.base.folders import cache_folder
+from lmd.model.backbones.weights import download
+
+# The digits in a file's name are the first of its SHA-256.
+_URL = "https://download.pytorch.org/models/"
+_IMAGENET = {
+    "resnet18": "resnet18-f37072fd.pth",
+    "resnet34": "resnet34-b627a593.pth",
+    "resnet50": "resnet50-0676ba61.pth",
+}
+
+
+def _convolution(inputs: int, outputs: int, size: int, stride: int = 1) -> nn.Conv2d:
+    return nn.Conv2d(inputs, outputs, size, stride, padding=size // 2, bias=False)
+
+
+class BasicBlock(nn.Module):
+    """Two 3×3 convolutions beside a shortcut: ``(B, C, H, W) → (B, width, H/stride, W/stride)``."""
+
+    expansion = 1
+
+    def __init__(self, inputs: int, width: int, stride: int, downsample: nn.Module | None) -> None:
+        super().__init__()
+        self.conv1 = _convolution(inputs, width, 3, stride)
+        self.bn1 = nn.BatchNorm2d(width)
+        self.relu = nn.ReLU(inplace=True)
+        self.conv2 = _convolution(width, width, 3)
+        self.bn2 = nn.BatchNorm2d(width)
+        self.downsample = downsample
+
+    def forward(self, x: Tensor) -> Tensor:
+        """``(B, width, H/stride, W/stride)``."""
+        shortcut = x if self.downsample is None else self.downsample(x)
+        x = self.relu(self.bn1(self.conv1(x)))
+        x = self.bn2(self.conv2(x))
+        out: Tensor = self.relu(x + shortcut)
+        return out
+
+
+class Bottleneck(nn.Module):
+    """1×1, 3×3, 1×1: ``(B, C, H, W) → (B, 4 width, H/stride, W/stride)``.
+
+    The 3×3 convolution takes the stride, as in the published weights.
+    """
+
+    expansion = 4
+
+    def __init__(self, inputs: int, width: int, stride: int, downsample: nn.Module | None) -> None:
+        super().__init__()
+        self.conv1 = _convolution(inputs, width, 1)
+        self.bn1 = nn.BatchNorm2d(width)
+        self.conv2 = _convolution(width, width, 3, stride)
+        self.bn2 = nn.BatchNorm2d(width)
+        self.conv3 = _convolution(width, width * self.expansion, 1)
+        self.bn3 = nn.BatchNorm2d(width * self.expansion)
+        self.relu = nn.ReLU(inplace=True)
+        self.downsample = downsample
+
+    def forward(self, x: Tensor) -> Tensor:
+        """``(B, 4 width, H/stride, W/stride)``."""
+        shortcut = x if self.downsample is None else self.downsample(x)
+        x = self.relu(self.bn1(self.conv1(x)))
+        x = self.relu(self.bn2(self.conv2(x)))
+        x = self.bn3(self.conv3(x))
+        out: Tensor = self.relu(x + shortcut)
+        return out
+
+
+@dataclass(frozen=True)
+class Layout:
+    """What distinguishes one residual network from another.
+
+    ``depths`` are blocks per stage, ``widths`` the channels of each stage before expansion. A
+    ``small`` stem keeps the resolution, for images of 28 to 64 pixels.
+    """
+
+    block: type[BasicBlock] | type[Bottleneck]
+    depths: tuple[int, ...]
+    widths: tuple[int, ...]
+    small: bool = False
+
+    @property
+    def feature_dim(self) -> int:
+        """C, the channels of the last stage."""
+        return self.widths[-1] * self.block.expansion
+
+
+LAYOUTS = {
+    "resnet8": Layout(BasicBlock, (1, 1, 1), (32, 64, 128), small=True),
+    "resnet18": Layout(BasicBlock, (2, 2, 2, 2), (64, 128, 256, 512)),
+    "resnet34": Layout(BasicBlock, (3, 4, 6, 3), (64, 128, 256, 512)),
+    "resnet50": Layout(Bottleneck, (3, 4, 6, 3), (64, 128, 256, 512)),
+}
+
+
+class ResNet(nn.Module):
+    """Stem, stages ``layer1``, ``layer2``, …, global average: ``(B, 3, H, W) → (B, C)``."""
+
+    def __init__(self, layout: Layout) -> None:
+        super().__init__()
+        channels = layout.widths[0]
+        self.conv1 = _convolution(3, channels, 3) if layout.small else _convolution(3, 64, 7, 2)
+        self.bn1 = nn.BatchNorm2d(channels)
+        self.relu = nn.ReLU(inplace=True)
+        self.maxpool = nn.Identity() if layout.small else nn.MaxPool2d(3, stride=2, padding=1)
+        self._stages = [f"layer{number}" for number in range(1, len(layout.depths) + 1)]
+        for name, depth, width in zip(self._stages, layout.depths, layout.widths, strict=True):
+            stride = 1 if name == "layer1" else 2
+            self.add_module(name, _stage(layout.block, channels, width, depth, stride))
+            channels = width * layout.block.expansion
+        self.avgpool = nn.AdaptiveAvgPool2d(1)
+
+    def forward(self, images: Tensor) -> Tensor:
+        """Features ``(B, C)``."""
+        x = self.maxpool(self.relu(self.bn1(self.conv1(images))))
+        for name in self._stages:
+            x = getattr(self, name)(x)
+        features: Tensor = self.avgpool(x).flatten(1)
+        return features
+
+
+def _stage(
+    block: type[BasicBlock] | type[Bottleneck], inputs: int, width: int, depth: int, stride: int
+) -> nn.Sequential:
+    outputs = width * block.expansion
+    downsample = None
+    if stride != 1 or inputs != outputs:
+        downsample = nn.Sequential(
+            _convolution(inputs, outputs, 1, stride), nn.BatchNorm2d(outputs)
+        )
+    blocks = [block(inputs, width, stride, downsample)]
+    blocks += [block(outputs, width, 1, None) for _ in range(depth - 1)]
+    return nn.Sequential(*blocks)
+
+
+def make(name: str) -> nn.Module:
+    """The encoder of that name, without its ImageNet classifier."""
+    return ResNet(LAYOUTS[name])
+
+
+def imagenet_file(name: str) -> Path:
+    """The published ImageNet weights, downloaded once."""
+    if name not in _IMAGENET:
+        raise LmdError(
+            f"weights: {name} has no ImageNet weights; use --set weights=none, or another "
+            f"backbone ({', '.join(_IMAGENET)}, efficientnet_lite0)"
+        )
+    file = _IMAGENET[name]
+    prefix = file.removesuffix(".pth").split("-")[1]
+    return download(_URL + file, prefix, cache_folder("weights"))

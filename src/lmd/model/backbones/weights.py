@@ -1,0 +1,187 @@
+"""Weights of encoders: drawing, downloading and reading them."""
+
+import hashlib
+import http.client
+import urllib.error
+import urllib.request
+from collections.abc import Iterable, Mapping
+from pathlib import Path
+from typing import BinaryIO
+
+import torch
+from safetensors import SafetensorError
+from safetensors.torch import load_file
+from torch import Tensor, nn
+
+from lmd.base.errors import LmdError
+from lmd.base.files import atomic_write
+
+# Where other programs put the encoder, and what they call the classifier that follows it.
+_WRAPPERS = ("state_dict", "model", "model_state_dict")
+_PREFIXES = ("module.", "encoder.")
+_CLASSIFIERS = ("fc.", "_fc.", "classifier.", "head.")
+_OFFLINE = (
+    "Give a file you have with --weights FILE, start from random weights with --set weights=none, "
+    "or use --set backbone=efficientnet_lite0, whose weights come with pip"
+)
+
+
+def initialise(encoder: nn.Module) -> None:
+    """Draw convolutions by He et al. (ICCV 2015), fan-out; normalisations become the identity."""
+    for module in encoder.modules():
+        if isinstance(module, nn.Conv2d):
+            nn.init.kaiming_normal_(module.weight, mode="fan_out", nonlinearity="relu")
+            if module.bias is not None:
+                nn.init.zeros_(module.bias)
+        elif isinstance(module, nn.BatchNorm2d):
+            nn.init.ones_(module.weight)
+            nn.init.zeros_(module.bias)
+
+
+def download(url: str, sha256_prefix: str, folder: Path, timeout: float = 30) -> Path:
+    """The file behind ``url`` in ``folder``, fetched once and checked against its SHA-256."""
+    path = folder / url.rsplit("/", 1)[-1]
+    if path.is_file() and _sha256(path).startswith(sha256_prefix):
+        return path
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise LmdError(
+            f"weights: cannot create the folder {folder} ({error.strerror}); set LMD_CACHE to one "
+            "that can be written"
+        ) from error
+
+    def fetch(file: BinaryIO) -> None:
+        digest = _fetch(url, file, timeout)
+        if not digest.startswith(sha256_prefix):
+            raise LmdError(
+                f"weights: {url} has the SHA-256 {digest[:16]}…, which should begin with "
+                f"{sha256_prefix}: it is not the published file and was thrown away. {_OFFLINE}"
+            )
+
+    atomic_write(path, fetch)
+    return path
+
+
+def _fetch(url: str, file: BinaryIO, timeout: float) -> str:
+    """Copy ``url`` into ``file`` with a progress bar on stderr; returns the SHA-256."""
+    from rich.console import Console
+    from rich.progress import BarColumn, DownloadColumn, Progress, TextColumn, TransferSpeedColumn
+
+    columns = (TextColumn("{task.description}"), BarColumn(), DownloadColumn())
+    digest = hashlib.sha256()
+    received = 0
+    with (
+        _open(url, timeout) as response,
+        Progress(*columns, TransferSpeedColumn(), console=Console(stderr=True)) as progress,
+    ):
+        length = response.headers.get("Content-Length", "")
+        total = int(length) if length.isdecimal() else None
+        task = progress.add_task(f"downloading {url.rsplit('/', 1)[-1]}", total=total)
+        while chunk := _receive(response, url):
+            digest.update(chunk)
+            file.write(chunk)
+            received += len(chunk)
+            progress.update(task, completed=received)
+    if total is not None and received != total:
+        raise LmdError(
+            f"weights: {url} broke off after {received} of {total} bytes; try again. {_OFFLINE}"
+        )
+    return digest.hexdigest()
+
+
+# The network's errors are caught in these two: those of the disk have a message of their own.
+
+
+def _open(url: str, timeout: float) -> http.client.HTTPResponse:
+    try:
+        response: http.client.HTTPResponse = urllib.request.urlopen(url, timeout=timeout)
+        return response
+    except (OSError, http.client.HTTPException) as error:
+        reason = getattr(error, "reason", error)
+        if isinstance(error, urllib.error.HTTPError):
+            error.close()  # it is the open response
+            reason = f"HTTP {error.code}"
+        raise LmdError(f"weights: cannot reach {url} ({reason}). {_OFFLINE}") from error
+
+
+def _receive(response: http.client.HTTPResponse, url: str) -> bytes:
+    try:
+        return response.read(1 << 18)
+    except (OSError, http.client.HTTPException) as error:
+        raise LmdError(f"weights: {url} broke off ({error}); try again. {_OFFLINE}") from error
+
+
+def _sha256(path: Path) -> str:
+    with path.open("rb") as file:
+        return hashlib.file_digest(file, "sha256").hexdigest()
+
+
+def load_weights(encoder: nn.Module, path: Path) -> None:
+    """Fill the encoder from a ``.pth``, ``.pt`` or ``.safetensors`` file of tensors.
+
+    Keys may begin with ``module.`` or ``encoder.``; the classifier of the file is left out.
+    """
+    expected = encoder.state_dict()
+    state = {_plain_key(key, expected): tensor for key, tensor in _read(path).items()}
+    for key, tensor in expected.items():
+        if key.endswith("num_batches_tracked"):  # absent in files of old versions of torch
+            state.setdefault(key, tensor)
+    unexpected = [key for key in state if key not in expected and not key.startswith(_CLASSIFIERS)]
+    problems = [
+        f"{kind}: {_some(keys)}"
+        for kind, keys in (
+            ("missing", [key for key in expected if key not in state]),
+            ("unexpected", unexpected),
+            ("of another shape", _misshapen(expected, state)),
+        )
+        if keys
+    ]
+    if problems:
+        raise LmdError(f"weights: {path} does not fit this backbone; {'; '.join(problems)}")
+    encoder.load_state_dict({key: state[key] for key in expected})
+
+
+def _plain_key(key: str, expected: Mapping[str, Tensor]) -> str:
+    for prefix in _PREFIXES:
+        if key not in expected:
+            key = key.removeprefix(prefix)
+    return key
+
+
+def _misshapen(expected: Mapping[str, Tensor], state: Mapping[str, Tensor]) -> list[str]:
+    return [
+        f"{key} {tuple(state[key].shape)} instead of {tuple(tensor.shape)}"
+        for key, tensor in expected.items()
+        if key in state and state[key].shape != tensor.shape
+    ]
+
+
+def _some(keys: Iterable[str], most: int = 5) -> str:
+    listed = list(keys)
+    more = f" and {len(listed) - most} more" if len(listed) > most else ""
+    return ", ".join(listed[:most]) + more
+
+
+def _read(path: Path) -> dict[str, Tensor]:
+    if not path.is_file():
+        raise LmdError(f"weights: {path} is no file; give none, imagenet or the path of a file")
+    if path.suffix not in (".pth", ".pt", ".safetensors"):
+        raise LmdError(f"weights: {path} must end in .pth, .pt or .safetensors")
+    try:
+        if path.suffix == ".safetensors":
+            return load_file(path)
+        content = torch.load(path, map_location="cpu", weights_only=True)
+    except SafetensorError as error:
+        raise LmdError(f"weights: {path} is not a safetensors file ({error})") from error
+    except Exception as error:  # torch.load raises errors of many kinds on foreign files
+        raise LmdError(
+            f"weights: {path} cannot be read as a file of tensors; files that contain other "
+            f"objects are not opened, since that would run their code ({type(error).__name__})"
+        ) from error
+    for wrapper in _WRAPPERS:
+        if isinstance(content, dict) and isinstance(content.get(wrapper), dict):
+            content = content[wrapper]
+    if not isinstance(content, dict) or not all(isinstance(t, Tensor) for t in content.values()):
+        raise LmdError(f"weights: {path} does not hold a state dict (names and their tensors)")
+    return content

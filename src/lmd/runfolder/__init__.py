@@ -1,0 +1,1 @@
+"""A run on disk: its folder, record, predictions and history; no torch."""

@@ -1,0 +1,1 @@
+"""From labels and probabilities to numbers with intervals; plain numpy, no torch."""

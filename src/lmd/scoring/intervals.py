@@ -1,0 +1,229 @@
+"""How sure a number is: 95 % intervals, paired differences of two runs, Holm's correction.
+
+``units (N,)`` tell everywhere which images are of one patient or lesion.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from statistics import NormalDist
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from lmd.base.errors import LmdError
+from lmd.scoring.resampling import GROUP_KEYS, Draws, Floats, Labels, Probabilities, Weighted
+
+LEVEL = 0.95
+FEW_UNITS = 10  # too few patients to estimate how alike the images of one are
+KEYS = (
+    *("auc", "balanced_accuracy", "macro_f1", "kappa", "macro_precision", "macro_recall"),
+    *("accuracy", "mcc", "ece"),
+    *GROUP_KEYS,
+)
+
+
+def bootstrap(
+    labels: Labels,
+    probabilities: Probabilities,
+    *,
+    groups: Sequence[str] | None = None,
+    units: NDArray[Any] | None = None,
+    resamples: int = 1000,
+    seed: int = 0,
+) -> Draws:
+    """Every metric on stratified resamples: ``(R,)`` for each key of ``KEYS``.
+
+    ``recall``, ``precision`` and ``f1`` are ``(R, K)``. ``groups (K,)`` names each class's group;
+    without it the three group keys are left out.
+    """
+    run = Weighted(labels, probabilities, groups, units)
+    chunks = [run.metrics(w) for w in run.resamples(resamples, seed)]
+    return {key: np.concatenate([chunk[key] for chunk in chunks]) for key in chunks[0]}
+
+
+def interval(
+    draws: Floats, value: float | None = None, level: float = LEVEL
+) -> tuple[float, float]:
+    """The percentile interval of bootstrap ``draws (R,)``; nan, nan if none is a number.
+
+    With ``value`` given it is widened to contain it: the resamples of a biased metric (ECE) can
+    all lie on one side of the value.
+
+    >>> [round(limit, 6) for limit in interval(np.arange(1001.0))]
+    [25.0, 975.0]
+    """
+    draws = draws[~np.isnan(draws)]
+    if len(draws) == 0:
+        return float("nan"), float("nan")
+    low, high = np.quantile(draws, [(1 - level) / 2, (1 + level) / 2])
+    if value is not None and not np.isnan(value):
+        low, high = min(low, value), max(high, value)
+    return float(low), float(high)
+
+
+def effective(outcomes: NDArray[np.bool_], units: NDArray[Any] | None) -> tuple[float, float]:
+    """Hits and trials of independent images that would tell as much as these ``outcomes (N,)``.
+
+    The images of a unit resemble each other, so N of them tell less than N images of as many
+    patients: the trials are divided by the design effect (Rao and Scott 1992). It is at least 1 and
+    at most what it is when all images of a unit go the same way; that is taken where there are too
+    few units, or too little variation, to estimate it.
+
+    >>> effective(np.array([True, True, False, False]), np.array([7, 7, 8, 9]))
+    (1.3333333333333333, 2.6666666666666665)
+    """
+    n, hits = len(outcomes), int(outcomes.sum())
+    if units is None or n == 0:
+        return hits, n
+    unit = np.unique(units, return_inverse=True)[1]
+    sizes, each = np.bincount(unit), np.bincount(unit, weights=outcomes)
+    count, share = len(sizes), hits / n
+    most = float((sizes**2).sum() / n)
+    if count == n:
+        return hits, n
+    if count < FEW_UNITS or hits in (0, n):
+        effect = most
+    else:
+        squares = float(((each - share * sizes) ** 2).sum())
+        effect = count / (count - 1) * squares / (n * share * (1 - share))
+        effect = min(max(effect, 1.0), most)
+    return hits / effect, n / effect
+
+
+def wilson(hits: float, trials: float, level: float = LEVEL) -> tuple[float, float]:
+    """Wilson's score interval for a proportion (Wilson 1927); without a trial it is 0 to 1.
+
+    Unlike the bootstrap's it has a width where every trial went the same way.
+
+    >>> [round(limit, 3) for limit in wilson(1, 1)]
+    [0.207, 1.0]
+    """
+    if trials == 0:
+        return 0.0, 1.0
+    z2 = NormalDist().inv_cdf((1 + level) / 2) ** 2
+    share = hits / trials
+    centre = (share + z2 / (2 * trials)) / (1 + z2 / trials)
+    half = np.sqrt(z2 * (share * (1 - share) / trials + z2 / (4 * trials**2))) / (1 + z2 / trials)
+    # At the ends the limit is exactly 0 or 1; rounding must not put the share outside.
+    low = 0.0 if hits == 0 else float(centre - half)
+    high = 1.0 if hits == trials else float(centre + half)
+    return low, high
+
+
+def mean_recall_interval(
+    hits: Sequence[float], support: Sequence[float], level: float = LEVEL
+) -> tuple[float, float]:
+    """An interval for the mean recall of classes that holds for tiny classes too.
+
+    Wilson's limits of the classes are combined by squares (MOVER; Zou and Donner 2008). Classes
+    without an image are left out; nan, nan if all are.
+    """
+    pairs = [(h, n) for h, n in zip(hits, support, strict=True) if n > 0]
+    if not pairs:
+        return float("nan"), float("nan")
+    recall = np.array([h / n for h, n in pairs])
+    low, high = np.array([wilson(h, n, level) for h, n in pairs]).T
+    below = np.sqrt(np.sum((recall - low) ** 2)) / len(pairs)
+    above = np.sqrt(np.sum((high - recall) ** 2)) / len(pairs)
+    return float(recall.mean() - below), float(recall.mean() + above)
+
+
+def f1_interval(
+    hits: int,
+    support: int,
+    predicted: int,
+    images: int,
+    *,
+    shrink: tuple[float, float] = (1.0, 1.0),
+    draws: int = 4000,
+    seed: int = 0,
+) -> tuple[float, float]:
+    """An interval for the F1 of one class that keeps its width where the class is tiny.
+
+    Recall and false positive rate are drawn from their Beta posteriors under Jeffreys' prior
+    (Goutte and Gaussier 2005); the percentiles of the F1 that follows, widened to contain the F1
+    of the counts. ``shrink`` is by how much images of the class, and other images, count less than
+    independent ones (``effective``).
+    """
+    if support == 0:
+        return float("nan"), float("nan")
+    generator = np.random.default_rng(seed)
+    others, false = images - support, predicted - hits
+    own, other = shrink
+    recall = generator.beta(own * hits + 0.5, own * (support - hits) + 0.5, draws)
+    alarms = np.zeros(draws)
+    if others:
+        alarms = generator.beta(other * false + 0.5, other * (others - false) + 0.5, draws)
+    f1 = 2 * support * recall / (support * recall + support + others * alarms)
+    return interval(f1, 2 * hits / (support + predicted))
+
+
+@dataclass(frozen=True)
+class Difference:
+    """``value`` of run A minus run B, its interval, and the two-sided ``p_value`` of no gap."""
+
+    value: float
+    low: float
+    high: float
+    p_value: float
+
+
+def paired_difference(
+    labels: Labels,
+    probabilities_a: Probabilities,
+    probabilities_b: Probabilities,
+    metric: str,
+    *,
+    groups: Sequence[str] | None = None,
+    units: NDArray[Any] | None = None,
+    resamples: int = 1000,
+    seed: int = 0,
+) -> Difference:
+    """Metric of A minus metric of B on the same images, bootstrapped with the same resamples.
+
+    The p-value is twice the share of resamples whose difference is zero or of the other sign, the
+    data counted as one more resample; it is never below ``2 / (resamples + 1)``. A class whose
+    handful of images both runs treat alike in every resample makes the interval too narrow.
+    """
+    valid = [key for key in KEYS if groups is not None or key not in GROUP_KEYS]
+    if metric not in valid:
+        raise LmdError(
+            f"metric {metric!r} cannot be compared{'' if groups is not None else ' without groups'}"
+            f"; choose one of {', '.join(valid)}"
+        )
+    if probabilities_a.shape != probabilities_b.shape:
+        raise LmdError(
+            "a paired difference needs two runs on the same images and classes, but their "
+            f"probabilities are {probabilities_a.shape} and {probabilities_b.shape}"
+        )
+    runs = [Weighted(labels, p, groups, units) for p in (probabilities_a, probabilities_b)]
+
+    def gap(weights: list[Floats]) -> Floats:
+        a, b = (run.metrics(weights, auc=metric == "auc")[metric] for run in runs)
+        return a - b
+
+    value = float(gap([np.ones((1, n)) for n in runs[0].support])[0])
+    draws = np.concatenate([gap(w) for w in runs[0].resamples(resamples, seed)])
+    if np.isnan(value) or np.isnan(draws).any():
+        return Difference(value, float("nan"), float("nan"), float("nan"))
+    # A difference of rounding alone is none.
+    below, above = np.sum(draws <= 1e-12), np.sum(draws >= -1e-12)
+    p_value = min(1.0, 2 * (1 + float(min(below, above))) / (len(draws) + 1))
+    return Difference(value, *interval(draws, value), p_value)
+
+
+def holm(p_values: Sequence[float] | Floats) -> Floats:
+    """P-values corrected for their number by Holm's step-down procedure (Holm 1979), in order.
+
+    >>> holm([0.01, 0.04, 0.03]).tolist()
+    [0.03, 0.06, 0.06]
+    """
+    p = np.asarray(p_values, dtype=np.float64)
+    if not np.all((p >= 0) & (p <= 1)):
+        raise LmdError(f"p_values must be numbers from 0 to 1; they are {p.tolist()}")
+    order = np.argsort(p, kind="stable")
+    stepped = np.maximum.accumulate(p[order] * np.arange(len(p), 0, -1))
+    adjusted = np.empty_like(p)
+    adjusted[order] = np.minimum(stepped, 1)
+    return adjusted

@@ -1,7 +1,0 @@
-"""Tables of the paper's forms and figures of sweeps, from records and predictions; no torch."""
-
-from lmd.tables.figure import sweep_figure
-from lmd.tables.formats import make_tables
-from lmd.tables.results import read_results
-
-__all__ = ["make_tables", "read_results", "sweep_figure"]

@@ -1,0 +1,277 @@
+"""Whatever is broken in a data set, the doctor finds it and names the image."""
+
+import json
+import os
+import shutil
+from collections import Counter
+from pathlib import Path
+
+import pytest
+from damage import (
+    DAMAGES,
+    WHOLE,
+    Damage,
+    Patient,
+    make_folders,
+    make_patient,
+    nearly_same,
+    npz_bytes,
+    same_in_test,
+)
+from toys import ROOT
+
+from lmd.base.errors import LmdError
+from lmd.data.cache import decode
+from lmd.data.doctor import KINDS, Columns, Examination, as_json, examine, exit_code
+from lmd.data.sources import open_table
+from lmd.data.splits import split
+from lmd.report.doctor_page import write_doctor_page
+
+
+@pytest.fixture(scope="module")
+def healthy(tmp_path_factory: pytest.TempPathFactory) -> Patient:
+    return make_patient(tmp_path_factory.mktemp("healthy") / "data")
+
+
+@pytest.fixture
+def patient(healthy: Patient, tmp_path: Path) -> Patient:
+    shutil.copytree(healthy.root, tmp_path / "data")
+    return Patient(tmp_path / "data", [dict(row) for row in healthy.rows])
+
+
+def kinds(found: Examination) -> set[str]:
+    return {each.kind for each in found.findings}
+
+
+def names(found: Examination, kind: str) -> set[str]:
+    return {found.scan.cases[i].name for f in found.findings if f.kind == kind for i in f.cases}
+
+
+def test_a_healthy_set_has_notes_and_small_test_classes_alone(healthy: Patient) -> None:
+    found = examine(healthy.manifest)
+    assert kinds(found) == {"counts", "groups", "tiny_test"}
+    assert exit_code(found) == 3
+    assert len(found.scan.usable()) == found.images == 70
+
+
+@pytest.mark.parametrize(
+    ("damage", "kind"), [*DAMAGES, *WHOLE], ids=lambda x: getattr(x, "__name__", x)
+)
+def test_one_damage_is_found(patient: Patient, damage: Damage, kind: str) -> None:
+    i = 17  # a training image of the second class
+    name = damage(patient, i)
+    found = examine(patient.save())
+    assert kind in kinds(found)
+    if name:
+        assert name in names(found, kind)
+    # What bars training is an error, and an error bars training.
+    severities = {f.kind: f.severity for f in found.findings}
+    opens = True
+    try:
+        decode(split(open_table(patient.manifest)), 8)
+    except Exception:
+        opens = False
+    copies = {"duplicate_in_parts", "conflicting_duplicates"}
+    assert (exit_code(found) == 4) == (not opens or bool(copies & kinds(found))), severities
+    assert ("refused" in severities) == (not opens)
+
+
+def test_a_jpeg_without_its_end_mark_is_found_whether_it_decodes_or_not(patient: Patient) -> None:
+    for i in range(0, 60, 2):
+        patient.path(i).write_bytes(patient.path(i).read_bytes()[:-2])
+    found = examine(patient.manifest)
+    stripped = {patient.rows[i]["image"] for i in range(0, 60, 2)}
+    assert names(found, "end_missing") | names(found, "truncated") == stripped
+    assert not names(found, "end_missing") & names(found, "truncated")
+
+
+def break_all(patient: Patient) -> dict[str, set[str]]:
+    """Each damage on an image of its own; the images that should be found, by kind."""
+    train = [i for i, row in enumerate(patient.rows) if row["split"] == "train"]
+    by_turns = sorted(train, key=lambda i: (i % 14, i))  # classes share the damage
+    expected: dict[str, set[str]] = {}
+    for i, (damage, kind) in zip(by_turns, DAMAGES, strict=False):
+        name = damage(patient, i)
+        expected.setdefault(kind, set()).update({name} - {""})
+    return expected
+
+
+def test_all_damages_at_once_are_all_found(patient: Patient) -> None:
+    expected = break_all(patient)
+    found = examine(patient.save())
+    assert set(expected) <= kinds(found)
+    for kind, images in expected.items():
+        assert images <= names(found, kind), kind
+
+
+def test_the_cleaned_manifest_of_a_ruin_trains(patient: Patient, tmp_path: Path) -> None:
+    from lmd.runs.train import train
+
+    break_all(patient)
+    found = examine(patient.save())
+    mended = found.mend()
+    fixed = tmp_path / "fixed.csv"
+    mended.write(fixed)
+    table = split(open_table(fixed, root=mended.root))
+    clean, _, bad = decode(table, 16)
+    assert len(clean) == len(mended.cases)
+    assert bad == table.skipped == ()
+    assert len(mended.cases) + len(mended.removed) == found.images
+    again = examine(fixed, columns=Columns(root=mended.root))
+    left = {f.kind for f in again.findings if f.severity == "error"}
+    assert not left
+    assert not {"duplicate", "class_name", "near_duplicate_in_parts", "one_colour"} & kinds(again)
+    run = train(
+        fixed,
+        method="ce",
+        columns={"root": str(mended.root)},
+        settings={
+            "backbone": "resnet8",
+            "weights": "none",
+            "image_size": 16,
+            "epochs": 1,
+            "workers": 0,
+        },
+        out=tmp_path / "run",
+        device="cpu",
+        quiet=True,
+    )
+    record = run.read_record()
+    assert record["status"] == "finished"
+    assert sum(sum(n) for n in record["data"]["counts"].values()) == len(mended.cases)
+
+
+def test_a_near_copy_stays_with_the_copy_that_is_kept(patient: Patient, tmp_path: Path) -> None:
+    kept = same_in_test(patient, 17)
+    near = nearly_same(patient, 17)
+    mended = examine(patient.save()).mend()
+    cases = {case.name: case for case in mended.cases}
+    assert patient.rows[17]["image"] not in cases
+    assert cases[near].group == cases[kept].group
+    assert cases[near].part == cases[kept].part == "test"  # one in each: test keeps what it has
+
+
+def test_folders_broken_in_all_ways(tmp_path: Path) -> None:
+    root = make_folders(tmp_path)
+    image = next((root / "nevus").iterdir())
+    shutil.copy(image, root / "stray.jpg")
+    (root / "empty").mkdir()
+    shutil.move(image, image.with_suffix(".image"))
+    (root / "nevus" / "link.jpg").symlink_to(tmp_path / "nowhere.jpg")
+    (root / "rare").mkdir()
+    shutil.copy(
+        root / "melanoma" / sorted(p.name for p in (root / "melanoma").iterdir())[0], root / "rare"
+    )
+    (root / "Keratosis ").mkdir()
+    shutil.move(sorted((root / "keratosis").iterdir())[0], root / "Keratosis ")
+    found = examine(root)
+    wanted = {"stray_image", "empty_class_folder", "ignored_file", "missing_file", "too_few"}
+    assert wanted | {"class_name", "conflicting_duplicates", "refused"} <= kinds(found)
+    mended = found.mend()
+    mended.write(tmp_path / "fixed.csv")
+    table = split(open_table(tmp_path / "fixed.csv", root=mended.root))
+    assert table.classes == ("actinic", "carcinoma", "keratosis", "melanoma", "nevus")
+    # One nevus was renamed, one melanoma is also filed as "rare"; the keratosis came back.
+    assert table.counts().tolist() == [14, 14, 14, 13, 13]
+    decode(table, 8)
+
+
+def test_a_misspelt_part_folder_is_not_taken_for_a_class(tmp_path: Path) -> None:
+    root = make_folders(tmp_path, parts=True)
+    assert not {"part_folders", "unknown_split"} & kinds(examine(root))
+    (root / "test").rename(root / "tset")
+    found = examine(root)
+    assert {"part_folders", "unknown_split", "absent_in_part"} <= kinds(found)
+    assert set(found.counts) == {"nevus", "melanoma", "keratosis", "carcinoma", "actinic"}
+
+
+def test_one_class_and_no_class(tmp_path: Path) -> None:
+    root = make_folders(tmp_path)
+    for folder in root.iterdir():
+        if folder.name != "nevus":
+            shutil.rmtree(folder)
+    assert "one_class" in kinds(examine(root))
+    shutil.rmtree(root / "nevus")
+    assert {"source", "refused"} <= kinds(examine(root))
+
+
+@pytest.mark.parametrize("how", ["folders", "names"])
+def test_names_that_suggest_groups(tmp_path: Path, how: str) -> None:
+    root = make_folders(tmp_path)
+    assert "group_hint" not in kinds(examine(root))
+    for folder in list(root.iterdir()):
+        for k, image in enumerate(sorted(folder.iterdir())):
+            patient = f"P{folder.name[:2]}{k // 2:03d}"
+            name = f"{patient}/{k}.jpg" if how == "folders" else f"{patient}_{k % 2 + 1:02d}.jpg"
+            (folder / name).parent.mkdir(exist_ok=True)
+            image.rename(folder / name)
+    found = examine(root)
+    assert [f.severity for f in found.findings if f.kind == "group_hint"] == ["note"]
+
+
+def test_arrays_whole_and_cut_off(tmp_path: Path) -> None:
+    file = tmp_path / "data.npz"
+    file.write_bytes(npz_bytes(damaged=False))
+    found = examine(file)
+    assert found.images == 24
+    assert not any(f.severity == "error" for f in found.findings)
+    file.write_bytes(npz_bytes(damaged=True))
+    assert kinds(examine(file)) == {"source", "refused"}
+
+
+@pytest.mark.skipif(os.name != "posix", reason="such names exist on POSIX alone")
+def test_names_and_files_that_only_a_doctor_meets(tmp_path: Path) -> None:
+    root = make_folders(tmp_path)
+    first, second, third = sorted((root / "nevus").iterdir())[:3]
+    try:
+        first.rename(root / "nevus" / os.fsdecode(b"f\xfcr.jpg"))
+    except OSError:
+        pytest.skip("this file system takes UTF-8 alone")
+    second.rename(root / "nevus" / "back\\slash.jpg")
+    third.rename(root / "nevus" / ' blank, comma "quote".jpg')
+    os.mkfifo(root / "nevus" / "pipe.jpg")
+    (root / " blank").mkdir()
+    for image in sorted((root / "actinic").iterdir())[:5]:
+        image.rename(root / " blank" / image.name)
+    found = examine(root)
+    assert names(found, "unreadable") == {"nevus/pipe.jpg"}
+    mended = found.mend()
+    assert len(mended.removed) == 3
+    mended.write(tmp_path / "fixed.csv")
+    table = open_table(tmp_path / "fixed.csv", root=mended.root)
+    assert len(table) == 68
+    assert table.counts()[table.classes.index("blank")] == 5
+    decode(split(table), 8)
+    json.dumps(as_json(found, mended), ensure_ascii=False).encode()
+    write_doctor_page(found, tmp_path / "page.html", mended)
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "",
+        "image,label",
+        "image,label\n",
+        "a,b\n1,2\n",
+        '"',
+        "image,label\nx.jpg",
+        "x" * 200_000,
+        "\0",
+    ],
+)
+def test_manifests_that_are_none(tmp_path: Path, text: str) -> None:
+    (tmp_path / "data.csv").write_text(text)
+    found = examine(tmp_path / "data.csv")
+    assert "refused" in kinds(found)
+    assert exit_code(found) == 4
+    with pytest.raises(LmdError, match="would leave nothing"):
+        found.mend()
+
+
+def test_every_kind_is_provoked_here_and_explained() -> None:
+    here = Path(__file__).read_text()
+    provoked = Counter(kind for _, kind in [*DAMAGES, *WHOLE])
+    page = (ROOT / "docs" / "doctor.md").read_text()
+    for kind in KINDS:
+        assert f"`{kind}`" in page, f"docs/doctor.md does not explain {kind}"
+        assert kind in provoked or f'"{kind}"' in here or kind == "imbalance", kind

@@ -1,0 +1,34 @@
+"""Tiny grids on toy images, and what their runs leave."""
+
+import io
+from pathlib import Path
+
+from rich.console import Console
+from toys import write_npz
+
+from lmd.benchmark.progress import Board
+
+PROTOCOL = """
+[protocol]
+backbone = "resnet8"
+weights = "none"
+image_size = 16
+epochs = {epochs}
+batch_size = 8
+"""
+FILES = ("model.safetensors", "predictions.npz")
+
+
+def write_grid(folder: Path, text: str, epochs: int = 1) -> Path:
+    write_npz(folder / "toy.npz")
+    path = folder / "grid.toml"
+    path.write_text('data = "toy.npz"\n' + text.replace("PROTOCOL", PROTOCOL.format(epochs=epochs)))
+    return path
+
+
+def quiet_board() -> Board:
+    return Board(Console(file=io.StringIO()))
+
+
+def bytes_of(folder: Path) -> dict[str, bytes]:
+    return {name: (folder / name).read_bytes() for name in FILES}

@@ -1,0 +1,276 @@
+"""RRL's losses against loops, limits and numbers; its teacher, warm-up and gradients."""
+
+from dataclasses import dataclass, field
+
+import pytest
+import torch
+from torch import nn
+from torch.nn import functional as F
+
+from lmd.base.errors import LmdError
+from lmd.contract.stage import Batch, prepare
+from lmd.methods.lmd.rrl import (
+    RRL,
+    channel_relation_loss,
+    probability_loss,
+    sample_relation_loss,
+    teacher_decay,
+)
+from lmd.model import Model
+
+STUDENT = torch.tensor([[1.0, 0.5, 0.2], [0.3, 0.8, 0.1], [0.9, 0.1, 0.7], [0.2, 0.4, 1.1]])
+TEACHER = torch.tensor([[0.9, 0.6, 0.1], [0.2, 1.0, 0.0], [0.8, 0.2, 0.9], [0.3, 0.3, 1.0]])
+LOGITS = torch.tensor(
+    [
+        [2.0, 0.5, -1.0, 0.1],
+        [0.3, 1.2, 0.0, -0.7],
+        [1.5, 0.2, 0.4, -0.3],
+        [0.8, -0.2, 0.1, 0.6],
+        [-0.5, 0.9, 0.3, 0.2],
+    ]
+)
+TEACHER_LOGITS = torch.tensor(
+    [
+        [2.1, 0.3, -0.95, 0.4],
+        [0.4, 1.0, 0.05, -0.4],
+        [1.6, 0.0, 0.45, 0.0],
+        [0.9, -0.4, 0.15, 0.9],
+        [-0.4, 0.7, 0.35, 0.5],
+    ]
+)
+
+
+@dataclass
+class SmallRun:
+    """What RRL asks of a run: its length."""
+
+    epoch: int = 0
+    epochs: int = 1
+    steps: int = 10
+    generator: torch.Generator = field(default_factory=torch.Generator)
+    val_recall: torch.Tensor | None = None
+
+    def features(self, drawn="natural", part="train"):
+        raise AssertionError("RRL needs no features")
+
+
+def small_model(seed=0):
+    torch.manual_seed(seed)
+    encoder = nn.Sequential(
+        nn.Conv2d(3, 4, 3), nn.BatchNorm2d(4), nn.ReLU(), nn.AdaptiveAvgPool2d(2), nn.Flatten()
+    )
+    return Model(encoder, nn.Linear(16, 3))
+
+
+def batch(seed=0, n=6):
+    g = torch.Generator().manual_seed(seed)
+    weak = torch.randn(n, 3, 8, 8, generator=g)
+    strong = 1.5 * weak + torch.randn(n, 3, 8, 8, generator=g)
+    return Batch({"weak": weak, "strong": strong}, torch.arange(n) % 3)
+
+
+def started(epochs=1, steps=10, **settings):
+    stage = RRL(small_model(), **settings)
+    groups = prepare(stage)
+    optimizer = torch.optim.SGD(groups, lr=0.05)
+    stage.start_epoch(SmallRun(epochs=epochs, steps=steps), optimizer)
+    return stage, optimizer
+
+
+def test_numbers_of_the_released_code():
+    close = {"rtol": 1e-5, "atol": 1e-6}
+    sample = sample_relation_loss(STUDENT, TEACHER, "normalised")
+    torch.testing.assert_close(sample.item(), 0.0266462, **close)
+    channel = channel_relation_loss(STUDENT, TEACHER, "normalised", "samples")
+    torch.testing.assert_close(channel.item(), 0.015556, **close)
+    prob = probability_loss(LOGITS, TEACHER_LOGITS)
+    torch.testing.assert_close(prob.item(), 0.0125534, **close)
+
+
+def test_numbers_of_the_printed_equations():
+    sample = sample_relation_loss(STUDENT, TEACHER, "raw")
+    torch.testing.assert_close(sample.item(), 0.0962, rtol=1e-5, atol=1e-6)
+    channel = channel_relation_loss(STUDENT, TEACHER, "raw")
+    torch.testing.assert_close(channel.item(), 0.1263333, rtol=1e-5, atol=1e-6)
+
+
+@pytest.mark.parametrize("gram", ["normalised", "raw"])
+def test_relations_against_a_naive_loop_with_gradients(gram):
+    def gram_loop(rows):
+        matrix = [[sum(a * b for a, b in zip(r, s, strict=True)) for s in rows] for r in rows]
+        if gram == "raw":
+            return matrix
+        return [[e / sum(x * x for x in row) ** 0.5 for e in row] for row in matrix]
+
+    def loop(student, teacher):
+        pairs = zip(gram_loop(student), gram_loop(teacher), strict=True)
+        return sum((a - b) ** 2 for r, s in pairs for a, b in zip(r, s, strict=True))
+
+    z = STUDENT.double().requires_grad_()
+    goal = TEACHER.double()
+    for loss, naive in (
+        (sample_relation_loss(z, goal, gram), loop(list(z), list(goal)) / 4),
+        (channel_relation_loss(z, goal, gram), loop(list(z.T), list(goal.T)) / 3),
+        (channel_relation_loss(z, goal, gram, "samples"), loop(list(z.T), list(goal.T)) / 4),
+    ):
+        torch.testing.assert_close(loss, naive)
+        (fast,) = torch.autograd.grad(loss, z, retain_graph=True)
+        (slow,) = torch.autograd.grad(naive, z, retain_graph=True)
+        torch.testing.assert_close(fast, slow)
+
+
+def test_probability_loss_both_ways_against_a_naive_loop():
+    p, q = TEACHER_LOGITS.double().softmax(1), LOGITS.double().softmax(1)
+    forward = sum(p[i, k] * (p[i, k] / q[i, k]).log() for i in range(5) for k in range(4)) / 5
+    backward = sum(q[i, k] * (q[i, k] / p[i, k]).log() for i in range(5) for k in range(4)) / 5
+    logits = LOGITS.double(), TEACHER_LOGITS.double()
+    torch.testing.assert_close(probability_loss(*logits), forward)
+    torch.testing.assert_close(probability_loss(*logits, "student_teacher"), backward)
+    assert abs(forward - backward) > 1e-5
+
+
+def test_equal_inputs_cost_nothing_and_do_not_pull():
+    z = STUDENT.clone().requires_grad_()
+    logits = LOGITS.clone().requires_grad_()
+    loss = (
+        sample_relation_loss(z, STUDENT)
+        + channel_relation_loss(z, STUDENT)
+        + probability_loss(logits, LOGITS)
+    )
+    loss.backward()
+    assert loss.abs() < 1e-6
+    assert z.grad.abs().max() < 1e-6
+    assert logits.grad.abs().max() < 1e-6
+
+
+def test_normalised_relations_do_not_depend_on_scale_and_dead_channels_stay_finite():
+    torch.testing.assert_close(
+        channel_relation_loss(7 * STUDENT, TEACHER), channel_relation_loss(STUDENT, TEACHER)
+    )
+    dead = torch.cat([STUDENT, torch.zeros(4, 2)], 1).requires_grad_()
+    alive = torch.cat([TEACHER, torch.ones(4, 2)], 1)
+    (sample_relation_loss(dead, alive) + channel_relation_loss(dead, alive)).backward()
+    assert torch.isfinite(dead.grad).all()
+
+
+def test_decay_of_the_teacher():
+    assert [teacher_decay(t, 0.7, ramp=True) for t in (0, 1, 2, 9)] == [0, 0.5, 1 - 1 / 3, 0.7]
+    assert teacher_decay(0, 0.999, ramp=False) == 0.999
+
+
+def test_the_warm_up_is_plain_cross_entropy_on_the_weak_view():
+    stage, optimizer = started(warmup=0.2)
+    twin = small_model()
+    twin_optimizer = torch.optim.SGD(twin.parameters(), lr=0.05)
+    for seed in range(2):
+        terms = stage.step(optimizer, batch(seed))
+        assert [terms[t].item() for t in ("sample", "channel", "prob")] == [0, 0, 0]
+        twin_optimizer.zero_grad()
+        F.cross_entropy(twin(batch(seed).views["weak"]), batch(seed).labels).backward()
+        twin_optimizer.step()
+    for ours, plain in zip(
+        stage.model.state_dict().values(), twin.state_dict().values(), strict=True
+    ):
+        assert torch.equal(ours, plain)
+    terms = stage.step(optimizer, batch(2))
+    assert all(terms[t].item() > 0 for t in ("ce", "sample", "channel", "prob"))
+
+
+def test_only_one_view_is_forwarded_in_the_warm_up():
+    stage, _ = started(warmup=0.5)
+    weak_only = Batch({"weak": batch().views["weak"]}, batch().labels)
+    assert torch.isfinite(stage.loss(weak_only)["loss"])
+    stage.done.fill_(5)
+    with pytest.raises(KeyError):
+        stage.loss(weak_only)
+
+
+def test_the_teacher_becomes_a_copy_when_consistency_starts_and_then_averages():
+    stage, optimizer = started(warmup=0.3, ema_horizon=0.4)
+    at_first = [p.clone() for p in stage.teacher.parameters()]
+    for seed in range(3):
+        stage.step(optimizer, batch(seed))
+    assert all(map(torch.equal, stage.teacher.parameters(), at_first))
+    students = []
+    for seed in range(3, 10):
+        stage.step(optimizer, batch(seed))
+        students.append([p.detach().clone() for p in stage.model.parameters()])
+    # Decays 0, 1/2, 2/3, 3/4 and then the limit 1 - 1 / (0.4 x 10 steps) = 3/4.
+    for i, goal in enumerate(stage.teacher.parameters()):
+        expected = students[0][i]
+        for t, decay in enumerate((1 / 2, 2 / 3, 3 / 4, 3 / 4, 3 / 4, 3 / 4), start=1):
+            expected = decay * expected + (1 - decay) * students[t][i]
+        torch.testing.assert_close(goal, expected)
+
+
+def test_the_teacher_gets_no_gradient_and_has_the_students_statistics():
+    stage, optimizer = started(warmup=0.0)
+    for seed in range(3):
+        stage.step(optimizer, batch(seed))
+    assert all(p.grad is None and not p.requires_grad for p in stage.teacher.parameters())
+    assert all(map(torch.equal, stage.teacher.buffers(), stage.model.buffers()))
+    assert not any(m.training for m in stage.teacher.modules())
+    assert all(p.grad is not None and p.grad.abs().sum() > 0 for p in stage.model.parameters())
+
+
+def test_consistency_reaches_encoder_and_classifier_of_the_student():
+    stage, _ = started(warmup=0.0)
+    terms = stage.loss(batch())
+    encoder, classifier = stage.model.encoder[0].weight, stage.model.classifier.weight
+    for name in ("sample", "channel", "prob"):
+        (grad,) = torch.autograd.grad(terms[name], encoder, retain_graph=True)
+        assert grad.abs().sum() > 0, name
+    (grad,) = torch.autograd.grad(terms["prob"], classifier, retain_graph=True)
+    assert grad.abs().sum() > 0
+
+
+def test_running_statistics_come_from_the_weak_view_alone():
+    stage, _ = started(warmup=0.0)
+    twin = small_model()
+    twin.train()
+    twin(batch().views["weak"])
+    stage.loss(batch())
+    for ours, plain in zip(stage.model.buffers(), twin.buffers(), strict=True):
+        assert torch.equal(ours, plain)
+    assert all(
+        m.track_running_stats for m in stage.model.modules() if isinstance(m, nn.BatchNorm2d)
+    )
+
+
+def test_the_loss_is_the_weighted_sum_of_its_terms():
+    stage, _ = started(warmup=0.0, lambda_1=3.0)
+    t = stage.loss(batch())
+    expected = t["ce"] + 3 * (t["sample"] + t["channel"] + t["prob"] / 2)
+    torch.testing.assert_close(t["loss"], expected)
+
+
+def test_half_precision_keeps_the_relations_in_float32():
+    stage, _ = started(warmup=0.0)
+    with torch.autocast("cpu", dtype=torch.bfloat16):
+        terms = stage.loss(batch())
+    assert all(terms[t].dtype == torch.float32 for t in ("loss", "sample", "channel", "prob"))
+    terms["loss"].backward()
+    assert all(torch.isfinite(p.grad).all() for p in stage.model.parameters())
+
+
+def test_a_checkpoint_in_the_middle_changes_nothing():
+    stage, optimizer = started(warmup=0.3)
+    for seed in range(5):
+        stage.step(optimizer, batch(seed))
+    other, other_optimizer = started(warmup=0.3)
+    assert set(other.state_dict()) == set(stage.state_dict())
+    other.load_state_dict(stage.state_dict())
+    for seed in range(5, 8):
+        stage.step(optimizer, batch(seed))
+        other.step(other_optimizer, batch(seed))
+    for a, b in zip(stage.state_dict().values(), other.state_dict().values(), strict=True):
+        assert torch.equal(a, b)
+
+
+@pytest.mark.parametrize(
+    ("name", "value"),
+    [("gram", "cosine"), ("warmup", 1.5), ("ce_view", "eval"), ("kl", "both"), ("teacher", "no")],
+)
+def test_a_wrong_setting_is_named(name, value):
+    with pytest.raises(LmdError, match=rf"^{name}: must .* but is {value!r}"):
+        RRL(small_model(), **{name: value})

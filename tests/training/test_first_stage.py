@@ -1,0 +1,188 @@
+"""A first stage that runs have in common is trained once, and nothing else changes."""
+
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+from grids import bytes_of, quiet_board, write_grid
+from toys import MakeTrainer, assert_same, quick, weights_of
+
+from lmd.benchmark.local import Local, first_stages
+from lmd.benchmark.plan import PlannedRun
+from lmd.benchmark.planning import plan_grid
+from lmd.benchmark.run import run_plan
+from lmd.benchmark.state import read_record
+from lmd.contract.method import Method
+from lmd.contract.stage import Stages, Task
+from lmd.contract.supervised import Supervised
+from lmd.methods import METHODS
+from lmd.training import FirstStages, Trainer
+
+ALIKE = {
+    "ce": ["decoupling", "tau_norm", "lws", "ncm", "logit_adjust_posthoc", "lmd_wo_rrl"],
+    "lmd": ["lmd_wo_icc", "lmd_wo_vfc", "lmd_wo_fdc"],
+}
+PAIRS = [(first, other) for first, others in ALIKE.items() for other in others]
+
+
+def trained(
+    make_trainer: MakeTrainer, key: str, folder: str, shared: FirstStages | None, **protocol: object
+) -> Trainer:
+    trainer = make_trainer(
+        METHODS[key], folder=folder, settings=quick(key), first_stages=shared, **protocol
+    )
+    trainer.fit()
+    return trainer
+
+
+@pytest.mark.parametrize(("first", "other"), PAIRS)
+def test_a_stage_taken_over_leads_to_the_same_weights(
+    first: str, other: str, make_trainer: MakeTrainer, tmp_path: Path
+) -> None:
+    shared = FirstStages(tmp_path / "shared", {"data": 1})
+    assert trained(make_trainer, first, first, shared).taken_from is None
+    alone = trained(make_trainer, other, "alone", None)
+    taking = trained(make_trainer, other, other, shared)
+    assert taking.taken_from == first
+    assert_same(weights_of(taking.model), weights_of(alone.model))
+    same = [{k: v for k, v in row.items() if k != "seconds"} for row in alone.history]
+    assert [{k: v for k, v in row.items() if k != "seconds"} for row in taking.history] == same
+    assert len(list(shared.folder.iterdir())) == 1
+
+
+def test_resuming_remembers_where_stage_1_came_from(
+    make_trainer: MakeTrainer, tmp_path: Path
+) -> None:
+    shared = FirstStages(tmp_path / "shared", {})
+    trained(make_trainer, "ce", "ce", shared)
+    trained(make_trainer, "decoupling", "crt", shared)
+    again = make_trainer(METHODS["decoupling"], folder="crt", first_stages=shared)
+    again.fit(resume=True)
+    assert again.taken_from == "ce"
+
+
+@pytest.mark.parametrize(
+    ("one", "other"),
+    [
+        (("ce", {}, {}), ("rs", {}, {})),
+        (("ce", {}, {}), ("focal", {}, {})),
+        (("focal", {"gamma": 1.0}, {}), ("focal", {"gamma": 2.0}, {})),
+        (("ldam_rs", {}, {}), ("ldam_drw", {}, {})),
+        (("lmd", {"lambda_1": 1.0}, {}), ("lmd", {"lambda_1": 2.0}, {})),
+        (("lmd", {"teacher": "copy"}, {}), ("lmd", {"teacher": "own"}, {})),
+        (("lmd", {}, {}), ("lmd_wo_rrl", {}, {})),
+        (("ce", {}, {"backbone": "resnet8"}), ("ce", {}, {"backbone": "resnet18"})),
+    ],
+)
+def test_stages_that_differ_are_told_apart(
+    one: tuple[str, dict, dict],  # type: ignore[type-arg]
+    other: tuple[str, dict, dict],  # type: ignore[type-arg]
+    make_trainer: MakeTrainer,
+    tmp_path: Path,
+) -> None:
+    shared = FirstStages(tmp_path / "shared", {})
+    places = []
+    for key, settings, protocol in (one, other):
+        trainer = make_trainer(METHODS[key], settings=settings, **protocol)
+        places.append(shared.place(next(trainer.stages()), trainer.model))
+    assert None not in places
+    assert places[0] != places[1]
+
+
+def test_other_data_or_protocol_have_other_stages(
+    make_trainer: MakeTrainer, tmp_path: Path
+) -> None:
+    trainer = make_trainer(METHODS["ce"])
+    stage = next(trainer.stages())
+    places = {
+        FirstStages(tmp_path, context).place(stage, trainer.model)
+        for context in ({"lr": 0.1}, {"lr": 0.2}, {"data": "a"})
+    }
+    assert len(places) == 3
+
+
+def test_a_stage_that_cannot_be_described_is_trained_alone(
+    make_trainer: MakeTrainer, tmp_path: Path
+) -> None:
+    def make(model: object, task: Task) -> Stages:
+        yield Supervised(model, lambda logits, labels: logits.square().mean())  # type: ignore[arg-type]
+
+    shared = FirstStages(tmp_path / "shared", {})
+    method = Method("own", "Own", make, "", ("own",))
+    for folder in ("a", "b"):
+        trainer = make_trainer(method, folder=folder, first_stages=shared)
+        trainer.fit()
+        assert trainer.taken_from is None
+    assert not shared.folder.exists()
+
+
+GRID = """
+methods = ["ce", "decoupling", "rs", "lmd", "lmd_wo_icc"]
+PROTOCOL
+[settings]
+virtual_features = 200
+stage2_epochs = 2
+"""
+
+
+def test_a_grid_trains_common_first_stages_once_with_the_same_result(tmp_path: Path) -> None:
+    grid = write_grid(tmp_path, GRID, epochs=2)
+    plan = plan_grid(grid)
+    for share in (True, False):
+        folder = tmp_path / str(share)
+        folder.mkdir()
+        backend = Local(folder, 2)
+        outcome = run_plan(plan, folder, lambda: backend, quiet_board(), share=share)  # noqa: B023
+        assert outcome.complete, outcome.failed
+        assert not first_stages(folder).exists()
+    sources = {}
+    for run in plan.runs:
+        assert bytes_of(tmp_path / "True" / run.name) == bytes_of(tmp_path / "False" / run.name)
+        record = read_record(tmp_path / "True" / run.name)
+        assert record is not None
+        sources[run.method] = record["stage_1_from"]
+        alone = read_record(tmp_path / "False" / run.name)
+        assert alone is not None
+        assert alone["stage_1_from"] is None
+    assert sources == {
+        "ce": None,
+        "decoupling": "ce-seed0",
+        "rs": None,
+        "lmd": sources["lmd"],
+        "lmd_wo_icc": sources["lmd_wo_icc"],
+    }
+    # Whichever of the two was first, the other took over from it.
+    assert {sources["lmd"], sources["lmd_wo_icc"]} in (
+        {None, "lmd-seed0"},
+        {None, "lmd_wo_icc-seed0"},
+    )
+
+
+def test_a_stage_that_others_wait_for_comes_first(tmp_path: Path) -> None:
+    rows = 'methods = ["rs", "ce", "decoupling"]\nPROTOCOL\n[settings]\nstage2_epochs = 1\n'
+    grid = write_grid(tmp_path, rows)
+    plan, out = plan_grid(grid), tmp_path / "out"
+    assert [run.method for run in plan.runs] == ["ce", "rs", "decoupling"]
+    out.mkdir()
+    started: list[str] = []
+
+    class Watched(Local):
+        def start(self, run: PlannedRun, *, shared: bool = False) -> None:
+            started.append(f"{run.method} {shared}")
+            super().start(run, shared=shared)
+
+    plan = replace(plan, runs=[plan.runs[1], plan.runs[0], plan.runs[2]])
+    assert run_plan(plan, out, lambda: Watched(out, 1), quiet_board()).complete
+    assert started == ["ce True", "rs False", "decoupling True"]
+
+
+def test_a_sweep_of_the_first_stage_shares_nothing(tmp_path: Path) -> None:
+    grid = write_grid(tmp_path, 'methods = ["lmd"]\nPROTOCOL\n[sweep]\nlambda_1 = [1.0, 2.0]\n')
+    assert len({run.first for run in plan_grid(grid).runs}) == 2
+
+
+def test_a_sweep_of_the_second_stage_shares_the_first(tmp_path: Path) -> None:
+    grid = write_grid(
+        tmp_path, 'methods = ["lmd"]\nPROTOCOL\n[sweep]\nvirtual_features = [100, 200]\n'
+    )
+    assert len({run.first for run in plan_grid(grid).runs}) == 1
