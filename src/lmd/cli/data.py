@@ -1,5 +1,6 @@
 """`lmd data`: from a download to a file that `lmd train` takes."""
 
+from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -8,6 +9,14 @@ from rich.console import Console
 from rich.table import Table
 
 from lmd.cli.doctor import doctor_command
+from lmd.cli.options import (
+    AllowOutside,
+    GroupColumn,
+    ImageColumn,
+    LabelColumn,
+    Root,
+    SplitColumn,
+)
 
 if TYPE_CHECKING:
     from lmd.data.recipes import Result
@@ -111,14 +120,65 @@ def list_command() -> None:
     Console().print(table, markup=False, highlight=False)
 
 
-def _print_result(result: "Result") -> None:
+@data_app.command("pseudo-tails")
+def pseudo_tails_command(
+    data: Annotated[str, typer.Argument(help="A folder of class folders or a .csv manifest.")],
+    out: Annotated[Path, typer.Option(help="Folder to write task-1.csv, task-2.csv, … to.")],
+    tasks: Annotated[int, typer.Option(min=1, help="Number of tasks.")] = 3,
+    held_out: Annotated[
+        int, typer.Option(min=1, help="Images of each class to keep for testing, at least.")
+    ] = 40,
+    seed: Annotated[int, typer.Option(help="Decides which images are drawn.")] = 0,
+    image_column: ImageColumn = None,
+    label_column: LabelColumn = None,
+    group_column: GroupColumn = None,
+    split_column: SplitColumn = None,
+    root: Root = None,
+    allow_outside: AllowOutside = False,
+    overwrite: Annotated[
+        bool, typer.Option("--overwrite", help="Replace tasks that are already in --out.")
+    ] = False,
+) -> None:
+    """Make tasks in which frequent classes play the rare ones, to choose methods and settings on.
+
+    Only training and validation images are used. What is left out of a class that plays a rare one
+    becomes the task's test part, so that differences can be seen that a handful of validation
+    images would hide.
+    """
+    from lmd.data.pseudo_tails import pseudo_tails, write_tasks
+    from lmd.data.sources import open_table
+    from lmd.data.splits import split
+
+    table = open_table(
+        data,
+        image_column=image_column,
+        label_column=label_column,
+        group_column=group_column,
+        split_column=split_column,
+        root=root,
+        allow_outside=allow_outside,
+    )
+    found = pseudo_tails(split(table), tasks, seed=seed, held_out=held_out)
+    paths = write_tasks(found, out, overwrite=overwrite)
+    where = root or (Path(data) if Path(data).is_dir() else Path(data).parent)
+    for path, task in zip(paths, found, strict=True):
+        typer.echo(f"\n{path}: {' and '.join(task.rarest)} play the rarest classes")
+        _print_counts(task.table.part_counts())
+        typer.echo(f"Next: lmd train {path} --root {where}")
+
+
+def _print_counts(rows: Sequence[tuple[str, int, int, int, int]]) -> None:
     table = Table("class", "train", "validation", "test", "all")
     for column in table.columns[1:]:
         column.justify = "right"
-    for name, *counts in result.counts():
+    for name, *counts in rows:
         table.add_row(name, *(str(count) for count in counts))
+    Console(highlight=False, markup=False).print(table)
+
+
+def _print_result(result: "Result") -> None:
+    _print_counts(result.table.part_counts())
     console = Console(highlight=False, markup=False)
-    console.print(table)
     for note in result.notes:
         console.print(f"- {note}", soft_wrap=True)
     typer.echo(f"\n{result.path}\nSHA-256 {result.sha256}")

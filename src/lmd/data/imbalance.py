@@ -82,7 +82,8 @@ def subsample(
         wanted = _by_counts(table, available, target)
     keep = ~thinned
     for c, count in enumerate(wanted.tolist()):
-        keep[_draw(table, np.flatnonzero(thinned & (table.labels == c)), count, seed)] = True
+        rows = np.flatnonzero(thinned & (table.labels == c))
+        keep[draw_groups(table, rows, count, f"subsample {seed}")] = True
     return table.take(keep)
 
 
@@ -139,8 +140,8 @@ def _by_counts(
     return wanted
 
 
-def _draw(table: Table, rows: NDArray[np.int64], count: int, seed: int) -> list[int]:
-    """About ``count`` of the rows, whole groups in hashed order."""
+def draw_groups(table: Table, rows: NDArray[np.int64], count: int, salt: str) -> list[int]:
+    """About ``count`` of the rows, whole groups in an order that depends on ``salt``."""
     units: dict[str, list[int]] = {}
     for row in rows.tolist():
         name = str(table.ids[row] if table.groups is None else table.groups[row])
@@ -148,7 +149,7 @@ def _draw(table: Table, rows: NDArray[np.int64], count: int, seed: int) -> list[
     members = list(units.values())
     drawn: list[int] = []
     left: list[list[int]] = []
-    for i in hash_order(list(units), f"subsample {seed}"):
+    for i in hash_order(list(units), salt):
         if len(drawn) + len(members[i]) <= count:
             drawn += members[i]
         else:

@@ -84,3 +84,12 @@ class Table:
     def counts(self) -> NDArray[np.int64]:
         """Images of each class ``(K,)``."""
         return np.bincount(self.labels, minlength=len(self.classes)).astype(np.int64)
+
+    def part_counts(self) -> list[tuple[str, int, int, int, int]]:
+        """For each class its images in train, validation, test and in all, the largest first."""
+        columns = np.stack([self.part(part).counts() for part in PARTS])
+        order = np.argsort(-columns[0], kind="stable")
+        rows = [
+            (self.classes[k], *map(int, columns[:, k]), int(columns[:, k].sum())) for k in order
+        ]
+        return [*rows, ("all", *map(int, columns.sum(axis=1)), len(self))]

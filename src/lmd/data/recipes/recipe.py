@@ -10,13 +10,11 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-import numpy as np
-
 from lmd.base.errors import LmdError
 from lmd.base.files import Content, atomic_write
 from lmd.data.imbalance import imbalance_factor
 from lmd.data.recipes.download import Listing
-from lmd.data.table import PARTS, Table
+from lmd.data.table import Table
 
 
 @dataclass(frozen=True)
@@ -80,17 +78,6 @@ class Result:
     command: str
     table: Table
     notes: tuple[str, ...]
-
-    def counts(self) -> list[tuple[str, int, int, int, int]]:
-        """For each class its images in train, validation, test and in all, the largest first."""
-        columns = np.stack([self.table.part(part).counts() for part in PARTS])
-        order = np.argsort(-columns[0], kind="stable")
-        rows = [
-            (self.table.classes[k], *map(int, columns[:, k]), int(columns[:, k].sum()))
-            for k in order
-        ]
-        rows.append(("all", *map(int, columns.sum(axis=1)), len(self.table)))
-        return rows
 
 
 def write(recipe: Recipe, root: Path, out: Path, *, overwrite: bool, **options: Any) -> Result:
