@@ -1,0 +1,70 @@
+"""Where a result comes from: code, machine, time."""
+
+import hashlib
+import platform
+import subprocess
+import sys
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from lmd import __file__ as package
+from lmd import __version__
+
+
+def now() -> str:
+    """The time, to the second, in UTC."""
+    return datetime.now(UTC).isoformat(timespec="seconds")
+
+
+def machine(device: torch.device) -> dict[str, Any]:
+    """What a result may depend on beside the code."""
+    return {
+        "python": platform.python_version(),
+        "torch": torch.__version__,
+        "platform": f"{platform.system()} {platform.machine()}",
+        "device": torch.cuda.get_device_name(device) if device.type == "cuda" else device.type,
+        "threads": torch.get_num_threads(),
+    }
+
+
+def commit() -> str | None:
+    """The commit of the code that runs, with ``+`` where it has been changed since."""
+    root = Path(package).resolve().parents[2]
+    if not (root / "pyproject.toml").exists():
+        return None
+    try:
+        head = _git(root, "rev-parse", "--short=12", "HEAD")
+        changed = _git(root, "status", "--porcelain", "--untracked-files=no", "--", "src")
+    except (OSError, subprocess.SubprocessError):
+        return None
+    return head + ("+" if changed else "")
+
+
+def source_digest() -> str:
+    """Changes with every line of this package's code, committed or not."""
+    digest = hashlib.sha256()
+    for path in sorted(Path(package).resolve().parent.rglob("*.py")):
+        digest.update(path.read_bytes())
+    return digest.hexdigest()
+
+
+def command() -> str:
+    """How this process was called, as a person would type it."""
+    name = Path(sys.argv[0]).name
+    words = ["lmd" if name in {"lmd", "__main__.py"} else name, *sys.argv[1:]]
+    return " ".join(f"'{w}'" if " " in w else w for w in words)
+
+
+def versions() -> dict[str, str]:
+    """This package's own version."""
+    return {"lmd_version": __version__}
+
+
+def _git(root: Path, *words: str) -> str:
+    done = subprocess.run(
+        ["git", "-C", str(root), *words], capture_output=True, text=True, check=True, timeout=10
+    )
+    return done.stdout.strip()
