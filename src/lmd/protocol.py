@@ -1,14 +1,16 @@
 """The protocol: all that is equal for every method of a comparison, read from a TOML file."""
 
 import tomllib
+from collections.abc import Mapping
 from importlib import resources
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
-from pydantic import BaseModel, ConfigDict, Field, ValidationError
+from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
 
 from lmd.base.errors import LmdError
 
+OLD_NAMES = {"groups": "tiers"}  # settings and table forms in older files and records
 Positive = Annotated[int, Field(gt=0)]
 
 
@@ -20,7 +22,7 @@ class Protocol(BaseModel):
     # Data: parts as fractions of each class (train, validation, test), the head/medium/tail rule.
     image_size: Annotated[int, Field(ge=16)] = 224
     split: tuple[float, float, float] = (0.7, 0.1, 0.2)
-    groups: str = "thirds"
+    tiers: str = "thirds"
     imbalance: float | None = None
     shape: Literal["pareto", "official"] = "pareto"
     head_size: int | None = None
@@ -50,13 +52,27 @@ class Protocol(BaseModel):
     # Settings of methods under this protocol, by family: [methods.lmd] lambda_1 = 1.
     methods: dict[str, dict[str, Any]] = Field(default_factory=dict)
 
+    @model_validator(mode="before")
+    @classmethod
+    def _current_names(cls, values: Any) -> Any:
+        return current_names(values) if isinstance(values, dict) else values
+
+
+def current_names(settings: Mapping[str, Any]) -> dict[str, Any]:
+    """Settings under the names that they have now.
+
+    >>> current_names({"groups": "thirds", "lr": 0.1})
+    {'tiers': 'thirds', 'lr': 0.1}
+    """
+    return {OLD_NAMES.get(key, key): value for key, value in settings.items()}
+
 
 def load_protocol(name: str | Path | None, overrides: dict[str, Any] | None = None) -> Protocol:
     """A protocol from a TOML file, or from one of those that ship with the package by name."""
     values: dict[str, Any] = {}
     if name is not None:
         values = _read(Path(name)) if str(name).endswith(".toml") else _read_shipped(str(name))
-    values |= overrides or {}
+    values = current_names(values) | current_names(overrides or {})
     try:
         return Protocol.model_validate(values)
     except ValidationError as error:

@@ -5,11 +5,12 @@ from importlib import resources
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
-from pydantic import BaseModel, ConfigDict, Field, ValidationError
+from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
 
 from lmd.base.errors import LmdError
+from lmd.protocol import OLD_NAMES, current_names
 
-Form = Literal["metrics", "groups", "factors", "sweep"]
+Form = Literal["metrics", "tiers", "factors", "sweep"]
 
 # The rows of the paper's tables, in its order; the last five are LMD and its ablations.
 PAPER = (
@@ -42,6 +43,14 @@ class Grid(BaseModel):
     sweep: dict[str, list[Any] | dict[str, Any]] = Field(default_factory=dict)
     reference: str = "lmd"
     form: Form = "metrics"
+
+    @model_validator(mode="before")
+    @classmethod
+    def _current_names(cls, values: dict[str, Any]) -> dict[str, Any]:
+        changed = {k: current_names(v) for k, v in values.items() if isinstance(v, dict)}
+        if "form" in values:
+            changed["form"] = OLD_NAMES.get(values["form"], values["form"])
+        return values | changed
 
 
 def load_grid(name: str | Path) -> Grid:

@@ -8,6 +8,7 @@ from typing import Any, Literal
 
 from lmd.base.errors import LmdError
 from lmd.benchmark.plan import Plan, PlannedRun
+from lmd.protocol import current_names
 
 Status = Literal["finished", "begun", "missing"]
 
@@ -98,7 +99,7 @@ def _flat(request: dict[str, Any]) -> dict[tuple[str, ...], Any]:
     flat: dict[tuple[str, ...], Any] = {}
     for key, value in request.items():
         if key in ("protocol", "settings", "columns") and isinstance(value, dict):
-            flat |= {(key, inner): v for inner, v in value.items()}
+            flat |= {(key, inner): v for inner, v in current_names(value).items()}
         else:
             flat[(key,)] = value
     return flat

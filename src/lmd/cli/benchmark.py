@@ -88,7 +88,7 @@ def table(
         Path | None, typer.Option(help="The benchmark's folder; default runs/NAME.")
     ] = None,
     form: Annotated[
-        str | None, typer.Option(help="metrics, groups, factors or sweep; default: the grid's.")
+        str | None, typer.Option(help="metrics, tiers, factors or sweep; default: the grid's.")
     ] = None,
     format_: Annotated[
         str, typer.Option("--format", help="text, markdown, latex or csv.")

@@ -237,9 +237,9 @@ def parse_settings(words: list[str]) -> dict[str, Any]:
 
 def _print_scores(record: dict[str, Any]) -> None:
     from lmd.scoring.definitions import format_scores
+    from lmd.scoring.estimates import PartScores
 
     typer.echo(f"\n{record['method']['title']} on {record['data']['source']}, test part")
     part = {key: record[key]["test"] for key in ("metrics", "per_class", "confusion")}
-    typer.echo(
-        format_scores(part | {"definitions": record["definitions"], "notes": record["notes"]})
-    )
+    scores = PartScores.model_validate(part | {"notes": record["notes"]})
+    typer.echo(format_scores(scores, record["definitions"]))

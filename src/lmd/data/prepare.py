@@ -16,7 +16,7 @@ from lmd.data.sources import open_table
 from lmd.data.splits import split
 from lmd.data.table import Table
 from lmd.protocol import Protocol
-from lmd.scoring.tiers import Groups, assign_groups
+from lmd.scoring.tiers import Tiers, assign_tiers
 
 
 @dataclass(frozen=True)
@@ -26,7 +26,7 @@ class Prepared:
     table: Table
     pixels: NDArray[np.uint8]
     skipped: tuple[str, ...]
-    groups: Groups
+    tiers: Tiers
 
     def part(self, name: str) -> ImageSet:
         """The images of one part."""
@@ -70,8 +70,8 @@ def prepare_data(
         raise LmdError(f"no training image of class {', '.join(missing)}: take it out of the data")
     if len(table.part("test")) == 0:
         raise LmdError("the test part is empty: give it a share with --set split=[0.7,0.1,0.2]")
-    groups = assign_groups(counts, table.classes, protocol.groups)
-    return Prepared(table, pixels, (*table.skipped, *bad), groups)
+    tiers = assign_tiers(counts, table.classes, protocol.tiers)
+    return Prepared(table, pixels, (*table.skipped, *bad), tiers)
 
 
 def _thin(table: Table, protocol: Protocol) -> Table:

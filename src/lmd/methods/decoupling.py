@@ -18,6 +18,7 @@ from lmd.contract.stage import ParameterGroups, Run, Stage, Stages, Task
 from lmd.contract.supervised import Supervised
 from lmd.contract.weighting import image_weights
 from lmd.model import Model
+from lmd.scoring.confusion import mean_recall
 
 TAUS = tuple(step / 10 for step in range(21))
 
@@ -28,12 +29,6 @@ def tau_normalise(weight: Tensor, tau: float) -> Tensor:
     return torch.where(norm > 0, weight / norm.pow(tau), 0)
 
 
-def mean_recall(predictions: Tensor, labels: Tensor) -> float:
-    """Recall ``(B,), (B,)`` averaged over the classes that occur in ``labels``."""
-    right = (predictions == labels).double()
-    return float(torch.stack([right[labels == k].mean() for k in labels.unique()]).mean())
-
-
 def choose_tau(
     weight: Tensor, features: Tensor, labels: Tensor, taus: Sequence[float]
 ) -> tuple[float, float]:
@@ -41,9 +36,9 @@ def choose_tau(
 
     ``weight (K, C)``, ``features (N, C)``, ``labels (N,)``.
     """
-    scores = [
-        mean_recall((features @ tau_normalise(weight, tau).T).argmax(1), labels) for tau in taus
-    ]
+    logits = (features @ tau_normalise(weight, tau).T for tau in taus)
+    true = labels.numpy(force=True)
+    scores = [mean_recall(true, each.argmax(1).numpy(force=True)) for each in logits]
     best = max(range(len(scores)), key=lambda i: (scores[i], -taus[i]))
     return taus[best], scores[best]
 

@@ -13,6 +13,7 @@ from lmd.contract.stage import ParameterGroups, Run, Stage, Stages, Task
 from lmd.contract.supervised import Supervised
 from lmd.contract.weighting import log_priors
 from lmd.model import Model
+from lmd.scoring.confusion import mean_recall
 
 PAPER = "Menon et al., Long-tail learning via logit adjustment, ICLR 2021"
 GRID = tuple(step / 10 for step in range(0, 26))
@@ -31,12 +32,6 @@ def adjust_logits(logits: Tensor, counts: Tensor, tau: float) -> Tensor:
     return logits - tau * log_priors(counts)
 
 
-def mean_recall(logits: Tensor, labels: Tensor) -> float:
-    """Recall averaged over the classes among ``labels (B,)``; logits ``(B, K)``."""
-    hits = (logits.argmax(dim=1) == labels).float()
-    return float(torch.stack([hits[labels == k].mean() for k in labels.unique()]).mean())
-
-
 def choose_tau(logits: Tensor, labels: Tensor, counts: Tensor, grid: Sequence[float]) -> float:
     """The τ of the grid with the best mean recall; among equals the one nearest to 1.
 
@@ -45,8 +40,9 @@ def choose_tau(logits: Tensor, labels: Tensor, counts: Tensor, grid: Sequence[fl
     """
     if len(labels) == 0:
         return 1.0
-    recall = {tau: mean_recall(adjust_logits(logits, counts, tau), labels) for tau in grid}
-    return max(grid, key=lambda tau: (recall[tau], -abs(tau - 1)))
+    given = {tau: adjust_logits(logits, counts, tau).argmax(1).numpy(force=True) for tau in grid}
+    true = labels.numpy(force=True)
+    return max(grid, key=lambda tau: (mean_recall(true, given[tau]), -abs(tau - 1)))
 
 
 class LogitAdjusted(nn.Module):

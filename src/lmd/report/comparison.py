@@ -10,7 +10,8 @@ from numpy.typing import NDArray
 from lmd.base.errors import LmdError
 from lmd.report import charts, figures, view
 from lmd.runfolder.reading import RunFiles
-from lmd.scoring.intervals import paired_difference
+from lmd.scoring.intervals import paired_differences
+from lmd.scoring.sample import Sample
 
 # Few on purpose: the p-values are not corrected for their number, and the page says so.
 TESTED = ("balanced_accuracy", "bacc_tail")
@@ -77,14 +78,15 @@ def _pair(run: RunFiles, other: RunFiles) -> dict[str, Any]:
     theirs = _aligned(run, other)
     right, right_too = mine.argmax(1) == labels, theirs.argmax(1) == labels
     metrics = {row["key"]: row["title"] for row in view.metric_rows(run)}
-    groups = run.section("groups", "assignment") or None
-    units = run.predictions.get("test_groups")
-    differences = []
-    for key in TESTED:
-        if key in metrics and (groups or key == "balanced_accuracy"):
-            gap = paired_difference(labels, mine, theirs, key, groups=groups, units=units)
-            if np.isfinite([gap.value, gap.low, gap.high]).all():
-                differences.append({"title": metrics[key], **asdict(gap)})
+    tiers = run.section("groups", "assignment") or None
+    groups = run.predictions.get("test_groups")
+    a, b = (Sample(labels, each, tiers, groups) for each in (mine, theirs))
+    gaps = paired_differences(a, b, [key for key in TESTED if key in metrics])
+    differences = [
+        {"title": metrics[key], **asdict(gap)}
+        for key, gap in gaps.items()
+        if np.isfinite([gap.value, gap.low, gap.high]).all()
+    ]
     return {
         "title": other.title,
         "name": other.record.get("name") or other.folder.name,

@@ -10,9 +10,12 @@ from markupsafe import Markup
 
 from lmd.base.files import atomic_write
 from lmd.report import charts, curves, figures, view, words
-from lmd.report.calibration import calibration_error, reliability_bins
+from lmd.report.calibration import reliability_bins
 from lmd.report.comparison import check_same_test, comparison
 from lmd.runfolder.reading import RunFiles, read_run
+from lmd.scoring.metrics import METRICS
+from lmd.scoring.sample import Sample
+from lmd.scoring.tiers import TIERS
 
 
 def write_report(folder: Path, *, compare: Sequence[Path] = ()) -> Path:
@@ -51,7 +54,7 @@ def _page(run: RunFiles, others: Sequence[RunFiles]) -> dict[str, Any]:
     classes, metrics = view.class_rows(run), view.metric_rows(run)
     headline = view.find_metric(metrics, "balanced_accuracy")
     groups = view.group_rows(metrics, classes)
-    present = [group for group in words.GROUPS if any(row["group"] == group for row in classes)]
+    present = [group for group in TIERS if any(row["group"] == group for row in classes)]
     return {
         "run": run,
         "record": run.record,
@@ -99,14 +102,15 @@ def _calibration(run: RunFiles, metrics: Sequence[view.Row]) -> dict[str, Any] |
     probabilities = run.predictions.get(f"{run.part}_probabilities")
     if probabilities is None or not len(probabilities):
         return None
-    bins = reliability_bins(probabilities, run.predictions[f"{run.part}_labels"])
+    sample = Sample(run.predictions[f"{run.part}_labels"], probabilities)
+    bins = reliability_bins(sample)
     recorded = view.find_metric(metrics, "ece")
     total = sum(each.count for each in bins)
     gap = sum(each.count * (each.confidence - each.accuracy) for each in bins) / total
     return {
         "figure": Markup(curves.reliability("reliability", bins)),
         "recorded": recorded,
-        "computed": f"{calibration_error(bins):.3f}",
+        "computed": f"{METRICS['ece'].value(sample):.3f}",
         "bins": len(bins),
         "gap": gap,
         "points": f"{abs(100 * gap):.1f}",

@@ -3,8 +3,9 @@
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from lmd.report.words import GROUPS, interval, measure, seconds, setting, thousands
+from lmd.report.words import interval, measure, seconds, setting, thousands
 from lmd.runfolder.reading import RunFiles, number
+from lmd.scoring.tiers import TIERS
 
 Row = dict[str, Any]
 
@@ -68,7 +69,7 @@ def find_metric(metrics: Sequence[Row], key: str) -> Row | None:
 def group_rows(metrics: Sequence[Row], classes: Sequence[Row]) -> list[Row]:
     """Balanced accuracy of head, medium and tail: the record's, else the mean of the recalls."""
     rows = []
-    for group in GROUPS:
+    for group in TIERS:
         members = [row for row in classes if row["group"] == group]
         if not members:
             continue
@@ -77,7 +78,7 @@ def group_rows(metrics: Sequence[Row], classes: Sequence[Row]) -> list[Row]:
             recalls = [row["recall"] for row in members if row["recall"] is not None]
             value = sum(recalls) / len(recalls) if recalls else None
             found = {"value": value, "low": None, "high": None, "interval": ""}
-            found["text"] = measure(group, value)
+            found["text"] = measure(f"bacc_{group}", value)
         rows.append({**found, "group": group, "classes": len(members)})
     return rows
 

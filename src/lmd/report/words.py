@@ -5,13 +5,11 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from lmd.runfolder.reading import RunFiles, number
+from lmd.scoring.metrics import METRICS, PER_CLASS
 
-GROUPS = ("head", "medium", "tail")
 WEAK = 0.5
 WIDE = 0.3
 NONE = "–"
-# Shown in per cent; all other metrics (losses, areas, coefficients, ECE) as plain numbers.
-RATES = {"accuracy", "bacc", "recall", "precision", "f1", "sensitivity", "specificity", *GROUPS}
 
 
 def is_rate(key: str) -> bool:
@@ -20,7 +18,7 @@ def is_rate(key: str) -> bool:
     >>> is_rate("balanced_accuracy"), is_rate("ece")
     (True, False)
     """
-    return bool(RATES & set(key.split("_")))
+    return key in PER_CLASS or (key in METRICS and METRICS[key].rate)
 
 
 def percent(value: float | None, digits: int = 1) -> str:

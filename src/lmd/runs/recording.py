@@ -64,7 +64,7 @@ def first_record(
             "skipped": list(data.skipped),
             "notes": _data_notes(data),
         },
-        "groups": {"rule": data.groups.rule, "assignment": list(data.groups.assignment)},
+        "groups": {"rule": data.tiers.rule, "assignment": list(data.tiers.assignment)},
         "model": {
             "backbone": protocol.backbone,
             "weights": protocol.weights,
@@ -100,7 +100,7 @@ def finish(
 ) -> None:
     """Score the predictions and complete the record."""
     run.write_predictions(data.table.classes, predictions)
-    record |= score_parts(predictions, data.table.classes, data.groups, data.counts("train"))
+    record |= score_parts(predictions, data.table.classes, data.tiers, data.counts("train"))
     record["notes"] = record["data"]["notes"] + record["notes"]
     record["stages"] = _stages(trainer.history)
     record["stage_1_from"] = trainer.taken_from

@@ -9,9 +9,11 @@ from numpy.typing import NDArray
 
 from lmd.base.errors import LmdError
 from lmd.scoring.scores import score
-from lmd.scoring.tiers import Groups
-from lmd.scoring.intervals import holm, paired_difference
-from lmd.scoring.metrics import GROUP_METRICS, METRICS
+from lmd.scoring.tiers import Tiers
+from lmd.scoring.definitions import definitions
+from lmd.scoring.intervals import holm, paired_differences
+from lmd.scoring.metrics import METRICS
+from lmd.scoring.sample import Sample
 from lmd.runfolder.folder import RunFolder
 from lmd.report import write_report
 
@@ -19,7 +21,7 @@ from lmd.report import write_report
 def score_parts(
     predictions: Mapping[str, Mapping[str, NDArray[Any]]],
     classes: tuple[str, ...],
-    groups: Groups,
+    tiers: Tiers,
     train_counts: NDArray[np.int64],
     *,
     resamples: int = 1000,
@@ -31,15 +33,15 @@ def score_parts(
             of["labels"],
             of["probabilities"],
             classes,
-            groups,
+            tiers,
             train_counts,
-            units=of.get("groups"),
+            groups=of.get("groups"),
             resamples=resamples,
             part=part,
-        )
+        ).model_dump()
         for key in ("metrics", "per_class", "confusion"):
             found[key][part] = one[key]
-        found["definitions"] = one["definitions"]
+        found["definitions"] = definitions(resamples, grouped="groups" in of)
         found["notes"] += one["notes"]
     return found
 
@@ -52,7 +54,7 @@ def rescore(path: Path, *, resamples: int = 1000) -> dict[str, Any]:
         raise LmdError(f"{path} is not finished: go on with `lmd train --resume --out {path}`")
     arrays = run.read_predictions()
     classes = tuple(str(c) for c in arrays["classes"])
-    groups = Groups(record["groups"]["rule"], tuple(record["groups"]["assignment"]))
+    tiers = Tiers(record["groups"]["rule"], tuple(record["groups"]["assignment"]))
     counts = np.array(record["data"]["counts"]["train"], dtype=np.int64)
     parts = {
         part: {
@@ -63,7 +65,7 @@ def rescore(path: Path, *, resamples: int = 1000) -> dict[str, Any]:
         for part in ("validation", "test")
         if f"{part}_labels" in arrays
     }
-    record |= score_parts(parts, classes, groups, counts, resamples=resamples)
+    record |= score_parts(parts, classes, tiers, counts, resamples=resamples)
     record["notes"] = record["data"]["notes"] + record["notes"]
     run.write_record(record)
     write_report(path)
@@ -78,19 +80,12 @@ def compare_runs(a: Path, b: Path, *, resamples: int = 1000) -> str:
     first, second = RunFolder.open(a), RunFolder.open(b)
     left, right = first.read_predictions(), second.read_predictions()
     order = _same_images(left, right, a, b)
-    titles = {key: metric.title for key, metric in (METRICS | GROUP_METRICS).items()}
-    found = {
-        key: paired_difference(
-            left["test_labels"],
-            left["test_probabilities"],
-            right["test_probabilities"][order],
-            key,
-            groups=first.read_record()["groups"]["assignment"],
-            units=left.get("test_groups"),
-            resamples=resamples,
-        )
-        for key in titles
-    }
+    tiers = first.read_record()["groups"]["assignment"]
+    mine, theirs = (
+        Sample(left["test_labels"], probabilities, tiers, left.get("test_groups"))
+        for probabilities in (left["test_probabilities"], right["test_probabilities"][order])
+    )
+    found = paired_differences(mine, theirs, resamples=resamples)
     known = {key: one for key, one in found.items() if np.isfinite(one.value)}
     corrected = dict(zip(known, holm([one.p_value for one in known.values()]), strict=True))
     lines = [
@@ -98,13 +93,14 @@ def compare_runs(a: Path, b: Path, *, resamples: int = 1000) -> str:
         "bootstrap; p by Holm)"
     ]
     for key, one in found.items():
+        title = METRICS[key].title
         if key in known:
             span = f"95 % {100 * one.low:+.2f} to {100 * one.high:+.2f}"
             lines.append(
-                f"  {titles[key]:<26} {100 * one.value:+7.2f}   {span}   p = {corrected[key]:.3f}"
+                f"  {title:<26} {100 * one.value:+7.2f}   {span}   p = {corrected[key]:.3f}"
             )
         else:
-            lines.append(f"  {titles[key]:<26} not computable")
+            lines.append(f"  {title:<26} not computable")
     return "\n".join(lines)
 
 

@@ -21,7 +21,7 @@ from lmd.base.errors import LmdError
 from lmd.contract.method import Method
 from lmd.methods import METHODS
 from lmd.model import Model, ModelSpec, Preprocessing, build_model, save_model
-from lmd.protocol import Protocol, load_protocol
+from lmd.protocol import Protocol, current_names, load_protocol
 from lmd.runs.recording import finish, first_record
 from lmd.runfolder.folder import Request, RunFolder
 from lmd.runs.provenance import source_digest
@@ -45,6 +45,7 @@ def resolve(
 
     A key of the protocol overrides its file; every other key must be a setting of the method.
     """
+    given = current_names(given)
     shared = {k: v for k, v in given.items() if k in Protocol.model_fields}
     own = {k: v for k, v in given.items() if k not in Protocol.model_fields}
     known = method.defaults()
@@ -250,7 +251,7 @@ def _announce(display: Display, method: Method, data: Prepared, model: Model) ->
     size = sum(p.numel() for p in model.parameters())
     display.say(
         f"{method.title} on {data.table.source}: {parts} images; "
-        f"{size / 1e6:.1f} million parameters; head, medium, tail: {data.groups.rule}"
+        f"{size / 1e6:.1f} million parameters; head, medium, tail: {data.tiers.rule}"
     )
     for line in quick_check(data.table):
         display.say(f"  data: {line}")

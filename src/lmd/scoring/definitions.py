@@ -2,10 +2,10 @@
 
 import textwrap
 from collections.abc import Mapping, Sequence
-from typing import Any
 
+from lmd.scoring.estimates import Estimate, PartScores
 from lmd.scoring.intervals import LEVEL
-from lmd.scoring.metrics import GROUP_METRICS, METRICS
+from lmd.scoring.metrics import METRICS, PER_CLASS
 
 
 def definitions(resamples: int = 1000, grouped: bool = False) -> dict[str, dict[str, str]]:
@@ -15,8 +15,7 @@ def definitions(resamples: int = 1000, grouped: bool = False) -> dict[str, dict[
     """
     texts = {
         key: {"title": metric.title, "definition": metric.definition}
-        for table in (METRICS, GROUP_METRICS)
-        for key, metric in table.items()
+        for key, metric in METRICS.items()
     }
     level = f"{100 * LEVEL:g} %"
     alike = (
@@ -59,40 +58,38 @@ def definitions(resamples: int = 1000, grouped: bool = False) -> dict[str, dict[
     return texts
 
 
-def format_scores(scores: Mapping[str, Any]) -> str:
-    """What ``score`` returned as plain text: values, intervals, classes, notes, definitions."""
-    texts = scores["definitions"]
+def format_scores(scores: PartScores, texts: Mapping[str, Mapping[str, str]]) -> str:
+    """One part as plain text: values, intervals, classes, notes, and ``texts``, the definitions."""
     rows = [
-        (texts[key]["title"], _plain(entry), _span(entry))
-        for key, entry in scores["metrics"].items()
+        (texts[key]["title"], _plain(entry), _span(entry)) for key, entry in scores.metrics.items()
     ]
     lines = _columns([("Metric", "value", f"{100 * LEVEL:g} % interval"), *rows])
-    grouped = any("units" in row for row in scores["per_class"])
-    header = ["Class", "group", "train", "images (lesions, patients)" if grouped else "images"]
-    for column in ("recall", "precision", "f1"):
+    grouped = any(row.units is not None for row in scores.per_class)
+    header = ["Class", "tier", "train", "images (lesions, patients)" if grouped else "images"]
+    for column in PER_CLASS:
         header += [column, "interval"]
     table = [tuple(header)]
-    for row in scores["per_class"]:
-        images = f"{row['support']} ({row['units']})" if grouped else str(row["support"])
-        cells = [row["name"], row["group"], str(row["train"]), images]
-        for column in ("recall", "precision", "f1"):
-            cells += [_plain(row[column]), _span(row[column])]
+    for row in scores.per_class:
+        images = f"{row.support} ({row.units})" if grouped else str(row.support)
+        cells = [row.name, row.tier, str(row.train), images]
+        for column in PER_CLASS:
+            entry = getattr(row, column)
+            cells += [_plain(entry), _span(entry)]
         table.append(tuple(cells))
     lines += ["", *_columns(table)]
-    if scores["notes"]:
-        lines += ["", "Notes", *(_wrapped(note, "- ") for note in scores["notes"])]
+    if scores.notes:
+        lines += ["", "Notes", *(_wrapped(note, "- ") for note in scores.notes)]
     lines += ["", "Definitions"]
     lines += [_wrapped(f"{t['title']}: {t['definition']}", "- ") for t in texts.values()]
     return "\n".join(lines)
 
 
-def _plain(entry: Mapping[str, float | None]) -> str:
-    value = entry["value"]
-    return "-" if value is None else f"{value:.3f}"
+def _plain(entry: Estimate) -> str:
+    return "-" if entry.value is None else f"{entry.value:.3f}"
 
 
-def _span(entry: Mapping[str, float | None]) -> str:
-    low, high = entry["low"], entry["high"]
+def _span(entry: Estimate) -> str:
+    low, high = entry.low, entry.high
     return "-" if low is None or high is None else f"{low:.3f} to {high:.3f}"
 
 

@@ -1,9 +1,9 @@
 """How sure a number is: 95 % intervals, paired differences of two runs, Holm's correction.
 
-``units (N,)`` tell everywhere which images are of one patient or lesion.
+``groups (N,)`` tell everywhere which images are of one patient or lesion.
 """
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from statistics import NormalDist
 from typing import Any
@@ -12,34 +12,13 @@ import numpy as np
 from numpy.typing import NDArray
 
 from lmd.base.errors import LmdError
-from lmd.scoring.resampling import GROUP_KEYS, Draws, Floats, Labels, Probabilities, Weighted
+from lmd.scoring.confusion import Floats
+from lmd.scoring.metrics import METRICS
+from lmd.scoring.resampling import bootstrap
+from lmd.scoring.sample import Sample
 
 LEVEL = 0.95
-FEW_UNITS = 10  # too few patients to estimate how alike the images of one are
-KEYS = (
-    *("auc", "balanced_accuracy", "macro_f1", "kappa", "macro_precision", "macro_recall"),
-    *("accuracy", "mcc", "ece"),
-    *GROUP_KEYS,
-)
-
-
-def bootstrap(
-    labels: Labels,
-    probabilities: Probabilities,
-    *,
-    groups: Sequence[str] | None = None,
-    units: NDArray[Any] | None = None,
-    resamples: int = 1000,
-    seed: int = 0,
-) -> Draws:
-    """Every metric on stratified resamples: ``(R,)`` for each key of ``KEYS``.
-
-    ``recall``, ``precision`` and ``f1`` are ``(R, K)``. ``groups (K,)`` names each class's group;
-    without it the three group keys are left out.
-    """
-    run = Weighted(labels, probabilities, groups, units)
-    chunks = [run.metrics(w) for w in run.resamples(resamples, seed)]
-    return {key: np.concatenate([chunk[key] for chunk in chunks]) for key in chunks[0]}
+FEW_GROUPS = 10  # too few patients to estimate how alike the images of one are
 
 
 def interval(
@@ -62,27 +41,27 @@ def interval(
     return float(low), float(high)
 
 
-def effective(outcomes: NDArray[np.bool_], units: NDArray[Any] | None) -> tuple[float, float]:
+def effective(outcomes: NDArray[np.bool_], groups: NDArray[Any] | None) -> tuple[float, float]:
     """Hits and trials of independent images that would tell as much as these ``outcomes (N,)``.
 
-    The images of a unit resemble each other, so N of them tell less than N images of as many
+    The images of a group resemble each other, so N of them tell less than N images of as many
     patients: the trials are divided by the design effect (Rao and Scott 1992). It is at least 1 and
-    at most what it is when all images of a unit go the same way; that is taken where there are too
-    few units, or too little variation, to estimate it.
+    at most what it is when all images of a group go the same way; that is taken where there are too
+    few groups, or too little variation, to estimate it.
 
     >>> effective(np.array([True, True, False, False]), np.array([7, 7, 8, 9]))
     (1.3333333333333333, 2.6666666666666665)
     """
     n, hits = len(outcomes), int(outcomes.sum())
-    if units is None or n == 0:
+    if groups is None or n == 0:
         return hits, n
-    unit = np.unique(units, return_inverse=True)[1]
-    sizes, each = np.bincount(unit), np.bincount(unit, weights=outcomes)
+    group = np.unique(groups, return_inverse=True)[1]
+    sizes, each = np.bincount(group), np.bincount(group, weights=outcomes)
     count, share = len(sizes), hits / n
     most = float((sizes**2).sum() / n)
     if count == n:
         return hits, n
-    if count < FEW_UNITS or hits in (0, n):
+    if count < FEW_GROUPS or hits in (0, n):
         effect = most
     else:
         squares = float(((each - share * sizes) ** 2).sum())
@@ -169,48 +148,40 @@ class Difference:
     p_value: float
 
 
-def paired_difference(
-    labels: Labels,
-    probabilities_a: Probabilities,
-    probabilities_b: Probabilities,
-    metric: str,
-    *,
-    groups: Sequence[str] | None = None,
-    units: NDArray[Any] | None = None,
-    resamples: int = 1000,
-    seed: int = 0,
-) -> Difference:
-    """Metric of A minus metric of B on the same images, bootstrapped with the same resamples.
+def difference(value: float, draws: Floats) -> Difference:
+    """A difference with its interval and p-value from its ``draws (R,)``; nan if any is nan.
 
     The p-value is twice the share of resamples whose difference is zero or of the other sign, the
-    data counted as one more resample; it is never below ``2 / (resamples + 1)``. A class whose
-    handful of images both runs treat alike in every resample makes the interval too narrow.
+    data counted as one more resample; it is never below ``2 / (R + 1)``.
     """
-    valid = [key for key in KEYS if groups is not None or key not in GROUP_KEYS]
-    if metric not in valid:
-        raise LmdError(
-            f"metric {metric!r} cannot be compared{'' if groups is not None else ' without groups'}"
-            f"; choose one of {', '.join(valid)}"
-        )
-    if probabilities_a.shape != probabilities_b.shape:
-        raise LmdError(
-            "a paired difference needs two runs on the same images and classes, but their "
-            f"probabilities are {probabilities_a.shape} and {probabilities_b.shape}"
-        )
-    runs = [Weighted(labels, p, groups, units) for p in (probabilities_a, probabilities_b)]
-
-    def gap(weights: list[Floats]) -> Floats:
-        a, b = (run.metrics(weights, auc=metric == "auc")[metric] for run in runs)
-        return a - b
-
-    value = float(gap([np.ones((1, n)) for n in runs[0].support])[0])
-    draws = np.concatenate([gap(w) for w in runs[0].resamples(resamples, seed)])
     if np.isnan(value) or np.isnan(draws).any():
         return Difference(value, float("nan"), float("nan"), float("nan"))
     # A difference of rounding alone is none.
     below, above = np.sum(draws <= 1e-12), np.sum(draws >= -1e-12)
     p_value = min(1.0, 2 * (1 + float(min(below, above))) / (len(draws) + 1))
     return Difference(value, *interval(draws, value), p_value)
+
+
+def paired_differences(
+    a: Sample, b: Sample, keys: Iterable[str] = METRICS, *, resamples: int = 1000, seed: int = 0
+) -> dict[str, Difference]:
+    """Metrics of run A minus those of run B on the same images, with the same resamples.
+
+    A class whose handful of images both runs treat alike in every resample makes the interval too
+    narrow.
+    """
+    if a.probabilities.shape != b.probabilities.shape or not np.array_equal(a.labels, b.labels):
+        raise LmdError(
+            "a paired difference needs two runs on the same images and classes, but their "
+            f"probabilities are {a.probabilities.shape} and {b.probabilities.shape}, or their "
+            "labels differ"
+        )
+    keys = tuple(keys)
+    draws_a, draws_b = (bootstrap(run, keys, resamples=resamples, seed=seed) for run in (a, b))
+    return {
+        key: difference(METRICS[key].value(a) - METRICS[key].value(b), draws_a[key] - draws_b[key])
+        for key in keys
+    }
 
 
 def holm(p_values: Sequence[float] | Floats) -> Floats:

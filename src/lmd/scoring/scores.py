@@ -1,106 +1,53 @@
 """From predictions to the numbers of a record: metrics, intervals, per-class table, notes."""
 
 import math
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
-from functools import cached_property
+from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
 from lmd.base.errors import LmdError
-from lmd.scoring.definitions import definitions
-from lmd.scoring.intervals import (
-    bootstrap,
-    effective,
-    f1_interval,
-    interval,
-    mean_recall_interval,
-    wilson,
-)
-from lmd.scoring.metrics import (
-    GROUP_METRICS,
-    METRICS,
-    absent_classes,
-    confusion_matrix,
-    group_balanced_accuracy,
-    per_class,
-)
-from lmd.scoring.resampling import Draws, Labels, Probabilities
-from lmd.scoring.tiers import GROUPS, Groups
+from lmd.scoring.confusion import Labels
+from lmd.scoring.estimates import ClassScore, Estimate, PartScores
+from lmd.scoring.intervals import effective, f1_interval, interval, mean_recall_interval, wilson
+from lmd.scoring.metrics import METRICS, PER_CLASS
+from lmd.scoring.resampling import bootstrap
+from lmd.scoring.sample import Probabilities, Sample
+from lmd.scoring.tiers import TIERS, Tiers
 
 SMALL_CLASS = 10
+Limits = tuple[float, float]
 
 
 def score(
     labels: Labels,
     probabilities: Probabilities,
     classes: Sequence[str],
-    groups: Groups,
+    tiers: Tiers,
     train_counts: Sequence[int] | NDArray[np.integer[Any]],
     *,
-    units: NDArray[Any] | None = None,
+    groups: NDArray[Any] | None = None,
     resamples: int = 1000,
     seed: int = 0,
     part: str = "test",
-) -> dict[str, Any]:
-    """All numbers of one part from labels ``(N,)`` and probabilities ``(N, K)``, ready for JSON.
+) -> PartScores:
+    """All numbers of one part from labels ``(N,)`` and probabilities ``(N, K)``.
 
-    ``metrics``, ``per_class`` and ``confusion`` are what a record holds under the part's name,
-    ``definitions`` and ``notes`` what it holds for all parts. ``part`` names the part in notes.
-    Where ``units (N,)`` tell which images are of one patient or lesion, the intervals know it.
+    ``part`` names the part in notes. Where ``groups (N,)`` tell which images are of one patient or
+    lesion, the intervals take it into account.
     """
     check_predictions(labels, probabilities, classes)
-    _check_per_class("groups", groups.assignment, classes)
+    _check_per_class("tiers", tiers.assignment, classes)
     _check_per_class("train_counts", train_counts, classes)
-    draws = bootstrap(
-        labels, probabilities, groups=groups.assignment, units=units, resamples=resamples, seed=seed
+    sample = Sample(labels, probabilities, tiers.assignment, groups)
+    metrics = _metrics(sample, resamples, seed)
+    return PartScores(
+        metrics=metrics,
+        per_class=[_class_score(sample, k, name, train_counts) for k, name in enumerate(classes)],
+        confusion=sample.plain.confusion[0].astype(int).tolist(),
+        notes=[f"{part}: {note}" for note in _notes(sample, classes, metrics)],
     )
-    found = Predicted(labels, probabilities, units)
-    metrics = _metrics(found, groups, draws)
-    return {
-        "metrics": metrics,
-        "per_class": _per_class(found, classes, groups, train_counts=train_counts),
-        "confusion": found.confusion.tolist(),
-        "definitions": definitions(resamples, grouped=units is not None),
-        "notes": [f"{part}: {note}" for note in _notes(found, classes, groups, metrics)],
-    }
-
-
-@dataclass(frozen=True)
-class Predicted:
-    """Labels ``(N,)``, probabilities ``(N, K)``, and which images are of one patient ``(N,)``."""
-
-    labels: Labels
-    probabilities: Probabilities
-    units: NDArray[Any] | None = None
-
-    @cached_property
-    def confusion(self) -> NDArray[np.int64]:
-        """Rows are true classes ``(K, K)``."""
-        return confusion_matrix(self.labels, self.probabilities)
-
-    @cached_property
-    def given(self) -> NDArray[np.intp]:
-        """The class that each image was given ``(N,)``."""
-        given: NDArray[np.intp] = self.probabilities.argmax(axis=1)
-        return given
-
-    def effective(self, rows: NDArray[np.bool_], right: NDArray[np.bool_]) -> tuple[float, float]:
-        """How many of the chosen images are right, of how many, as independent images count."""
-        return effective(right[rows], None if self.units is None else self.units[rows])
-
-    @cached_property
-    def recalls(self) -> list[tuple[float, float]]:
-        """Hits and images of each class, as independent images count."""
-        right = self.given == self.labels
-        return [self.effective(self.labels == k, right) for k in range(len(self.confusion))]
-
-    def patients(self, k: int) -> int:
-        """Of how many patients or lesions the images of a class are."""
-        own = self.labels == k
-        return int(own.sum()) if self.units is None else len(np.unique(self.units[own]))
 
 
 def check_predictions(labels: Labels, probabilities: Probabilities, classes: Sequence[str]) -> None:
@@ -139,48 +86,6 @@ def check_predictions(labels: Labels, probabilities: Probabilities, classes: Seq
             )
 
 
-def small_class_note(found: Predicted, classes: Sequence[str], groups: Groups) -> str | None:
-    """Why not to lean on the bootstrap of a mean over classes here; ``None`` if one may.
-
-    A class whose few images are all right or all wrong varies in no resample. The note names the
-    classes below ``SMALL_CLASS`` images (patients, lesions), says how far one image moves balanced
-    accuracy, and gives the intervals of ``mean_recall_interval`` instead.
-    """
-    support = found.confusion.sum(axis=1).tolist()
-    hits = found.confusion.diagonal().tolist()
-    patients = [found.patients(k) for k in range(len(support))]
-    small = [k for k, n in enumerate(patients) if 0 < n < SMALL_CLASS]
-    if not small:
-        return None
-    points = 100 / (sum(n > 0 for n in support) * min(support[k] for k in small))
-    stuck = [classes[k] for k in small if hits[k] in (0, support[k])]
-    trouble = (
-        f"too narrow, as {', '.join(stuck)} (all right or all wrong) cannot vary in it"
-        if stuck
-        else "coarse"
-    )
-    named = [
-        f"{classes[k]} ({support[k]}"
-        + (f" of {patients[k]} patients or lesions)" if patients[k] < support[k] else ")")
-        for k in small
-    ]
-    spans = []
-    means = {"balanced accuracy": list(range(len(support)))} | {
-        f"the {group} classes": groups.members(group)
-        for group in GROUPS
-        if any(groups.assignment[k] == group for k in small)
-    }
-    for name, members in means.items():
-        limits = _combined(found, members)
-        spans.append(f"{limits[0]:.3f} to {limits[1]:.3f} for {name}")
-    return (
-        f"Few images of {', '.join(named)}: one image "
-        f"moves balanced accuracy by up to {points:.2f} points, and the bootstrap interval of a "
-        f"mean over classes is {trouble}. Wilson limits of the recalls, combined over the classes, "
-        f"give {', '.join(spans)}."
-    )
-
-
 def _check_per_class(
     name: str, values: Sequence[Any] | NDArray[Any], classes: Sequence[str]
 ) -> None:
@@ -191,63 +96,68 @@ def _check_per_class(
         )
 
 
-def _entry(value: float, low: float, high: float) -> dict[str, float | None]:
-    limits = {"value": value, "low": low, "high": high}
-    return {name: float(x) if math.isfinite(x) else None for name, x in limits.items()}
+def _estimate(value: float, low: float, high: float) -> Estimate:
+    numbers = {"value": value, "low": low, "high": high}
+    return Estimate(**{k: float(x) if math.isfinite(x) else None for k, x in numbers.items()})
 
 
-def _combined(found: Predicted, members: Sequence[int]) -> tuple[float, float]:
+def _metrics(sample: Sample, resamples: int, seed: int) -> dict[str, Estimate]:
+    draws = bootstrap(sample, resamples=resamples, seed=seed)
+    found = {}
+    for key, metric in METRICS.items():
+        value = metric.value(sample)
+        low, high = interval(draws[key], value)
+        if metric.mean_recall and low == high:
+            # Every class all right or all wrong: resampling sees no spread where there is one.
+            low, high = _combined(sample, metric.tier)
+        found[key] = _estimate(value, low, high)
+    return found
+
+
+def _combined(sample: Sample, tier: str | None) -> Limits:
     """Limits of the mean recall of some classes, from those of each."""
-    counts = [found.recalls[k] for k in members]
+    members = np.flatnonzero(sample.members(tier))
+    counts = [_effective(sample, sample.labels == k, sample.right) for k in members]
     return mean_recall_interval([hits for hits, _ in counts], [images for _, images in counts])
 
 
-def _metrics(found: Predicted, groups: Groups, draws: Draws) -> dict[str, dict[str, float | None]]:
-    given = found.labels, found.probabilities
-    values = {key: metric.function(*given) for key, metric in METRICS.items()}
-    for key, metric in GROUP_METRICS.items():
-        values[key] = group_balanced_accuracy(*given, groups.members(metric.group))
-    entries = {key: _entry(value, *interval(draws[key], value)) for key, value in values.items()}
-    means = {key: groups.members(metric.group) for key, metric in GROUP_METRICS.items()}
-    everyone = list(range(len(found.confusion)))
-    means |= {"balanced_accuracy": everyone, "macro_recall": everyone}
-    for key, members in means.items():
-        if entries[key]["low"] is not None and entries[key]["low"] == entries[key]["high"]:
-            # Every class all right or all wrong: resampling sees no spread where there is one.
-            entries[key] = _entry(values[key], *_combined(found, members))
-    return entries
+def _effective(sample: Sample, rows: NDArray[np.bool_], hits: NDArray[np.bool_]) -> Limits:
+    """Hits among the chosen images and how many these are, as independent images count."""
+    return effective(hits[rows], None if sample.groups is None else sample.groups[rows])
 
 
-def _per_class(
-    found: Predicted,
-    classes: Sequence[str],
-    groups: Groups,
-    *,
+def _patients(sample: Sample, k: int) -> int:
+    """Of how many patients or lesions the images of a class are."""
+    return len(np.unique(sample.groups_of(k)))
+
+
+def _class_score(
+    sample: Sample,
+    k: int,
+    name: str,
     train_counts: Sequence[int] | NDArray[np.integer[Any]],
-) -> list[dict[str, Any]]:
-    values = per_class(found.labels, found.probabilities)
-    rows = []
-    for k, name in enumerate(classes):
-        support = int(values.support[k])
-        row = {"name": name, "group": groups.assignment[k], "train": int(train_counts[k])}
-        row["support"] = support
-        if found.units is not None:
-            row["units"] = found.patients(k)
-        limits = _class_limits(found, k) if support else {}
-        for key in ("recall", "precision", "f1"):
-            row[key] = _entry(getattr(values, key)[k], *limits.get(key, (math.nan, math.nan)))
-        rows.append(row)
-    return rows
+) -> ClassScore:
+    nothing = (math.nan, math.nan)
+    limits = _class_limits(sample, k) if sample.support[k] else dict.fromkeys(PER_CLASS, nothing)
+    values = {key: getattr(sample.plain, key)[0, k] for key in PER_CLASS}
+    return ClassScore(
+        name=name,
+        tier=str(sample.tiers[k]),
+        train=int(train_counts[k]),
+        support=int(sample.support[k]),
+        units=None if sample.groups is None else _patients(sample, k),
+        **{key: _estimate(values[key], *limits[key]) for key in PER_CLASS},
+    )
 
 
-def _class_limits(found: Predicted, k: int) -> dict[str, tuple[float, float]]:
+def _class_limits(sample: Sample, k: int) -> dict[str, Limits]:
     """Intervals of recall, precision and F1 of a class that has images."""
-    own, called = found.labels == k, found.given == k
-    recall, alarms = found.recalls[k], found.effective(~own, called)
+    own, called = sample.labels == k, sample.predicted == k
+    recall, alarms = _effective(sample, own, called), _effective(sample, ~own, called)
     support, others = int(own.sum()), int((~own).sum())
     return {
         "recall": wilson(*recall),
-        "precision": wilson(*found.effective(called, own)),
+        "precision": wilson(*_effective(sample, called, own)),
         "f1": f1_interval(
             int((own & called).sum()),
             support,
@@ -258,28 +168,56 @@ def _class_limits(found: Predicted, k: int) -> dict[str, tuple[float, float]]:
     }
 
 
-def _notes(
-    found: Predicted,
-    classes: Sequence[str],
-    groups: Groups,
-    metrics: Mapping[str, Mapping[str, float | None]],
-) -> list[str]:
+def _notes(sample: Sample, classes: Sequence[str], metrics: dict[str, Estimate]) -> list[str]:
     notes = []
-    absent = absent_classes(found.labels, len(classes))
+    absent = [name for name, images in zip(classes, sample.support, strict=True) if not images]
     if absent:
         notes.append(
-            f"No image of {', '.join(classes[k] for k in absent)}: recall, precision and F1 "
+            f"No image of {', '.join(absent)}: recall, precision and F1 "
             "cannot be computed, and means over classes leave these classes out."
         )
-    for group in GROUP_METRICS.values():
-        if metrics[group.key]["value"] is None:
-            why = "has an image" if groups.members(group.group) else f"is {group.group} by the rule"
-            notes.append(f"{group.title} cannot be computed: no class of this part {why}.")
-    if metrics["auc"]["value"] is None:
-        notes.append("Macro AUC cannot be computed: all images are of one class.")
-    if metrics["kappa"]["value"] is None:
-        notes.append(
-            "Quadratic kappa cannot be computed: all images are of one class, and given it."
-        )
-    small = small_class_note(found, classes, groups)
+    for key, metric in METRICS.items():
+        if metrics[key].value is None:
+            empty = not sample.members(metric.tier).any()
+            why = f"no class is {metric.tier} by the rule" if empty else metric.undefined
+            notes.append(f"{metric.title} cannot be computed: {why}.")
+    small = small_class_note(sample, classes)
     return [*notes, small] if small else notes
+
+
+def small_class_note(sample: Sample, classes: Sequence[str]) -> str | None:
+    """Why not to lean on the bootstrap of a mean over classes here; ``None`` if one may.
+
+    A class whose few images are all right or all wrong varies in no resample. The note names the
+    classes below ``SMALL_CLASS`` images (patients, lesions), says how far one image moves balanced
+    accuracy, and gives the intervals of ``mean_recall_interval`` instead.
+    """
+    support, recall = sample.support, sample.plain.recall[0]
+    patients = [_patients(sample, k) for k in range(len(classes))]
+    small = [k for k, n in enumerate(patients) if 0 < n < SMALL_CLASS]
+    if not small:
+        return None
+    points = 100 / (sum(support > 0) * min(support[small]))
+    stuck = [classes[k] for k in small if recall[k] in (0, 1)]
+    trouble = (
+        f"too narrow, as {', '.join(stuck)} (all right or all wrong) cannot vary in it"
+        if stuck
+        else "coarse"
+    )
+    named = [
+        f"{classes[k]} ({support[k]}"
+        + (f" of {patients[k]} patients or lesions)" if patients[k] < support[k] else ")")
+        for k in small
+    ]
+    means: dict[str, str | None] = {"balanced accuracy": None}
+    means |= {f"the {tier} classes": tier for tier in TIERS if tier in sample.tiers[small]}
+    spans = []
+    for name, tier in means.items():
+        low, high = _combined(sample, tier)
+        spans.append(f"{low:.3f} to {high:.3f} for {name}")
+    return (
+        f"Few images of {', '.join(named)}: one image "
+        f"moves balanced accuracy by up to {points:.2f} points, and the bootstrap interval of a "
+        f"mean over classes is {trouble}. Wilson limits of the recalls, combined over the classes, "
+        f"give {', '.join(spans)}."
+    )

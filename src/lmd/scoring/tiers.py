@@ -10,7 +10,7 @@ from numpy.typing import NDArray
 
 from lmd.base.errors import LmdError
 
-GROUPS = ("head", "medium", "tail")
+TIERS = ("head", "medium", "tail")
 
 _FORMS = (
     '"thirds" (by rank of training count), "head>1000,tail<180" (thresholds on training counts) '
@@ -21,61 +21,61 @@ _LIST = re.compile(r"\s*(head|medium|tail)\s*=(.*)", re.DOTALL)
 
 
 @dataclass(frozen=True)
-class Groups:
+class Tiers:
     """``rule`` as a sentence for the reader, ``assignment (K,)`` of head, medium and tail."""
 
     rule: str
     assignment: tuple[str, ...]
 
-    def members(self, group: str) -> list[int]:
-        """The classes of one group, as indices."""
-        return [k for k, name in enumerate(self.assignment) if name == group]
+    def members(self, tier: str) -> list[int]:
+        """The classes of one tier, as indices."""
+        return [k for k, name in enumerate(self.assignment) if name == tier]
 
 
-def assign_groups(
+def assign_tiers(
     counts: Sequence[int] | NDArray[np.integer[Any]], classes: Sequence[str], rule: str
-) -> Groups:
+) -> Tiers:
     """Head, medium and tail from training ``counts (K,)`` by ``rule``, a string of the protocol.
 
-    >>> assign_groups([900, 20, 100], ["NV", "DF", "AK"], "thirds").assignment
+    >>> assign_tiers([900, 20, 100], ["NV", "DF", "AK"], "thirds").assignment
     ('head', 'tail', 'medium')
-    >>> assign_groups([900, 20, 100], ["NV", "DF", "AK"], "head>500,tail<100").assignment
+    >>> assign_tiers([900, 20, 100], ["NV", "DF", "AK"], "head>500,tail<100").assignment
     ('head', 'tail', 'medium')
-    >>> assign_groups([900, 20, 100], ["NV", "DF", "AK"], "head=NV;tail=DF,AK").assignment
+    >>> assign_tiers([900, 20, 100], ["NV", "DF", "AK"], "head=NV;tail=DF,AK").assignment
     ('head', 'tail', 'tail')
     """
     numbers = [int(n) for n in counts]
     if len(numbers) != len(classes):
         raise LmdError(
-            f"groups: one training count per class is needed, but there are {len(numbers)} counts "
+            f"tiers: one training count per class is needed, but there are {len(numbers)} counts "
             f"for {len(classes)} classes"
         )
     if len(numbers) < 2:
-        raise LmdError(f"groups: at least two classes are needed, there are {len(numbers)}")
+        raise LmdError(f"tiers: at least two classes are needed, there are {len(numbers)}")
     if rule.strip() == "thirds":
         return _thirds(numbers)
     if _LIST.match(rule):
         return _lists(list(classes), rule)
     if _THRESHOLD.match(rule):
         return _thresholds(numbers, rule)
-    raise LmdError(f"groups = {rule!r} is not a rule; write {_FORMS}")
+    raise LmdError(f"tiers = {rule!r} is not a rule; write {_FORMS}")
 
 
-def _thirds(counts: list[int]) -> Groups:
+def _thirds(counts: list[int]) -> Tiers:
     order = sorted(range(len(counts)), key=lambda k: (-counts[k], k))
-    names = GROUPS if len(counts) > 2 else ("head", "tail")
+    names = TIERS if len(counts) > 2 else ("head", "tail")
     assignment = [""] * len(counts)
     for name, members in zip(names, np.array_split(order, len(names)), strict=True):
         for k in members:
             assignment[k] = name
-    return Groups(
+    return Tiers(
         f"{'thirds' if len(names) == 3 else 'halves'} of the classes by rank of training count "
-        "(ties in class order; where they do not divide evenly, the more frequent group is larger)",
+        "(ties in class order; where they do not divide evenly, the more frequent tier is larger)",
         tuple(assignment),
     )
 
 
-def _thresholds(counts: list[int], rule: str) -> Groups:
+def _thresholds(counts: list[int], rule: str) -> Tiers:
     # The smallest count that is head and the largest that is tail.
     head: int | None = None
     tail: int | None = None
@@ -83,68 +83,66 @@ def _thresholds(counts: list[int], rule: str) -> Groups:
         match = _THRESHOLD.fullmatch(piece)
         if match is None:
             raise LmdError(
-                f"groups = {rule!r}: {piece.strip()!r} is not a threshold; "
+                f"tiers = {rule!r}: {piece.strip()!r} is not a threshold; "
                 "write head>NUMBER,tail<NUMBER"
             )
         name, sign, number = match[1], match[2], int(match[3])
         if (name == "head") != sign.startswith(">"):
             raise LmdError(
-                f"groups = {rule!r}: head classes are the frequent ones (head>NUMBER) and tail "
+                f"tiers = {rule!r}: head classes are the frequent ones (head>NUMBER) and tail "
                 f"classes the rare ones (tail<NUMBER), not {piece.strip()!r}"
             )
         if (head if name == "head" else tail) is not None:
-            raise LmdError(f"groups = {rule!r}: {name} has two thresholds; give one")
+            raise LmdError(f"tiers = {rule!r}: {name} has two thresholds; give one")
         if name == "head":
             head = number + (sign == ">")
         else:
             tail = number - (sign == "<")
     if head is None or tail is None:
         missing = "head" if head is None else "tail"
-        raise LmdError(f"groups = {rule!r}: no threshold for {missing}; write {_FORMS}")
+        raise LmdError(f"tiers = {rule!r}: no threshold for {missing}; write {_FORMS}")
     if tail >= head:
         raise LmdError(
-            f"groups = {rule!r}: a class with {head} training images would be head and tail; "
+            f"tiers = {rule!r}: a class with {head} training images would be head and tail; "
             "the tail's threshold must lie below the head's"
         )
     assignment = tuple("head" if n >= head else "tail" if n <= tail else "medium" for n in counts)
-    return Groups(
+    return Tiers(
         f"by training images: head at least {head}, tail at most {tail}, medium between",
         assignment,
     )
 
 
-def _lists(classes: list[str], rule: str) -> Groups:
+def _lists(classes: list[str], rule: str) -> Tiers:
     assignment: dict[str, str] = {}
     seen: set[str] = set()
     for piece in rule.split(";"):
         match = _LIST.fullmatch(piece)
         if match is None:
             raise LmdError(
-                f"groups = {rule!r}: {piece.strip()!r} is not GROUP=CLASS,CLASS with GROUP one of "
-                + ", ".join(GROUPS)
+                f"tiers = {rule!r}: {piece.strip()!r} is not TIER=CLASS,CLASS with TIER one of "
+                + ", ".join(TIERS)
             )
-        group = match[1]
-        if group in seen:
-            raise LmdError(f"groups = {rule!r}: {group} is given twice; join its classes")
-        seen.add(group)
+        tier = match[1]
+        if tier in seen:
+            raise LmdError(f"tiers = {rule!r}: {tier} is given twice; join its classes")
+        seen.add(tier)
         for name in (n.strip() for n in match[2].split(",") if n.strip()):
             if name not in classes:
                 raise LmdError(
-                    f"groups = {rule!r}: no class {name!r}; the classes are: {', '.join(classes)}"
+                    f"tiers = {rule!r}: no class {name!r}; the classes are: {', '.join(classes)}"
                 )
             if name in assignment:
                 raise LmdError(
-                    f"groups = {rule!r}: class {name!r} is listed twice ({assignment[name]} and "
-                    f"{group}); list it once"
+                    f"tiers = {rule!r}: class {name!r} is listed twice ({assignment[name]} and "
+                    f"{tier}); list it once"
                 )
-            assignment[name] = group
+            assignment[name] = tier
     missing = [name for name in classes if name not in assignment]
     if missing:
-        raise LmdError(
-            f"groups = {rule!r}: no group for {', '.join(missing)}; list every class once"
-        )
+        raise LmdError(f"tiers = {rule!r}: no tier for {', '.join(missing)}; list every class once")
     named = (
-        f"{group} {', '.join(n for n in classes if assignment[n] == group) or '(none)'}"
-        for group in GROUPS
+        f"{tier} {', '.join(n for n in classes if assignment[n] == tier) or '(none)'}"
+        for tier in TIERS
     )
-    return Groups("by list: " + "; ".join(named), tuple(assignment[name] for name in classes))
+    return Tiers("by list: " + "; ".join(named), tuple(assignment[name] for name in classes))

@@ -30,6 +30,7 @@ from lmd.data.loaders import (
 )
 from lmd.model import Model, channels_last
 from lmd.protocol import Protocol
+from lmd.scoring.confusion import class_recalls, mean_over_classes
 from lmd.training.checkpoint import Checkpoint, clone_state, load_checkpoint, save_checkpoint
 from lmd.training.descent import check_finite, make_optimizer, set_lr
 from lmd.training.first_stage import FirstStages
@@ -148,11 +149,10 @@ class Trainer:
                 "the model's outputs are no longer finite after this epoch: training stopped; a "
                 "smaller learning rate (--set lr=…) is the usual remedy"
             )
-        labels = torch.from_numpy(self.validation.labels)
-        total = torch.bincount(labels, minlength=logits.shape[1]).double()
-        hits = torch.bincount(labels[logits.argmax(1) == labels], minlength=logits.shape[1])
-        self.val_recall = hits / total
-        return float(self.val_recall[total > 0].mean())
+        predicted = logits.argmax(1).numpy()
+        recall = class_recalls(self.validation.labels, predicted, logits.shape[1])
+        self.val_recall = torch.from_numpy(recall)
+        return float(mean_over_classes(recall))
 
 
 @dataclass

@@ -17,7 +17,7 @@ NOTHING = "–"
 def make_tables(results: Results, *, form: str | None = None, format: str = "text") -> str:
     """All tables of a form in one format, ready to print.
 
-    ``form`` is metrics, groups, factors or sweep (the grid's own if ``None``); ``format`` is text,
+    ``form`` is metrics, tiers, factors or sweep (the grid's own if ``None``); ``format`` is text,
     markdown, latex or csv.
     """
     if format not in FORMATS:

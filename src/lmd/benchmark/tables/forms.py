@@ -6,25 +6,16 @@ from typing import Literal
 
 from lmd.base.errors import LmdError
 from lmd.benchmark.tables.results import Entry, Estimate, Results
+from lmd.protocol import OLD_NAMES
 from lmd.scoring.intervals import Difference, holm
+from lmd.scoring.metrics import METRICS
+from lmd.scoring.tiers import TIERS
 
-FORMS = ("metrics", "groups", "factors", "sweep")
 HEADLINE = "balanced_accuracy"
-TITLES = {
-    "auc": "AUC",
-    "balanced_accuracy": "BACC",
-    "macro_f1": "F1",
-    "kappa": "Kappa",
-    "macro_precision": "Precision",
-    "macro_recall": "Recall",
-    "bacc_head": "Head",
-    "bacc_medium": "Medium",
-    "bacc_tail": "Tail",
-}
 _METRICS = ("auc", HEADLINE, "macro_f1", "kappa", "macro_precision", "macro_recall")
 COLUMNS = {
     "metrics": _METRICS,
-    "groups": ("bacc_head", "bacc_medium", "bacc_tail", HEADLINE),
+    "tiers": (*(f"bacc_{tier}" for tier in TIERS), HEADLINE),
     "factors": ("auc", HEADLINE),
     "sweep": _METRICS,
 }
@@ -96,9 +87,9 @@ class _Place:
 def build(results: Results, form: str | None = None) -> list[TableData]:
     """The tables of one form: one, or one for each point where methods are compared at many."""
     plan = results.plan
-    form = form or plan.form
-    if form not in FORMS:
-        raise LmdError(f"--form {form!r} is unknown; choose one of {', '.join(FORMS)}")
+    form = OLD_NAMES.get(form or plan.form, form or plan.form)
+    if form not in COLUMNS:
+        raise LmdError(f"--form {form!r} is unknown; choose one of {', '.join(COLUMNS)}")
     if form in ("factors", "sweep") and len(plan.points) < 2:
         raise LmdError(
             f"--form {form} needs a grid with a [sweep] of two values or more; {plan.name} has none"
@@ -186,8 +177,8 @@ def _table(
     for g, group in enumerate(groups):
         own = [place.entries[g] for place in places]
         for metric in metrics:
-            overall = form == "groups" and metric == HEADLINE
-            name = "Overall" if overall else TITLES[metric]
+            overall = form == "tiers" and metric == HEADLINE
+            name = "Overall" if overall else METRICS[metric].short
             columns.append(Column(metric, name, group=group))
             cells.append([_value(entry, metric) for entry in own])
         tests = [_difference(place.entries[g], place.references[g]) for place in places]
@@ -195,7 +186,10 @@ def _table(
             columns.append(Column(HEADLINE, f"Δ BACC to {reference}", "test", group))
             cells.append(tests)
     count = _correct(cells)
-    marked = [_ranked(column) for column in cells]
+    marked = [
+        _ranked(of, METRICS[column.metric].higher_is_better)
+        for column, of in zip(columns, cells, strict=True)
+    ]
     lines = [
         Line(place.heads, tuple(column[i] for column in marked), place.rule, place.notes)
         for i, place in enumerate(places)
@@ -229,12 +223,12 @@ def _correct(cells: list[list[Cell]]) -> int:
     return len(tests)
 
 
-def _ranked(column: list[Cell]) -> list[Cell]:
+def _ranked(column: list[Cell], higher_is_better: bool) -> list[Cell]:
     """The best and the second best marked, ties alike, judged by the digits that are shown."""
     shown = {
         i: round(100 * x.estimate.mean, 2) for i, x in enumerate(column) if isinstance(x, Value)
     }
-    order = sorted(set(shown.values()), reverse=True)
+    order = sorted(set(shown.values()), reverse=higher_is_better)
     if len(shown) < 2:
         return column
     marks: dict[float, Literal["", "best", "second"]] = {order[0]: "best"}

@@ -1,4 +1,4 @@
-"""What a reader must know, under every table: seeds, intervals, groups, counts, code, gaps."""
+"""What a reader must know, under every table: seeds, intervals, tiers, counts, code, gaps."""
 
 from collections.abc import Sequence
 
@@ -6,7 +6,7 @@ import numpy as np
 
 from lmd.benchmark.tables.forms import Line, TableData
 from lmd.benchmark.tables.results import Results, RunResult
-from lmd.scoring.tiers import GROUPS
+from lmd.scoring.tiers import TIERS
 
 MARKS = "abcdefghijklmnopqrstuvwxyz"
 
@@ -61,25 +61,25 @@ def _tests(results: Results, table: TableData) -> list[str]:
 
 
 def _data(results: Results, table: TableData) -> list[str]:
-    """Groups and the smallest class of each point, said once where points agree."""
+    """Tiers and the smallest class of each point, said once where points agree."""
     said: dict[str, list[str]] = {}
     for point in table.points:
         run = next((e.runs[0] for (_, p), e in results.entries.items() if p == point), None)
         if run is not None:
-            sentence = f"{_groups(run)} {_smallest(run)}"
+            sentence = f"{_tiers(run)} {_smallest(run)}"
             said.setdefault(sentence, []).append(results.plan.points[point].title)
     if len(said) == 1:
         return list(said)
     return [f"{'; '.join(titles)}: {sentence}" for sentence, titles in said.items()]
 
 
-def _groups(run: RunResult) -> str:
-    groups = run.files.section("groups")
-    members: dict[str, list[str]] = {group: [] for group in GROUPS}
-    for name, group in zip(run.files.classes, groups.get("assignment", []), strict=True):
-        members[group].append(name)
-    named = "; ".join(f"{group}: {', '.join(of) or 'none'}" for group, of in members.items())
-    return f"Groups: {groups.get('rule', '')} ({named})."
+def _tiers(run: RunResult) -> str:
+    tiers = run.files.section("groups")
+    members: dict[str, list[str]] = {tier: [] for tier in TIERS}
+    for name, tier in zip(run.files.classes, tiers.get("assignment", []), strict=True):
+        members[tier].append(name)
+    named = "; ".join(f"{tier}: {', '.join(of) or 'none'}" for tier, of in members.items())
+    return f"Tiers: {tiers.get('rule', '')} ({named})."
 
 
 def _smallest(run: RunResult) -> str:

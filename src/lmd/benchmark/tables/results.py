@@ -13,8 +13,9 @@ from numpy.typing import NDArray
 from lmd.base.errors import LmdError
 from lmd.benchmark.plan import Plan
 from lmd.runfolder.reading import RunFiles, number, read_run
-from lmd.scoring.intervals import Difference, bootstrap, interval
-from lmd.scoring.resampling import Draws
+from lmd.scoring.intervals import Difference, difference, interval
+from lmd.scoring.resampling import Draws, bootstrap
+from lmd.scoring.sample import Sample
 
 
 @dataclass(frozen=True)
@@ -41,7 +42,7 @@ class RunResult:
         self.labels: NDArray[Any] = arrays["test_labels"][order]
         self._probabilities: NDArray[Any] = arrays["test_probabilities"][order]
         # Which images are of one patient or lesion, where the run's data told it.
-        self.units = arrays["test_groups"][order] if "test_groups" in arrays else None
+        self.groups = arrays["test_groups"][order] if "test_groups" in arrays else None
 
     def value(self, metric: str) -> float | None:
         """The record's value."""
@@ -50,15 +51,9 @@ class RunResult:
     @cached_property
     def draws(self) -> Draws:
         """Every metric on the resamples."""
-        groups = self.files.section("groups", "assignment")
-        return bootstrap(
-            self.labels,
-            self._probabilities,
-            groups=groups,
-            units=self.units,
-            resamples=self.resamples,
-            seed=0,
-        )
+        tiers = self.files.section("groups", "assignment")
+        sample = Sample(self.labels, self._probabilities, tiers, self.groups)
+        return bootstrap(sample, resamples=self.resamples)
 
     def same_images(self, other: "RunResult") -> bool:
         """Whether both were tested on the same images with the same classes."""
@@ -115,10 +110,7 @@ class Entry:
         )
         if np.isnan(draws).any():
             return None
-        # The rule of lmd.intervals.paired_difference, for means over seeds.
-        below, above = np.sum(draws <= 1e-12), np.sum(draws >= -1e-12)
-        p_value = min(1.0, 2 * (1 + float(min(below, above))) / (len(draws) + 1))
-        return Difference(value, *interval(draws, value), p_value)
+        return difference(value, draws)
 
 
 @dataclass(frozen=True)
@@ -142,7 +134,7 @@ class Results:
     @property
     def grouped(self) -> bool:
         """Whether all runs know which test images are of one patient or lesion."""
-        return all(run.units is not None for run in self.runs)
+        return all(run.groups is not None for run in self.runs)
 
     @property
     def runs(self) -> list[RunResult]:
@@ -174,7 +166,7 @@ def read_results(plan: Plan, folder: Path, *, resamples: int | None = None) -> R
     if not results.grouped:
         # Some are older than their groups: the resamples of all must draw the same images.
         for one in results.runs:
-            one.units = None
+            one.groups = None
     return results
 
 

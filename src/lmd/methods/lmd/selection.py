@@ -20,6 +20,7 @@ from lmd.methods.lmd.calibrate import (
     normal_draws,
 )
 from lmd.methods.lmd.gaussians import ClassGaussians
+from lmd.scoring.confusion import mean_recall
 
 # Tried on validation; penalties are in units of the total variance of the features, so that they
 # mean the same for every scale and width. Without a validation part the fallbacks are taken.
@@ -158,18 +159,19 @@ def balanced_score(solution: Solution, features: Tensor, labels: Tensor) -> Scor
     """
     log_p = (features.double().cpu() @ solution.weight.T + solution.bias).log_softmax(1)
     labels = labels.cpu()
-    right = (log_p.argmax(1) == labels).double()
+    predicted = log_p.argmax(1)
+    right = (predicted == labels).double()
     loss = -log_p.gather(1, labels[:, None]).squeeze(1)
-    accuracy = variance = entropy = 0.0
+    variance = entropy = 0.0
     present = labels.unique().tolist()
     for k in present:
         own = labels == k
         n, hits = int(own.sum()), right[own].sum().item()
         smooth = (hits + 1) / (n + 2)
-        accuracy += hits / n
         variance += smooth * (1 - smooth) / (n + 2)
         entropy += loss[own].mean().item()
-    return Score(accuracy / len(present), variance**0.5 / len(present), entropy / len(present))
+    accuracy = mean_recall(labels.numpy(), predicted.numpy())
+    return Score(accuracy, variance**0.5 / len(present), entropy / len(present))
 
 
 def choose(

@@ -1,0 +1,137 @@
+"""The images of one part with what a model said of them, and the same under weights.
+
+A resample is a weight for every image, so one formula gives a metric's value (all weights 1) and
+its bootstrap (R rows of weights at once). What several metrics need is computed once.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from functools import cached_property
+from itertools import pairwise
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from lmd.base.errors import LmdError
+from lmd.scoring.confusion import Floats, Labels, f1s, precisions, recalls
+
+Probabilities = NDArray[np.floating[Any]]
+
+ECE_BINS = 15
+
+
+@dataclass(frozen=True)
+class Ranking:
+    """How the images of one class and all others are ordered by the probability of that class.
+
+    ``others`` are rows from low to high; ``below`` and ``up_to`` count, for each image of the
+    class, the others with a lower probability, and with a lower or equal one.
+    """
+
+    own: slice
+    others: NDArray[np.intp]
+    below: NDArray[np.intp]
+    up_to: NDArray[np.intp]
+
+
+class Sample:
+    """Labels ``(N,)`` and probabilities ``(N, K)``; rows are kept sorted by true class.
+
+    The predicted class is the most probable one, the first of several that are equally probable.
+    ``tiers (K,)`` name the tier of each class; ``groups (N,)`` tell which images are of one patient
+    or lesion. Both may be unknown. ``confidence (N,)`` is the highest probability of each image,
+    ``bins (N,)`` the bin it falls into; a bin is ``(left, right]``, as in Guo et al. 2017.
+    """
+
+    def __init__(
+        self,
+        labels: Labels,
+        probabilities: Probabilities,
+        tiers: Sequence[str] | None = None,
+        groups: NDArray[Any] | None = None,
+    ) -> None:
+        images, classes = probabilities.shape
+        if labels.shape != (images,) or images == 0:
+            raise LmdError(
+                "labels and probabilities must have one row for each image and at least one; "
+                f"they are {labels.shape} and {probabilities.shape}"
+            )
+        if tiers is not None and len(tiers) != classes:
+            raise LmdError(f"tiers must name {classes} classes; it names {len(tiers)}")
+        if groups is not None and groups.shape != (images,):
+            raise LmdError(f"groups must be ({images},), one for each image; it is {groups.shape}")
+        order = np.argsort(labels, kind="stable")
+        self.labels = labels[order]
+        self.probabilities: Floats = probabilities[order].astype(np.float64)
+        self.groups = None if groups is None else groups[order]
+        self.tiers = np.array([""] * classes if tiers is None else tiers)
+        self.support = np.bincount(labels, minlength=classes)
+        self.predicted: NDArray[np.intp] = self.probabilities.argmax(axis=1)
+        self.right: NDArray[np.bool_] = self.predicted == self.labels
+        self.confidence: Floats = self.probabilities.max(axis=1)
+        self.bins = np.searchsorted(np.linspace(0, 1, ECE_BINS + 1)[1:-1], self.confidence)
+        self.rows = [slice(a, b) for a, b in pairwise(np.cumsum([0, *self.support]).tolist())]
+
+    def members(self, tier: str | None) -> NDArray[np.bool_]:
+        """Which classes are of a tier, ``(K,)``; all of them for ``None``."""
+        return np.full(len(self.tiers), True) if tier is None else self.tiers == tier
+
+    def groups_of(self, k: int) -> NDArray[np.intp]:
+        """For each image of a class the number of its patient or lesion, counted from 0."""
+        own = np.arange(self.support[k]) if self.groups is None else self.groups[self.rows[k]]
+        return np.unique(own, return_inverse=True)[1]
+
+    @cached_property
+    def one_hot(self) -> Floats:
+        """The class that each image was given, as rows ``(N, K)`` of zeros and a one."""
+        return np.eye(len(self.support))[self.predicted]
+
+    @cached_property
+    def gaps(self) -> Floats:
+        """Hit minus confidence of each image, in the column of its bin ``(N, ECE_BINS)``."""
+        found = np.zeros((len(self.labels), ECE_BINS))
+        found[np.arange(len(self.labels)), self.bins] = self.right - self.confidence
+        return found
+
+    @cached_property
+    def rankings(self) -> list[Ranking]:
+        """One for each class that is present."""
+        found = []
+        for k in np.flatnonzero(self.support):
+            scores = self.probabilities[:, k]
+            others = np.flatnonzero(self.labels != k)
+            others = others[np.argsort(scores[others], kind="stable")]
+            places = [
+                np.searchsorted(scores[others], scores[self.rows[k]], side=side)
+                for side in ("left", "right")
+            ]
+            found.append(Ranking(self.rows[k], others, *places))
+        return found
+
+    @cached_property
+    def plain(self) -> "Weighted":
+        """Every image once."""
+        return Weighted(self, np.ones((1, len(self.labels))))
+
+
+class Weighted:
+    """A sample under R rows of image ``weights (R, N)``.
+
+    ``confusion (R, K, K)`` has true classes as rows; ``support`` and ``predicted (R, K)`` are its
+    sums, ``images`` and ``hits (R,)`` those over all classes. ``recall``, ``precision`` and ``f1``
+    ``(R, K)`` are nan for a class without an image.
+    """
+
+    def __init__(self, sample: Sample, weights: Floats) -> None:
+        self.sample, self.weights = sample, weights
+        self.confusion: Floats = np.stack(
+            [weights[:, own] @ sample.one_hot[own] for own in sample.rows], axis=1
+        )
+        self.support: Floats = self.confusion.sum(axis=2)
+        self.predicted: Floats = self.confusion.sum(axis=1)
+        self.images: Floats = self.support.sum(axis=1)
+        self.hits: Floats = np.trace(self.confusion, axis1=1, axis2=2)
+        self.recall = recalls(self.confusion)
+        self.precision = precisions(self.confusion)
+        self.f1 = f1s(self.confusion)
