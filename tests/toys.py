@@ -6,6 +6,7 @@ from typing import Any
 
 import numpy as np
 import torch
+from numpy.typing import NDArray
 from torch import Tensor
 
 from lmd.data.loaders import ImageSet
@@ -46,6 +47,24 @@ def toy_images(counts: tuple[int, ...], size: int = 16, seed: int = 0) -> ImageS
     colours = np.random.default_rng(7).integers(40, 215, (len(counts), 1, 1, 3))
     noise = rng.normal(0, 25, (len(labels), size, size, 3))
     return ImageSet(np.clip(colours[labels] + noise, 0, 255).astype(np.uint8), labels)
+
+
+def toy_probabilities(
+    labels: NDArray[Any], classes: int, skill: float = 1.0, seed: int = 0
+) -> NDArray[np.float64]:
+    """A classifier of a given skill, ``(N, K)``: noise, and a push towards the true class."""
+    scores = np.random.default_rng(seed).normal(0, 1, (len(labels), classes))
+    scores[np.arange(len(labels)), labels] += skill
+    return np.asarray(np.exp(scores) / np.exp(scores).sum(1, keepdims=True))
+
+
+def toy_predictions(
+    support: tuple[int, ...] = (40, 25, 12, 6, 3), skill: float = 1.0, seed: int = 0
+) -> tuple[NDArray[np.int64], NDArray[np.float64]]:
+    """Shuffled labels ``(N,)`` with ``support`` images of each class, and probabilities."""
+    labels = np.repeat(np.arange(len(support)), support)
+    labels = np.random.default_rng(seed).permutation(labels)
+    return labels, toy_probabilities(labels, len(support), skill, seed + 1)
 
 
 def write_npz(path: Path, counts: tuple[int, ...] = (16, 8, 4), size: int = 16) -> Path:

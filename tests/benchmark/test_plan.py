@@ -174,3 +174,15 @@ def test_grids_that_ship() -> None:
         assert sum(point.usual for point in plan_grid(name).points) == 1, name
     virtual = plan_grid("sweep-virtual-features")
     assert len([r for r in virtual.runs if r.method == "decoupling"]) == 3
+
+
+def test_the_older_name_of_tiers_is_the_same_setting(tmp_path: Path) -> None:
+    rule = '"head>9,tail<3"'
+    old = plan_grid(write(tmp_path, BASE + f'form = "groups"\n[settings]\ngroups = {rule}\n'))
+    new = plan_grid(write(tmp_path, BASE + f'form = "tiers"\n[settings]\ntiers = {rule}\n'))
+    assert (old.form, old.runs) == (new.form, new.runs)
+    assert new.runs[0].request["protocol"]["tiers"] == "head>9,tail<3"
+    before = {"protocol": {"groups": "thirds"}}
+    assert differences(before, {"protocol": {"tiers": "thirds"}}) == []
+    assert differences(before, new.runs[0].request)
+    assert resolve(METHODS["ce"], None, {"groups": "head>9,tail<3"})[0].tiers == "head>9,tail<3"

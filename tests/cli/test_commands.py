@@ -18,6 +18,7 @@ from lmd.base.errors import LmdError
 from lmd.runs.rescore import rescore
 from lmd.runs.train import train
 from lmd.scoring.definitions import format_scores
+from lmd.scoring.estimates import PartScores
 
 QUICK = {
     "backbone": "resnet8",
@@ -125,8 +126,8 @@ def test_the_intervals_know_which_images_are_of_one_patient(tmp_path: Path) -> N
     ]
     assert "groups (patients or lesions)" in record["definitions"]["interval"]["definition"]
     assert any("of 4 patients or lesions" in note for note in record["notes"])
-    part = {key: record[key]["test"] for key in ("metrics", "per_class")}
-    text = format_scores(part | {"definitions": record["definitions"], "notes": []})
+    part = {key: record[key]["test"] for key in ("metrics", "per_class", "confusion")}
+    text = format_scores(PartScores.model_validate(part), record["definitions"])
     assert "images (lesions, patients)" in text
     assert " 16 (4) " in text
     again = rescore(made.path)

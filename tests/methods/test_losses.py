@@ -21,7 +21,6 @@ from lmd.methods.logit_adjustment import (
     adjust_logits,
     choose_tau,
     logit_adjusted_loss,
-    mean_recall,
 )
 from lmd.methods.seesaw import seesaw_loss
 from lmd.methods.vs_loss import vs_loss, vs_scales
@@ -454,11 +453,6 @@ def test_posthoc_adjustment_with_tau_one_balances_exact_posteriors() -> None:
     logits = (posterior / posterior.sum(1, keepdim=True)).log()
     found = adjust_logits(logits, counts, 1.0).softmax(1)
     torch.testing.assert_close(found, likelihood / likelihood.sum(1, keepdim=True))
-
-
-def test_mean_recall_leaves_out_classes_without_images() -> None:
-    logits = F.one_hot(torch.tensor([0, 0, 0, 2, 2]), 4).float()
-    assert mean_recall(logits, torch.tensor([0, 0, 2, 2, 2])) == pytest.approx((1 + 2 / 3) / 2)
 
 
 def test_tau_is_the_best_of_the_grid_and_among_equals_nearest_to_one() -> None:

@@ -11,7 +11,6 @@ from lmd.contract.weighting import class_balanced_weights
 from lmd.methods.cicl import supervised_contrastive_loss
 from lmd.methods.decoupling import (
     choose_tau,
-    mean_recall,
     nearest_mean_classifier,
     tau_normalise,
 )
@@ -70,7 +69,9 @@ def test_tau_is_the_one_with_the_best_mean_recall_not_accuracy():
     # Equals: the smallest, whatever the order.
     assert choose_tau(weight, features[:2], labels[:2], (1.0, 0.5, 0.0)) == (0.0, 1.0)
     # A class of which there is no image does not count.
-    assert mean_recall(torch.tensor([0, 0, 1]), torch.tensor([0, 0, 2])) == 0.5
+    assert choose_tau(torch.eye(3), torch.eye(3)[[0, 0, 1]], torch.tensor([0, 0, 2]), (0.0,)) == (
+        *(0.0, 0.5),
+    )
 
 
 def test_the_linear_nearest_mean_predicts_what_distances_predict():

@@ -15,13 +15,15 @@ import pytest
 
 from lmd.base.errors import LmdError
 from lmd.report import write_report
-from lmd.report.calibration import calibration_error, reliability_bins
+from lmd.report.calibration import reliability_bins
 from lmd.report.charts import CountRow, DotRow, Point, count_bars, dots
 from lmd.report.curves import nice_ticks
 from lmd.runs.rescore import rescore
-from lmd.scoring.metrics import expected_calibration_error
+from lmd.scoring.definitions import definitions
+from lmd.scoring.metrics import METRICS
+from lmd.scoring.sample import Sample
 from lmd.scoring.scores import score
-from lmd.scoring.tiers import assign_groups
+from lmd.scoring.tiers import assign_tiers
 
 SKIN = [
     "melanocytic nevus",
@@ -50,7 +52,7 @@ def make_run(
     """A run folder as training leaves it; the test images depend on the classes alone."""
     size = len(classes)
     train = np.maximum(1000 * 100.0 ** -(np.arange(size) / max(size - 1, 1)), 1).astype(int)
-    groups = assign_groups(train.tolist(), classes, "thirds")
+    tiers = assign_tiers(train.tolist(), classes, "thirds")
     generator = np.random.default_rng(seed)
     arrays: dict[str, Any] = {"classes": np.array(classes)}
     counts = {"train": train.tolist()}
@@ -69,10 +71,11 @@ def make_run(
         arrays[f"{part}_labels"] = labels
         arrays[f"{part}_probabilities"] = probabilities
         counts[part] = support.tolist()
-        one = score(labels, probabilities, classes, groups, train, resamples=100, part=part)
+        scores = score(labels, probabilities, classes, tiers, train, resamples=100, part=part)
+        one = scores.model_dump()
         for key, parts in found.items():
             parts[part] = one[key]
-        found_definitions, notes = one["definitions"], notes + one["notes"]
+        notes += one["notes"]
     record = {
         "format": 1,
         "status": "finished",
@@ -102,7 +105,7 @@ def make_run(
             "grouped": True,
             "skipped": [],
         },
-        "groups": {"rule": groups.rule, "assignment": list(groups.assignment)},
+        "groups": {"rule": tiers.rule, "assignment": list(tiers.assignment)},
         "model": {
             "backbone": "resnet18",
             "weights": "imagenet",
@@ -113,7 +116,7 @@ def make_run(
         },
         "stages": [{"name": "RRL", "epochs": epochs[0], "seconds": 3012.5}],
         **found,
-        "definitions": found_definitions,
+        "definitions": definitions(100),
         "notes": notes,
         "timings": {"decode": 41.2, "train": 5071.0},
         "machine": {"python": "3.11.9", "torch": "2.6.0", "device": "cpu", "threads": 2},
@@ -531,10 +534,11 @@ def test_bins_drawn_are_those_of_the_calibration_error() -> None:
     probabilities = generator.dirichlet([0.4] * 5, size=400).astype(np.float32)
     probabilities[0] = [0, 0, 1, 0, 0]
     labels = generator.integers(5, size=400)
-    bins = reliability_bins(probabilities, labels)
+    sample = Sample(labels, probabilities)
+    bins = reliability_bins(sample)
     assert sum(each.count for each in bins) == 400
-    expected = expected_calibration_error(labels, probabilities)
-    assert calibration_error(bins) == pytest.approx(expected, abs=1e-9)
+    error = sum(each.count * abs(each.accuracy - each.confidence) for each in bins) / 400
+    assert error == pytest.approx(METRICS["ece"].value(sample), abs=1e-9)
     for each in bins:
         if each.count:
             assert each.left <= each.confidence <= each.right

@@ -1,94 +1,23 @@
 import numpy as np
 import pytest
+from toys import toy_predictions
 
 from lmd.base.errors import LmdError
 from lmd.scoring.intervals import (
-    GROUP_KEYS,
-    KEYS,
-    bootstrap,
+    difference,
     effective,
     f1_interval,
     holm,
     interval,
     mean_recall_interval,
-    paired_difference,
+    paired_differences,
     wilson,
 )
-from lmd.scoring.metrics import GROUP_METRICS, METRICS, group_balanced_accuracy, per_class
-from lmd.scoring.resampling import Weighted
+from lmd.scoring.metrics import METRICS
+from lmd.scoring.resampling import bootstrap, draw
+from lmd.scoring.sample import Sample, Weighted
 
-GROUPS = ("head", "head", "medium", "tail", "tail")
-
-
-def predictions(seed, support=(40, 25, 12, 6, 3), skill=1.0, decimals=None):
-    rng = np.random.default_rng(seed)
-    labels = rng.permutation(np.repeat(np.arange(len(support)), support))
-    scores = rng.normal(size=(len(labels), len(support)))
-    scores[np.arange(len(labels)), labels] += skill
-    probabilities = np.exp(scores) / np.exp(scores).sum(1, keepdims=True)
-    if decimals is not None:
-        probabilities = np.round(probabilities, decimals)
-    return labels, probabilities
-
-
-def metric_values(labels, probabilities, groups):
-    values = {key: metric.function(labels, probabilities) for key, metric in METRICS.items()}
-    for key, metric in GROUP_METRICS.items():
-        members = [k for k, group in enumerate(groups) if group == metric.group]
-        values[key] = group_balanced_accuracy(labels, probabilities, members)
-    return values
-
-
-def test_the_keys_are_those_of_the_metrics():
-    assert set(KEYS) == set(METRICS) | set(GROUP_METRICS)
-    assert set(GROUP_KEYS) == set(GROUP_METRICS)
-
-
-@pytest.mark.parametrize("decimals", [None, 1])
-@pytest.mark.parametrize("support", [(40, 25, 12, 6, 3), (30, 0, 9, 1, 2), (20, 0, 0, 0, 0)])
-def test_each_resample_has_the_metrics_of_the_images_drawn(decimals, support):
-    labels, probabilities = predictions(1, support, decimals=decimals)
-    order = np.argsort(labels, kind="stable")
-    draws = bootstrap(labels, probabilities, groups=GROUPS, resamples=12, seed=7)
-    (weights,) = Weighted(labels, probabilities, GROUPS).resamples(12, 7)
-    for r in range(12):
-        times = np.concatenate([w[r] for w in weights]).astype(int)
-        drawn = np.repeat(order, times)
-        assert np.bincount(labels[drawn], minlength=5).tolist() == list(support)
-        expected = metric_values(labels[drawn], probabilities[drawn], GROUPS)
-        assert set(expected) | {"recall", "precision", "f1"} == set(draws)
-        for key, value in expected.items():
-            assert draws[key][r] == pytest.approx(value, abs=1e-12, nan_ok=True), key
-        classes = per_class(labels[drawn], probabilities[drawn])
-        for key in ("recall", "precision", "f1"):
-            np.testing.assert_allclose(draws[key][r], getattr(classes, key), atol=1e-12)
-
-
-def test_the_bootstrap_is_repeatable_and_independent_of_the_seed_in_the_mean():
-    labels, probabilities = predictions(2)
-    first = bootstrap(labels, probabilities, resamples=400, seed=1)
-    again = bootstrap(labels, probabilities, resamples=400, seed=1)
-    other = bootstrap(labels, probabilities, resamples=400, seed=2)
-    for key in first:
-        np.testing.assert_array_equal(first[key], again[key])
-    assert not np.array_equal(first["auc"], other["auc"])
-    assert first["auc"].mean() == pytest.approx(other["auc"].mean(), abs=0.01)
-    assert "bacc_head" not in first
-
-
-def test_the_spread_of_accuracy_is_that_of_the_strata():
-    labels, probabilities = predictions(3, (400, 200, 50, 30, 20))
-    draws = bootstrap(labels, probabilities, resamples=4000)["accuracy"]
-    recall = per_class(labels, probabilities)
-    variance = np.sum(recall.support * recall.recall * (1 - recall.recall)) / len(labels) ** 2
-    assert draws.std() == pytest.approx(np.sqrt(variance), rel=0.05)
-
-
-def test_a_thousand_resamples_of_five_thousand_images_in_chunks():
-    labels, probabilities = predictions(0, (2500, 1200, 600, 400, 150, 80, 50, 20))
-    draws = bootstrap(labels, probabilities, groups=["head"] * 4 + ["tail"] * 4)
-    assert draws["auc"].shape == (1000,)
-    assert draws["recall"].shape == (1000, 8)
+TIERS = ("head", "head", "medium", "tail", "tail")
 
 
 def simulate(support, recalls, trials, estimate):
@@ -106,7 +35,9 @@ def simulate(support, recalls, trials, estimate):
 
 def by_bootstrap(labels, predicted, seed):
     probabilities = np.eye(labels.max() + 1)[predicted]
-    draws = bootstrap(labels, probabilities, resamples=300, seed=seed)
+    draws = bootstrap(
+        Sample(labels, probabilities), ["balanced_accuracy"], resamples=300, seed=seed
+    )
     return interval(draws["balanced_accuracy"])
 
 
@@ -116,44 +47,12 @@ def by_wilson(labels, predicted, seed):
     return mean_recall_interval(hits.tolist(), support.tolist())
 
 
-@pytest.mark.parametrize("support", [(40, 25, 12, 6, 3), (30, 0, 9, 1, 2)])
-def test_images_of_one_patient_are_drawn_together(support):
-    labels, probabilities = predictions(1, support)
-    units = np.random.default_rng(0).integers(20, size=len(labels))
-    order = np.argsort(labels, kind="stable")
-    draws = bootstrap(labels, probabilities, groups=GROUPS, units=units, resamples=12, seed=7)
-    (weights,) = Weighted(labels, probabilities, GROUPS, units).resamples(12, 7)
-    for r in range(12):
-        times = np.concatenate([w[r] for w in weights]).astype(int)
-        for k in range(5):
-            own = order[labels[order] == k]
-            by_unit = {}
-            for image, often in zip(own, times[labels[order] == k], strict=True):
-                assert by_unit.setdefault(units[image], often) == often
-            assert sum(by_unit.values()) == len(by_unit)
-        drawn = np.repeat(order, times)
-        expected = metric_values(labels[drawn], probabilities[drawn], GROUPS)
-        for key, value in expected.items():
-            assert draws[key][r] == pytest.approx(value, abs=1e-12, nan_ok=True), key
-
-
-def test_patients_of_one_image_each_change_nothing():
-    labels, probabilities = predictions(2)
-    apart = np.arange(len(labels))
-    plain = bootstrap(labels, probabilities, resamples=50)
-    grouped = bootstrap(labels, probabilities, units=apart, resamples=50)
-    for key, values in plain.items():
-        np.testing.assert_array_equal(values, grouped[key])
-    right = probabilities.argmax(1) == labels
-    assert effective(right, apart) == effective(right, None) == (right.sum(), len(right))
-
-
 def alike(rng, patients, each=6, recall=0.7, alikeness=0.8):
     """Patients with ``each`` images; how right they are differs from patient to patient."""
     a = recall * (1 / alikeness - 1)
     chance = rng.beta(a, a * (1 - recall) / recall, patients)
-    units = np.repeat(np.arange(patients), each)
-    return rng.random(len(units)) < chance[units], units
+    groups = np.repeat(np.arange(patients), each)
+    return rng.random(len(groups)) < chance[groups], groups
 
 
 @pytest.mark.parametrize("patients", [5, 40])
@@ -161,12 +60,13 @@ def test_intervals_cover_only_where_they_know_the_patients(patients):
     rng = np.random.default_rng(5)
     covered = {"images": 0, "patients": 0, "bootstrap": 0}
     for trial in range(300):
-        right, units = alike(rng, patients)
+        right, groups = alike(rng, patients)
         labels, given = np.zeros(len(right), int), np.eye(2)[np.where(right, 0, 1)]
-        draws = bootstrap(labels, given, units=units, resamples=200, seed=trial)["accuracy"]
+        sample = Sample(labels, given, groups=groups)
+        draws = bootstrap(sample, ["accuracy"], resamples=200, seed=trial)["accuracy"]
         limits = {
             "images": wilson(*effective(right, None)),
-            "patients": wilson(*effective(right, units)),
+            "patients": wilson(*effective(right, groups)),
             "bootstrap": interval(draws),
         }
         for name, (low, high) in limits.items():
@@ -178,13 +78,14 @@ def test_intervals_cover_only_where_they_know_the_patients(patients):
 
 
 def test_images_of_a_patient_count_as_one_at_most():
-    units = np.repeat(np.arange(12), 5)
+    groups = np.repeat(np.arange(12), 5)
     same = np.repeat(np.arange(12) % 3 == 0, 5)
-    assert effective(same, units) == pytest.approx((4, 12))
-    assert effective(np.ones(60, bool), units) == (12, 12)
+    assert effective(same, groups) == pytest.approx((4, 12))
+    assert effective(np.ones(60, bool), groups) == (12, 12)
     mixed = np.arange(60) % 5 < 2  # every patient the same share: no more alike than strangers
-    assert effective(mixed, units) == (24, 60)
+    assert effective(mixed, groups) == (24, 60)
     assert effective(np.zeros(0, bool), np.zeros(0, int)) == (0, 0)
+    assert effective(mixed, np.arange(60)) == effective(mixed, None) == (24, 60)
 
 
 def test_the_bootstrap_covers_where_classes_have_images_enough():
@@ -225,10 +126,11 @@ def test_f1_interval():
     assert low < 0.5
     assert high == 1
     # With many images it is the bootstrap's.
-    labels, probabilities = predictions(5, (900, 700, 400, 300, 200), skill=1.5)
+    labels, probabilities = toy_predictions((900, 700, 400, 300, 200), skill=1.5, seed=5)
+    sample = Sample(labels, probabilities)
     predicted = probabilities.argmax(1)
     hits, count = int(np.sum((labels == 2) & (predicted == 2))), int(np.sum(predicted == 2))
-    draws = bootstrap(labels, probabilities, resamples=2000)["f1"][:, 2]
+    draws = np.concatenate([Weighted(sample, w).f1[:, 2] for w in draw(sample, 2000, 0)])
     assert f1_interval(hits, 400, count, len(labels)) == pytest.approx(interval(draws), abs=0.01)
     assert np.isnan(f1_interval(0, 0, 3, 10)).all()
 
@@ -241,31 +143,46 @@ def test_interval_is_widened_to_the_value_and_skips_what_is_no_number():
     assert np.isnan(interval(np.full(3, np.nan), value=1.0)).all()
 
 
-def test_paired_difference_uses_the_same_resamples_for_both():
-    labels, a = predictions(6, skill=1.5)
+def test_paired_differences_use_the_same_resamples_for_both():
+    labels, a = toy_predictions(skill=1.5, seed=6)
     b = 0.6 * a + 0.4 * np.random.default_rng(7).dirichlet(np.ones(5), len(labels))
-    for metric in KEYS:
-        found = paired_difference(labels, a, b, metric, groups=GROUPS, resamples=200, seed=3)
-        draws = [bootstrap(labels, p, groups=GROUPS, resamples=200, seed=3)[metric] for p in (a, b)]
-        values = [metric_values(labels, p, GROUPS)[metric] for p in (a, b)]
+    runs = [Sample(labels, p, TIERS, groups=np.arange(len(labels)) // 2) for p in (a, b)]
+    (weights,) = draw(runs[0], 200, 3)
+    for key, found in paired_differences(*runs, resamples=200, seed=3).items():
+        draws = [METRICS[key].function(Weighted(run, weights)) for run in runs]
+        values = [METRICS[key].value(run) for run in runs]
         assert found.value == pytest.approx(values[0] - values[1], abs=1e-12)
         expected = interval(draws[0] - draws[1], found.value)
         assert (found.low, found.high) == pytest.approx(expected)
         assert 2 / 201 <= found.p_value <= 1
 
 
-def test_paired_difference_of_a_run_with_itself_and_with_a_better_one():
-    labels, weak = predictions(8, (100, 80, 60, 40, 30), skill=0.5)
-    same = paired_difference(labels, weak, weak, "auc", resamples=200)
+def test_paired_differences_of_a_run_with_itself_and_with_a_better_one():
+    labels, p = toy_predictions((100, 80, 60, 40, 30), skill=0.5, seed=8)
+    weak, strong = Sample(labels, p), Sample(labels, 0.3 * p + 0.7 * np.eye(5)[labels])
+
+    def gap(a, b):
+        key = "balanced_accuracy"
+        return paired_differences(a, b, [key], resamples=200)[key]
+
+    same = gap(weak, weak)
     assert (same.value, same.low, same.high, same.p_value) == (0, 0, 0, 1)
-    strong = 0.3 * weak + 0.7 * np.eye(5)[labels]
-    better = paired_difference(labels, strong, weak, "balanced_accuracy", resamples=200)
+    better, worse = gap(strong, weak), gap(weak, strong)
     assert better.low > 0
     assert better.p_value == pytest.approx(2 / 201)
-    worse = paired_difference(labels, weak, strong, "balanced_accuracy", resamples=200)
     assert (worse.value, worse.low, worse.high) == pytest.approx(
         (-better.value, -better.high, -better.low)
     )
+
+
+def test_the_p_value_counts_resamples_of_the_other_sign_and_of_none():
+    draws = np.array([-0.1, 0.0, 1e-14, *[0.2] * 96])
+    assert difference(0.15, draws).p_value == pytest.approx(2 * (3 + 1) / (99 + 1))
+    assert difference(-0.15, -draws).p_value == pytest.approx(2 * (3 + 1) / (99 + 1))
+    assert difference(0.0, np.zeros(99)).p_value == 1
+    unknown = difference(0.1, np.array([0.1, np.nan]))
+    assert unknown.value == 0.1
+    assert np.isnan([unknown.low, unknown.high, unknown.p_value]).all()
 
 
 def test_p_values_of_equal_runs_are_seldom_small():
@@ -276,9 +193,9 @@ def test_p_values_of_equal_runs_are_seldom_small():
         runs = []
         for _ in range(2):
             right = rng.random(len(labels)) < 0.7
-            runs.append(np.eye(3)[np.where(right, labels, (labels + 1) % 3)])
-        gap = paired_difference(labels, *runs, "balanced_accuracy", resamples=200, seed=trial)
-        small += gap.p_value < 0.05
+            runs.append(Sample(labels, np.eye(3)[np.where(right, labels, (labels + 1) % 3)]))
+        found = paired_differences(*runs, ["balanced_accuracy"], resamples=200, seed=trial)
+        small += found["balanced_accuracy"].p_value < 0.05
     assert small / 200 < 0.1
 
 
@@ -291,17 +208,12 @@ def test_holm():
         holm([0.1, float("nan")])
 
 
-def test_errors():
-    labels, probabilities = predictions(1)
-    with pytest.raises(LmdError, match="'bacc_tail' cannot be compared without groups"):
-        paired_difference(labels, probabilities, probabilities, "bacc_tail")
-    with pytest.raises(LmdError, match="'top5' cannot be compared; choose one of auc"):
-        paired_difference(labels, probabilities, probabilities, "top5", groups=GROUPS)
-    with pytest.raises(LmdError, match="same images and classes"):
-        paired_difference(labels, probabilities, probabilities[:-1], "auc")
-    with pytest.raises(LmdError, match="one row for each image"):
-        bootstrap(labels[:-1], probabilities)
-    with pytest.raises(LmdError, match="must name 5 classes; it names 2"):
-        bootstrap(labels, probabilities, groups=["head", "tail"])
-    with pytest.raises(LmdError, match="resamples must be at least 1; it is 0"):
-        bootstrap(labels, probabilities, resamples=0)
+def test_only_runs_on_the_same_images_are_compared():
+    labels, probabilities = toy_predictions(seed=1)
+    run = Sample(labels, probabilities)
+    for other in (
+        Sample(labels[1:], probabilities[1:]),
+        Sample((labels + 1) % 5, probabilities),
+    ):
+        with pytest.raises(LmdError, match="same images and classes"):
+            paired_differences(run, other)

@@ -1,30 +1,18 @@
-import json
 import math
 import warnings
 
 import numpy as np
 import pytest
 from sklearn import metrics as sk
-from toys import VECTORS
+from toys import toy_predictions
 
-from lmd.scoring.metrics import (
-    GROUP_METRICS,
-    METRICS,
-    absent_classes,
-    confusion_matrix,
-    expected_calibration_error,
-    group_balanced_accuracy,
-    macro_auc,
-    mcc,
-    per_class,
-    quadratic_kappa,
-)
-
-REFERENCE = VECTORS
+from lmd.scoring.metrics import METRICS, PER_CLASS
+from lmd.scoring.sample import Sample, Weighted
 
 # Fifteen images of four classes; the values are scikit-learn's.
 TRUE = np.array([0, 0, 0, 0, 0, 0, 1, 1, 1, 1, 2, 2, 2, 3, 3])
 PREDICTED = np.array([0, 0, 0, 0, 0, 1, 1, 1, 0, 1, 2, 0, 2, 3, 0])
+TIERS = ("head", "medium", "medium", "tail")
 VALUES = {
     "balanced_accuracy": 0.6875,
     "macro_recall": 0.6875,
@@ -33,6 +21,10 @@ VALUES = {
     "mcc": 0.6213824,
     "macro_precision": 0.84375,
     "accuracy": 11 / 15,
+    # Head one class, medium two, tail one: 83.3, 70.8 and 50.0 percent.
+    "bacc_head": 5 / 6,
+    "bacc_medium": (3 / 4 + 2 / 3) / 2,
+    "bacc_tail": 1 / 2,
 }
 
 
@@ -40,19 +32,20 @@ def certain(predicted, classes):
     return np.eye(classes)[predicted]
 
 
+def value(key, labels, probabilities, tiers=None):
+    return METRICS[key].value(Sample(labels, probabilities, tiers))
+
+
 def case(name, seed):
-    rng = np.random.default_rng(seed)
-    classes = 2 if name == "binary" else int(rng.integers(3, 9))
-    labels = np.concatenate([np.arange(classes), rng.integers(0, classes, 60)])
-    scores = rng.normal(size=(len(labels), classes))
-    scores[np.arange(len(labels)), labels] += 1
+    classes = 2 if name == "binary" else 3 + seed % 6
+    labels, probabilities = toy_predictions((12,) * classes, seed=seed)
     if name == "absent class":
         labels[labels == 1] = 0
     if name == "never predicted":
-        scores[:, 0] = -9
+        probabilities[:, 0] *= 1e-4
     if name == "one prediction":
-        scores[:, 1] += 20
-    probabilities = np.exp(scores) / np.exp(scores).sum(1, keepdims=True)
+        probabilities[:, 1] += 20
+    probabilities /= probabilities.sum(1, keepdims=True)
     if name == "ties":
         probabilities = np.round(probabilities, 1)
     return labels, probabilities
@@ -85,64 +78,53 @@ CASES = ["plain", "binary", "absent class", "never predicted", "one prediction",
 def test_every_metric_equals_scikit_learns(name, seed):
     labels, probabilities = case(name, seed)
     for key, expected in scikit(labels, probabilities).items():
-        value = METRICS[key].function(labels, probabilities)
-        assert value == pytest.approx(expected, abs=1e-12), key
+        assert value(key, labels, probabilities) == pytest.approx(expected, abs=1e-12), key
+
+
+@pytest.mark.parametrize("name", CASES)
+def test_weights_are_repeated_images(name):
+    labels, probabilities = case(name, 2)
+    tiers = ["head", "medium", "tail", "tail", "tail"][: probabilities.shape[1]]
+    times = np.random.default_rng(0).integers(1, 4, (5, len(labels)))
+    sample = Sample(labels, probabilities, tiers)
+    order = np.argsort(labels, kind="stable")
+    weighted = Weighted(sample, times[:, order].astype(float))
+    for row, often in enumerate(times):
+        again = Sample(np.repeat(labels, often), np.repeat(probabilities, often, axis=0), tiers)
+        for key, metric in METRICS.items():
+            found = metric.function(weighted)[row]
+            assert found == pytest.approx(metric.value(again), abs=1e-12, nan_ok=True), key
+        for key in PER_CLASS:
+            np.testing.assert_allclose(getattr(weighted, key)[row], getattr(again.plain, key)[0])
 
 
 @pytest.mark.parametrize("seed", range(4))
 def test_balanced_accuracy_and_macro_auc_equal_scikit_learns_own_averages(seed):
     labels, probabilities = case("plain", seed)
-    assert METRICS["balanced_accuracy"].function(labels, probabilities) == pytest.approx(
+    assert value("balanced_accuracy", labels, probabilities) == pytest.approx(
         sk.balanced_accuracy_score(labels, probabilities.argmax(1))
     )
-    assert macro_auc(labels, probabilities) == pytest.approx(
+    assert value("auc", labels, probabilities) == pytest.approx(
         sk.roc_auc_score(labels, probabilities, multi_class="ovr", average="macro")
     )
 
 
-@pytest.mark.parametrize("name", CASES)
-def test_per_class_values_and_confusion_equal_scikit_learns(name):
-    labels, probabilities = case(name, 3)
-    classes = probabilities.shape[1]
-    precision, recall, f1, support = sk.precision_recall_fscore_support(
-        labels, probabilities.argmax(1), labels=np.arange(classes), zero_division=0
-    )
-    values = per_class(labels, probabilities)
-    present = support > 0
-    np.testing.assert_array_equal(values.support, support)
-    for ours, theirs in ((values.recall, recall), (values.precision, precision), (values.f1, f1)):
-        np.testing.assert_allclose(ours[present], theirs[present])
-        assert np.isnan(ours[~present]).all()
-    np.testing.assert_array_equal(
-        confusion_matrix(labels, probabilities),
-        sk.confusion_matrix(labels, probabilities.argmax(1), labels=np.arange(classes)),
-    )
-
-
 def test_the_known_example():
-    probabilities = certain(PREDICTED, 4)
     for key, expected in VALUES.items():
-        assert METRICS[key].function(TRUE, probabilities) == pytest.approx(expected, abs=1e-7), key
-    # Head one class, medium two, tail one: 83.3, 70.8 and 50.0 percent.
-    groups = [group_balanced_accuracy(TRUE, probabilities, m) for m in ([0], [1, 2], [3])]
-    assert groups == pytest.approx([5 / 6, (3 / 4 + 2 / 3) / 2, 1 / 2])
+        found = value(key, TRUE, certain(PREDICTED, 4), TIERS)
+        assert found == pytest.approx(expected, abs=1e-7), key
 
 
-def test_reference_vectors():
-    if not REFERENCE.exists():
-        pytest.skip("reference_vectors.json is not beside the repository")
-    vector = json.loads(REFERENCE.read_text())["vectors"]["metrics_groups"]
-    labels = np.array(vector["y_true"])
-    probabilities = certain(np.array(vector["y_pred"]), 4)
+def test_reference_vectors(vectors):
+    vector = vectors["metrics_groups"]
+    sample = Sample(np.array(vector["y_true"]), certain(np.array(vector["y_pred"]), 4), TIERS)
     names = {"kappa": "quadratic_kappa"}
     for key in ("balanced_accuracy", "macro_f1", "kappa", "mcc", "macro_precision"):
-        value = METRICS[key].function(labels, probabilities)
-        assert value == pytest.approx(vector[names.get(key, key)], rel=1e-6), key
-    np.testing.assert_allclose(
-        per_class(labels, probabilities).recall, vector["per_class_recall"], rtol=1e-6
-    )
-    groups = [100 * group_balanced_accuracy(labels, probabilities, m) for m in ([0], [1, 2], [3])]
-    assert groups == pytest.approx(vector["monica_official[head,med,tail,avg]%"][:3], rel=1e-6)
+        expected = vector[names.get(key, key)]
+        assert METRICS[key].value(sample) == pytest.approx(expected, rel=1e-6), key
+    np.testing.assert_allclose(sample.plain.recall[0], vector["per_class_recall"], rtol=1e-6)
+    tiers = [100 * METRICS[f"bacc_{tier}"].value(sample) for tier in ("head", "medium", "tail")]
+    assert tiers == pytest.approx(vector["monica_official[head,med,tail,avg]%"][:3], rel=1e-6)
 
 
 def test_ece_equals_a_loop_over_bins():
@@ -153,48 +135,49 @@ def test_ece_equals_a_loop_over_bins():
         inside = (top > b / 15) & (top <= (b + 1) / 15)
         if inside.any():
             expected += inside.mean() * abs(right[inside].mean() - top[inside].mean())
-    assert expected_calibration_error(labels, probabilities) == pytest.approx(expected)
+    assert value("ece", labels, probabilities) == pytest.approx(expected)
 
 
 def test_ece_at_its_limits():
     labels = np.array([0, 1, 1, 0])
-    assert expected_calibration_error(labels, certain(labels, 2)) == 0
-    assert expected_calibration_error(labels, certain(1 - labels, 2)) == 1
-    assert expected_calibration_error(labels, np.full((4, 2), 0.5)) == pytest.approx(0)
+    assert value("ece", labels, certain(labels, 2)) == 0
+    assert value("ece", labels, certain(1 - labels, 2)) == 1
+    assert value("ece", labels, np.full((4, 2), 0.5)) == pytest.approx(0)
 
 
 def test_one_class_only():
-    labels, right = np.zeros(5, int), np.tile([0.9, 0.1], (5, 1))
+    sample = Sample(np.zeros(5, int), np.tile([0.9, 0.1], (5, 1)), ("head", "tail"))
     with warnings.catch_warnings():
         warnings.simplefilter("error")
-        assert math.isnan(macro_auc(labels, right))
-        assert math.isnan(quadratic_kappa(labels, right))
-        assert mcc(labels, right) == 0
-        assert METRICS["balanced_accuracy"].function(labels, right) == 1
-        assert math.isnan(group_balanced_accuracy(labels, right, [1]))
-        assert math.isnan(group_balanced_accuracy(labels, right, []))
-    assert absent_classes(labels, 2) == [1]
+        values = {key: metric.value(sample) for key, metric in METRICS.items()}
+    undefined = {key for key, found in values.items() if math.isnan(found)}
+    assert undefined == {"auc", "kappa", "bacc_medium", "bacc_tail"}
+    assert undefined <= {key for key, metric in METRICS.items() if metric.undefined}
+    assert (values["mcc"], values["balanced_accuracy"]) == (0, 1)
 
 
-def test_an_absent_class_is_neither_dropped_silently_nor_scored_zero():
-    labels = np.array([0, 0, 2])
-    values = per_class(labels, certain(np.array([0, 1, 2]), 3))
-    assert values.recall[0] == 0.5
-    assert np.isnan([values.recall[1], values.precision[1], values.f1[1]]).all()
-    assert METRICS["macro_recall"].function(labels, certain(np.array([0, 1, 2]), 3)) == 0.75
+def test_without_tiers_there_is_no_mean_over_one():
+    assert math.isnan(value("bacc_head", TRUE, certain(PREDICTED, 4)))
 
 
 def test_uninformative_scores_have_an_auc_of_one_half():
-    assert macro_auc(TRUE, np.full((15, 4), 0.25)) == 0.5
+    assert value("auc", TRUE, np.full((15, 4), 0.25)) == 0.5
 
 
-def test_every_metric_has_a_title_and_a_definition():
-    for table in (METRICS, GROUP_METRICS):
-        for key, metric in table.items():
-            assert metric.key == key
-            assert metric.title
-            assert metric.definition.endswith(".")
-    for key in ("auc", "balanced_accuracy", "macro_f1", "macro_precision", "macro_recall"):
+def test_the_registry_says_how_a_metric_is_shown():
+    for key, metric in METRICS.items():
+        assert metric.key == key
+        assert metric.title
+        assert metric.short
+        assert metric.definition.endswith(".")
+    shown = {key for key, metric in METRICS.items() if not metric.rate}
+    assert shown == {"auc", "kappa", "mcc", "ece"}
+    assert [key for key, metric in METRICS.items() if not metric.higher_is_better] == ["ece"]
+    means = {key for key, metric in METRICS.items() if metric.mean_recall}
+    tiers = {"bacc_head", "bacc_medium", "bacc_tail"}
+    assert means == {"balanced_accuracy", "macro_recall"} | tiers
+    assert METRICS["bacc_tail"].short == "Tail"
+    for key in ("auc", "macro_f1", "macro_precision", *means):
         assert "without an image" in METRICS[key].definition
     for key in ("macro_f1", "macro_precision"):
         assert "never predicted is 0" in METRICS[key].definition

@@ -2,7 +2,7 @@ import numpy as np
 import pytest
 
 from lmd.base.errors import LmdError
-from lmd.scoring.tiers import assign_groups
+from lmd.scoring.tiers import assign_tiers
 
 # ISIC-Archive-LT: images of each class, of which 70 % are for training.
 ARCHIVE = {
@@ -11,23 +11,23 @@ ARCHIVE = {
 }
 
 
-def test_thresholds_give_the_groups_of_isic_archive_lt():
+def test_thresholds_give_the_tiers_of_isic_archive_lt():
     counts = np.array([int(0.7 * n) for n in ARCHIVE.values()])
-    groups = assign_groups(counts, list(ARCHIVE), "head>1000,tail<180")
+    tiers = assign_tiers(counts, list(ARCHIVE), "head>1000,tail<180")
     names = np.array(list(ARCHIVE))
-    assert names[groups.members("head")].tolist() == ["NV", "MEL", "BCC", "SK"]
-    assert names[groups.members("medium")].tolist() == ["AK", "SCC", "BKL", "SL"]
-    assert names[groups.members("tail")].tolist() == ["VASC", "DF", "LK", "LS", "AN", "AMP"]
+    assert names[tiers.members("head")].tolist() == ["NV", "MEL", "BCC", "SK"]
+    assert names[tiers.members("medium")].tolist() == ["AK", "SCC", "BKL", "SL"]
+    assert names[tiers.members("tail")].tolist() == ["VASC", "DF", "LK", "LS", "AN", "AMP"]
 
 
-def test_a_list_gives_the_same_groups_as_the_thresholds():
+def test_a_list_gives_the_same_tiers_as_the_thresholds():
     counts = [int(0.7 * n) for n in ARCHIVE.values()]
-    by_list = assign_groups(
+    by_list = assign_tiers(
         counts,
         list(ARCHIVE),
         "head=NV,MEL,BCC,SK; medium = AK,SCC, BKL,SL; tail=VASC,DF,LK,LS,AN,AMP",
     )
-    by_count = assign_groups(counts, list(ARCHIVE), "tail<180, head>1000")
+    by_count = assign_tiers(counts, list(ARCHIVE), "tail<180, head>1000")
     assert by_list.assignment == by_count.assignment
     assert "head NV, MEL, BCC, SK" in by_list.rule
     assert "at least 1001" in by_count.rule
@@ -47,18 +47,18 @@ def test_a_list_gives_the_same_groups_as_the_thresholds():
     ],
 )
 def test_thirds(counts, expected):
-    groups = assign_groups(counts, [f"c{k}" for k in range(len(counts))], "thirds")
-    assert groups.assignment == tuple(expected.split())
-    assert "rank of training count" in groups.rule
+    tiers = assign_tiers(counts, [f"c{k}" for k in range(len(counts))], "thirds")
+    assert tiers.assignment == tuple(expected.split())
+    assert "rank of training count" in tiers.rule
 
 
 def test_thresholds_are_strict_or_not_as_written():
     counts, classes = [100, 99, 50, 20, 19], list("abcde")
-    strict = assign_groups(counts, classes, "head>99,tail<20").assignment
-    loose = assign_groups(counts, classes, "head>=99,tail<=20").assignment
+    strict = assign_tiers(counts, classes, "head>99,tail<20").assignment
+    loose = assign_tiers(counts, classes, "head>=99,tail<=20").assignment
     assert strict == ("head", "medium", "medium", "medium", "tail")
     assert loose == ("head", "head", "medium", "tail", "tail")
-    halves = assign_groups(counts, classes, "head>=50,tail<50").assignment
+    halves = assign_tiers(counts, classes, "head>=50,tail<50").assignment
     assert halves == ("head", "head", "head", "tail", "tail")
 
 
@@ -74,21 +74,21 @@ def test_thresholds_are_strict_or_not_as_written():
         ("head>100,tail<many", "'tail<many' is not a threshold"),
         ("head>100,tail<10,head>50", "head has two thresholds"),
         ("head>100,tail<200", "a class with 101 training images would be head and tail"),
-        ("head=A;tail=B", "no group for C"),
+        ("head=A;tail=B", "no tier for C"),
         ("head=A,A;tail=B,C", "class 'A' is listed twice"),
         ("head=A;medium=B;tail=C,B", r"'B' is listed twice \(medium and tail\)"),
         ("head=A;tail=B,C,X", "no class 'X'; the classes are: A, B, C"),
-        ("head=A;rest=B,C", "'rest=B,C' is not GROUP=CLASS"),
+        ("head=A;rest=B,C", "'rest=B,C' is not TIER=CLASS"),
         ("head=A;head=B;tail=C", "head is given twice"),
     ],
 )
 def test_errors_name_what_is_wrong(rule, message):
     with pytest.raises(LmdError, match=message):
-        assign_groups([300, 100, 10], ["A", "B", "C"], rule)
+        assign_tiers([300, 100, 10], ["A", "B", "C"], rule)
 
 
 def test_counts_and_classes_must_fit():
     with pytest.raises(LmdError, match="2 counts for 3 classes"):
-        assign_groups([3, 2], ["A", "B", "C"], "thirds")
+        assign_tiers([3, 2], ["A", "B", "C"], "thirds")
     with pytest.raises(LmdError, match="at least two classes"):
-        assign_groups([3], ["A"], "thirds")
+        assign_tiers([3], ["A"], "thirds")

@@ -12,6 +12,7 @@ from xml.etree import ElementTree
 
 import numpy as np
 import pytest
+from toys import toy_probabilities
 
 from lmd.base.errors import LmdError
 from lmd.benchmark.plan import Plan
@@ -19,9 +20,11 @@ from lmd.benchmark.planning import plan_grid
 from lmd.benchmark.tables import make_tables, read_results, sweep_figure
 from lmd.benchmark.tables.forms import Comparison, Value, build
 from lmd.runfolder.folder import RunFolder
-from lmd.scoring.intervals import bootstrap, holm, interval, paired_difference
+from lmd.scoring.intervals import holm, interval, paired_differences
+from lmd.scoring.resampling import bootstrap
+from lmd.scoring.sample import Sample
 from lmd.scoring.scores import score
-from lmd.scoring.tiers import assign_groups
+from lmd.scoring.tiers import assign_tiers
 
 CLASSES = ("nevus", "melanoma", "wart", "DF_%", "a|b")
 TRAIN = np.array([500, 200, 80, 20, 5])
@@ -33,10 +36,7 @@ MakePlan = Any
 
 
 def probabilities(labels: np.ndarray[Any, Any], skill: float, seed: int) -> np.ndarray[Any, Any]:
-    """A classifier of a given skill: noise, and a push towards the true class."""
-    scores = np.random.default_rng(seed).normal(0, 1, (len(labels), len(CLASSES)))
-    scores[np.arange(len(labels)), labels] += skill
-    return (np.exp(scores) / np.exp(scores).sum(1, keepdims=True)).astype(np.float32)
+    return toy_probabilities(labels, len(CLASSES), skill, seed).astype(np.float32)
 
 
 def write_run(folder: Path, method: dict[str, str], given: np.ndarray[Any, Any], seed: int) -> None:
@@ -45,8 +45,8 @@ def write_run(folder: Path, method: dict[str, str], given: np.ndarray[Any, Any],
     ids = np.array([f"image{i:03d}" for i in range(len(labels))])
     order = np.random.default_rng(seed).permutation(len(labels))
     labels, ids, given = labels[order], ids[order], given[order]
-    groups = assign_groups(TRAIN, CLASSES, "thirds")
-    scored = score(labels, given, CLASSES, groups, TRAIN, resamples=200)
+    tiers = assign_tiers(TRAIN, CLASSES, "thirds")
+    scored = score(labels, given, CLASSES, tiers, TRAIN, resamples=200)
     run = RunFolder.create(folder)
     run.write_predictions(CLASSES, {"test": {"ids": ids, "labels": labels, "probabilities": given}})
     record = {
@@ -58,8 +58,8 @@ def write_run(folder: Path, method: dict[str, str], given: np.ndarray[Any, Any],
         "commit": "abc",
         "method": method,
         "data": {"classes": list(CLASSES), "imbalance_factor": 100.0, "synthetic": False},
-        "groups": {"rule": groups.rule, "assignment": list(groups.assignment)},
-        "metrics": {"test": scored["metrics"]},
+        "groups": {"rule": tiers.rule, "assignment": list(tiers.assignment)},
+        "metrics": {"test": scored.model_dump()["metrics"]},
     }
     run.write_record(record)
 
@@ -118,7 +118,9 @@ def test_csv_has_the_numbers_of_the_records(compared: tuple[Plan, Path]) -> None
 def test_one_seed_has_the_interval_of_its_record(tmp_path: Path) -> None:
     plan = make_plan(tmp_path, 'data = "a.csv"\nmethods = ["ce", "lmd"]\n')
     write_runs(plan, tmp_path / "out")
-    table = build(read_results(plan, tmp_path / "out", resamples=50), "groups")[0]
+    results = read_results(plan, tmp_path / "out", resamples=50)
+    table = build(results, "tiers")[0]
+    assert build(results, "groups") == [table]  # its older name
     record = json.loads((tmp_path / "out" / "ce-seed0" / "record.json").read_text())
     for column, cell in zip(table.columns, table.lines[0].cells, strict=True):
         if isinstance(cell, Value):
@@ -134,9 +136,9 @@ def test_interval_and_test_of_means_over_seeds(compared: tuple[Plan, Path]) -> N
     results = read_results(plan, folder, resamples=300)
 
     def draws(method: str, seeds: tuple[int, ...]) -> np.ndarray[Any, Any]:
-        skill = SKILL[method]
+        skill, key = SKILL[method], "balanced_accuracy"
         each = [
-            bootstrap(labels, probabilities(labels, skill, s), resamples=300)["balanced_accuracy"]
+            bootstrap(Sample(labels, probabilities(labels, skill, s)), [key], resamples=300)[key]
             for s in seeds
         ]
         return np.mean(each, axis=0)
@@ -165,8 +167,8 @@ def test_one_seed_is_the_paired_difference(tmp_path: Path) -> None:
     assert ce is not None
     assert lmd is not None
     labels = np.repeat(np.arange(len(CLASSES)), SUPPORT)
-    pair = [probabilities(labels, SKILL[key], 0) for key in ("ce", "lmd")]
-    expected = paired_difference(labels, *pair, "balanced_accuracy", resamples=200)
+    a, b = (Sample(labels, probabilities(labels, SKILL[key], 0)) for key in ("ce", "lmd"))
+    expected = paired_differences(a, b, ["balanced_accuracy"], resamples=200)["balanced_accuracy"]
     found = ce.difference(lmd, "balanced_accuracy")
     assert found is not None
     assert vars(found) == pytest.approx(vars(expected), abs=1e-12)
@@ -218,7 +220,7 @@ def test_markdown(compared: tuple[Plan, Path]) -> None:
 
 def test_latex_is_balanced_and_escaped(compared: tuple[Plan, Path]) -> None:
     plan, folder = compared
-    text = make_tables(read_results(plan, folder, resamples=50), form="groups", format="latex")
+    text = make_tables(read_results(plan, folder, resamples=50), form="tiers", format="latex")
     depth = 0
     for character in re.sub(r"\\[{}]", "", text):
         depth += {"{": 1, "}": -1}.get(character, 0)
@@ -321,7 +323,7 @@ def test_a_sweep_and_its_figure(tmp_path: Path) -> None:
 def test_two_settings_of_one_method_are_rows(tmp_path: Path) -> None:
     text = """data = "a.csv"
 methods = ["lmd"]
-form = "groups"
+form = "tiers"
 [sweep]
 e_sampling = ["natural", "balanced"]
 m_sampling = ["natural", "balanced"]
@@ -365,7 +367,7 @@ def test_errors(compared: tuple[Plan, Path]) -> None:
     results = read_results(plan, folder, resamples=10)
     with pytest.raises(LmdError, match="needs a grid with a \\[sweep\\]"):
         make_tables(results, form="factors")
-    with pytest.raises(LmdError, match="choose one of metrics, groups, factors, sweep"):
+    with pytest.raises(LmdError, match="choose one of metrics, tiers, factors, sweep"):
         make_tables(results, form="x")
     with pytest.raises(LmdError, match="choose one of text, markdown, latex, csv"):
         make_tables(results, format="x")
