@@ -24,8 +24,8 @@ def test_matrix_and_values_of_each_class_equal_scikit_learns(support):
     precision, recall, f1, images = sk.precision_recall_fscore_support(
         labels, predicted, zero_division=0, **every
     )
-    for function, expected in ((recalls, recall), (precisions, precision), (f1s, f1)):
-        expected = np.where(images > 0, expected, np.nan)
+    for function, theirs in ((recalls, recall), (precisions, precision), (f1s, f1)):
+        expected = np.where(images > 0, theirs, np.nan)
         np.testing.assert_allclose(function(confusion), expected)
         # A stack of matrices gives a row for each.
         stack = np.stack([confusion, 3 * confusion])

@@ -61,5 +61,5 @@ def test_errors():
         Sample(labels[:0], probabilities[:0])
     with pytest.raises(LmdError, match="must name 5 classes; it names 2"):
         Sample(labels, probabilities, ["head", "tail"])
-    with pytest.raises(LmdError, match="groups must be .86,., one for each image"):
+    with pytest.raises(LmdError, match=r"groups must be \(86,\), one for each image"):
         Sample(labels, probabilities, groups=labels[1:])
