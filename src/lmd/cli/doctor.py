@@ -19,7 +19,7 @@ from lmd.cli.options import (
 )
 
 if TYPE_CHECKING:
-    from lmd.data.doctor import Examination, Mended
+    from lmd.data.doctor import Cleaned, Examination
 
 COLOURS = {"error": "red", "warning": "yellow", "note": "cyan"}
 
@@ -68,17 +68,17 @@ def doctor_command(
         found = examine(data, columns=columns, ratios=ratios, tick=display.advance)
         display.stop()
     _print(found)
-    mended = None
+    cleaned = None
     if fix is not None:
-        mended = found.mend()
-        _write_fix(mended, fix, ratios)
+        cleaned = found.clean()
+        _write_fix(cleaned, fix, ratios)
     if html is not None:
         from lmd.report.doctor_page import write_doctor_page
 
-        write_doctor_page(found, html, mended)
+        write_doctor_page(found, html, cleaned)
         typer.echo(f"The page: {html}")
     if json_file is not None:
-        text = json.dumps(as_json(found, mended), indent=1, ensure_ascii=False)
+        text = json.dumps(as_json(found, cleaned), indent=1, ensure_ascii=False)
         atomic_write(json_file, f"{text}\n".encode())
         typer.echo(f"All findings: {json_file}")
     raise typer.Exit(exit_code(found))
@@ -126,15 +126,15 @@ def _print(found: "Examination") -> None:
     typer.secho(summary(found), bold=True)
 
 
-def _write_fix(mended: "Mended", fix: Path, ratios: tuple[float, ...]) -> None:
-    from lmd.data.doctor import mended_lines
+def _write_fix(cleaned: "Cleaned", fix: Path, ratios: tuple[float, ...]) -> None:
+    from lmd.data.doctor import cleaned_lines
     from lmd.data.sources import open_table
     from lmd.data.splits import split
 
-    mended.write(fix)
-    typer.echo("\n" + "\n".join(mended_lines(mended)))
+    cleaned.write(fix)
+    typer.echo("\n" + "\n".join(cleaned_lines(cleaned)))
     try:
-        split(open_table(fix, root=mended.root), ratios)
+        split(open_table(fix, root=cleaned.root), ratios)
     except LmdError as error:
         raise LmdError(f"{fix} was written, but needs your hand still: {error}") from error
-    typer.echo(f"\nThe cleaned manifest: {fix}. Train with it:\n  {mended.command(fix)}")
+    typer.echo(f"\nThe cleaned manifest: {fix}. Train with it:\n  {cleaned.command(fix)}")

@@ -30,7 +30,7 @@ class FileImages:
     paths: tuple[Path, ...]
 
     def read(self, row: int) -> NDArray[np.uint8]:
-        """RGB ``(H, W, 3)``, decoded anew at every call."""
+        """RGB ``(H, W, 3)``, decoded at every call."""
         return read_image(self.paths[row])
 
     def read_at_least(self, row: int, side: int) -> NDArray[np.uint8]:
@@ -81,20 +81,15 @@ def is_dicom(path: Path) -> bool:
 
 
 def is_image(path: Path) -> bool:
-    """Whether a file counts as an image of a folder, going by its name (or by DICOM's mark)."""
+    """Whether a file is taken for an image: by its suffix, or by DICOM's mark."""
     return path.suffix.lower() in SUFFIXES or (not path.suffix and is_dicom(path))
-
-
-def is_hidden(name: str) -> bool:
-    """Whether a file or folder is the file system's own: ``.DS_Store``, ``__MACOSX``."""
-    return name.startswith(".") or name in {"__MACOSX", "Thumbs.db", "desktop.ini", "@eaDir"}
 
 
 def too_large(path: Path) -> LmdError:
     """The error for an image of more pixels than are ever decoded."""
     return LmdError(
-        f"image {path} is larger than {MAX_PIXELS} pixels and is not decoded, for a small file may "
-        "unpack to fill the memory: make it smaller, or remove it"
+        f"image {path} has more than {MAX_PIXELS} pixels and is not decoded, since it might fill "
+        "the memory: make it smaller, or remove it"
     )
 
 
@@ -102,7 +97,7 @@ def unreadable(path: Path, reason: object) -> LmdError:
     """The error for a broken file."""
     return LmdError(
         f"image {path} cannot be read ({reason}): replace or remove it, "
-        "or leave out what cannot be read with skip_bad"
+        "or leave out unreadable images with --skip-bad"
     )
 
 
@@ -113,12 +108,9 @@ def file_signature(ids: Sequence[str], paths: Sequence[Path]) -> str:
         try:
             state = path.stat()
             size, changed = state.st_size, state.st_mtime_ns
-        except OSError:  # A dangling link: named when it is read.
+        except OSError:  # A broken link: reported when it is read.
             size, changed = -1, 0
-        try:
-            digest.update(f"{name}\0{size}\0{changed}\n".encode())
-        except UnicodeEncodeError:
-            raise LmdError(f"file name {name!r} is not UTF-8: rename the file") from None
+        digest.update(f"{name}\0{size}\0{changed}\n".encode())
     return digest.hexdigest()
 
 

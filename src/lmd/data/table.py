@@ -1,5 +1,6 @@
 """The table: which images there are, their classes, groups and parts; pixels stay outside."""
 
+import hashlib
 from dataclasses import dataclass, replace
 from typing import Protocol, runtime_checkable
 
@@ -24,6 +25,30 @@ class ShrinkingImages(Images, Protocol):
     def read_at_least(self, row: int, side: int) -> NDArray[np.uint8]:
         """Like ``read``, possibly smaller, but no side shorter than ``side`` unless it was."""
         ...
+
+
+@dataclass(frozen=True)
+class ArrayImages:
+    """Images in memory: ``blocks`` of ``(N, H, W)`` or ``(N, H, W, 3)``, one after another."""
+
+    blocks: tuple[NDArray[np.uint8], ...]
+
+    def read(self, row: int) -> NDArray[np.uint8]:
+        """RGB ``(H, W, 3)``; grey values are repeated."""
+        for block in self.blocks:
+            if row < len(block):
+                image = block[row]
+                return np.stack([image] * 3, axis=-1) if image.ndim == 2 else image.copy()
+            row -= len(block)
+        raise IndexError(row)
+
+    def signature(self) -> str:
+        """SHA-256 over shapes and pixels."""
+        digest = hashlib.sha256()
+        for block in self.blocks:
+            digest.update(f"{block.shape}\n".encode())
+            digest.update(np.ascontiguousarray(block).data)
+        return digest.hexdigest()
 
 
 @dataclass(frozen=True)

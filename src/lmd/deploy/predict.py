@@ -17,7 +17,8 @@ from numpy.typing import NDArray
 from lmd.base.errors import LmdError
 from lmd.base.files import atomic_write
 from lmd.data.loaders import Normalise
-from lmd.data.reading import SUFFIXES, read_image
+from lmd.data.reading import read_image
+from lmd.data.sources.walk import images_below
 from lmd.data.views import resize
 from lmd.model import Model, ModelSpec, channels_last, load_model
 
@@ -204,13 +205,11 @@ def load(path: str | Path, device: torch.device | str = "cpu") -> Predictor:
 
 
 def find_images(paths: Iterable[str | Path]) -> list[Path]:
-    """Files as they are, folders searched for images; an error names what is missing or empty."""
+    """Files as they are, and the images of folders; an error names what is missing or empty."""
     found: list[Path] = []
     for path in map(Path, paths):
         if path.is_dir():
-            inside = sorted(
-                p for p in path.rglob("*") if p.suffix.lower() in SUFFIXES and p.is_file()
-            )
+            inside = images_below(path)
             if not inside:
                 raise LmdError(f"there is no image in the folder {path}")
             found += inside

@@ -11,8 +11,8 @@ from PIL import Image
 
 from lmd import __version__
 from lmd.base.files import atomic_write
-from lmd.data.doctor import SEVERITIES, Examination, Finding, Mended
-from lmd.data.doctor.findings import LISTS
+from lmd.data.doctor import SEVERITIES, Cleaned, Examination, Finding
+from lmd.data.findings import LISTS
 from lmd.data.imbalance import imbalance_factor
 from lmd.data.table import PARTS
 from lmd.report.page import environment
@@ -23,14 +23,14 @@ SIDE = 112
 LISTED = 200
 
 
-def write_doctor_page(found: Examination, path: Path, mended: Mended | None = None) -> Path:
+def write_doctor_page(found: Examination, path: Path, cleaned: Cleaned | None = None) -> Path:
     """Write an examination as one HTML file that holds all that it needs and makes no request."""
-    html = environment().get_template("doctor.html").render(_page(found, mended))
+    html = environment().get_template("doctor.html").render(_page(found, cleaned))
     atomic_write(path, html.encode())
     return path
 
 
-def _page(found: Examination, mended: Mended | None) -> dict[str, Any]:
+def _page(found: Examination, cleaned: Cleaned | None) -> dict[str, Any]:
     shown: dict[int, str] = {}
     findings = [
         _finding(found, each, shown)
@@ -49,7 +49,7 @@ def _page(found: Examination, mended: Mended | None) -> dict[str, Any]:
         "parts": PARTS if found.scan.split else (),
         "classes": _classes(found),
         "factor": _factor(found),
-        "mended": mended,
+        "cleaned": cleaned,
         "version": __version__,
     }
 
@@ -57,8 +57,8 @@ def _page(found: Examination, mended: Mended | None) -> dict[str, Any]:
 def _verdict(found: Examination) -> str:
     counts = found.severities()
     if counts["error"]:
-        return "Needs mending first"
-    return "Can be used, with care" if counts["warning"] else "Nothing stands against it"
+        return "Fix the errors first"
+    return "Usable, with warnings" if counts["warning"] else "No problems found"
 
 
 def _classes(found: Examination) -> list[dict[str, Any]]:
@@ -86,7 +86,7 @@ def _finding(found: Examination, each: Finding, shown: dict[int, str]) -> dict[s
     else:
         sets = [[_picture(found, i, shown) for i in each.cases[:PICTURES]]]
     visible = any(picture["uri"] for same in sets for picture in same)
-    listed = [found.told(i) for i in each.cases] or [
+    listed = [found.describe(i) for i in each.cases] or [
         name for name in each.names if each.kind in LISTS
     ]
     return {
@@ -112,14 +112,14 @@ def _picture(found: Examination, i: int, shown: dict[int, str]) -> dict[str, str
         shown[i] = "" if pixels is None else data_uri(pixels)
     look = found.looks[i]
     size = "" if look is None or not look.size[0] else f"{look.size[0]} × {look.size[1]}"
-    told = [part for part in (case.label, case.part, size) if part]
+    caption = [part for part in (case.label, case.part, size) if part]
     reason = "not found" if look is None else look.reason or "cannot be shown"
     name = PurePosixPath(case.name).name
     return {
         "uri": shown[i],
         "name": name,
         "path": case.name,
-        "told": " · ".join(told),
+        "caption": " · ".join(caption),
         "reason": reason,
     }
 

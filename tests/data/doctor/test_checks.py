@@ -7,7 +7,7 @@ from pathlib import Path
 import cv2
 import numpy as np
 import pytest
-from damage import make_folders, make_patient
+from patients import make_folders, make_patient
 from toys import SHARED
 
 from lmd.data.doctor import Columns, Examination, examine, exit_code, quick_check
@@ -163,7 +163,7 @@ def ham() -> Examination:
     root = SHARED / "data" / "ham10000"
     if not root.exists():
         pytest.skip(f"no real data: {root} is absent")
-    columns = Columns(image="image_id", label="dx", group="lesion_id")
+    columns = Columns(image_column="image_id", label_column="dx", group_column="lesion_id")
     return examine(root / "HAM10000_metadata.csv", columns=columns)
 
 
@@ -194,13 +194,13 @@ def test_ham10000_does_not_drown_in_near_duplicates(ham: Examination) -> None:
 
 
 @pytest.mark.slow
-def test_ham10000_is_mended_by_two_images_and_one_joined_group(ham: Examination) -> None:
-    mended = ham.mend()
-    assert len(mended.cases) == 10013
-    assert {change.why for change in mended.removed} == {
+def test_ham10000_is_cleaned_by_two_images_and_one_joined_group(ham: Examination) -> None:
+    cleaned = ham.clean()
+    assert len(cleaned.cases) == 10013
+    assert {change.why for change in cleaned.removed} == {
         "the same image as ISIC_0029861",
         "the same image as ISIC_0029938",
     }
-    groups = {case.name: case.group for case in mended.cases}
+    groups = {case.name: case.group for case in cleaned.cases}
     assert groups["ISIC_0030074"] == groups["ISIC_0025226"]
     assert len(set(groups.values())) == 7469

@@ -11,13 +11,11 @@ from damage import (
     DAMAGES,
     WHOLE,
     Damage,
-    Patient,
-    make_folders,
-    make_patient,
     nearly_same,
     npz_bytes,
     same_in_test,
 )
+from patients import Patient, make_folders, make_patient
 from toys import ROOT
 
 from lmd.base.errors import LmdError
@@ -109,22 +107,22 @@ def test_the_cleaned_manifest_of_a_ruin_trains(patient: Patient, tmp_path: Path)
 
     break_all(patient)
     found = examine(patient.save())
-    mended = found.mend()
+    cleaned = found.clean()
     fixed = tmp_path / "fixed.csv"
-    mended.write(fixed)
-    table = split(open_table(fixed, root=mended.root))
+    cleaned.write(fixed)
+    table = split(open_table(fixed, root=cleaned.root))
     clean, _, bad = decode(table, 16)
-    assert len(clean) == len(mended.cases)
+    assert len(clean) == len(cleaned.cases)
     assert bad == table.skipped == ()
-    assert len(mended.cases) + len(mended.removed) == found.images
-    again = examine(fixed, columns=Columns(root=mended.root))
+    assert len(cleaned.cases) + len(cleaned.removed) == found.images
+    again = examine(fixed, columns=Columns(root=cleaned.root))
     left = {f.kind for f in again.findings if f.severity == "error"}
     assert not left
     assert not {"duplicate", "class_name", "near_duplicate_in_parts", "one_colour"} & kinds(again)
     run = train(
         fixed,
         method="ce",
-        columns={"root": str(mended.root)},
+        columns={"root": str(cleaned.root)},
         settings={
             "backbone": "resnet8",
             "weights": "none",
@@ -138,14 +136,14 @@ def test_the_cleaned_manifest_of_a_ruin_trains(patient: Patient, tmp_path: Path)
     )
     record = run.read_record()
     assert record["status"] == "finished"
-    assert sum(sum(n) for n in record["data"]["counts"].values()) == len(mended.cases)
+    assert sum(sum(n) for n in record["data"]["counts"].values()) == len(cleaned.cases)
 
 
 def test_a_near_copy_stays_with_the_copy_that_is_kept(patient: Patient, tmp_path: Path) -> None:
     kept = same_in_test(patient, 17)
     near = nearly_same(patient, 17)
-    mended = examine(patient.save()).mend()
-    cases = {case.name: case for case in mended.cases}
+    cleaned = examine(patient.save()).clean()
+    cases = {case.name: case for case in cleaned.cases}
     assert patient.rows[17]["image"] not in cases
     assert cases[near].group == cases[kept].group
     assert cases[near].part == cases[kept].part == "test"  # one in each: test keeps what it has
@@ -167,9 +165,9 @@ def test_folders_broken_in_all_ways(tmp_path: Path) -> None:
     found = examine(root)
     wanted = {"stray_image", "empty_class_folder", "ignored_file", "missing_file", "too_few"}
     assert wanted | {"class_name", "conflicting_duplicates", "refused"} <= kinds(found)
-    mended = found.mend()
-    mended.write(tmp_path / "fixed.csv")
-    table = split(open_table(tmp_path / "fixed.csv", root=mended.root))
+    cleaned = found.clean()
+    cleaned.write(tmp_path / "fixed.csv")
+    table = split(open_table(tmp_path / "fixed.csv", root=cleaned.root))
     assert table.classes == ("actinic", "carcinoma", "keratosis", "melanoma", "nevus")
     # One nevus was renamed, one melanoma is also filed as "rare"; the keratosis came back.
     assert table.counts().tolist() == [14, 14, 14, 13, 13]
@@ -235,15 +233,15 @@ def test_names_and_files_that_only_a_doctor_meets(tmp_path: Path) -> None:
         image.rename(root / " blank" / image.name)
     found = examine(root)
     assert names(found, "unreadable") == {"nevus/pipe.jpg"}
-    mended = found.mend()
-    assert len(mended.removed) == 3
-    mended.write(tmp_path / "fixed.csv")
-    table = open_table(tmp_path / "fixed.csv", root=mended.root)
+    cleaned = found.clean()
+    assert len(cleaned.removed) == 3
+    cleaned.write(tmp_path / "fixed.csv")
+    table = open_table(tmp_path / "fixed.csv", root=cleaned.root)
     assert len(table) == 68
     assert table.counts()[table.classes.index("blank")] == 5
     decode(split(table), 8)
-    json.dumps(as_json(found, mended), ensure_ascii=False).encode()
-    write_doctor_page(found, tmp_path / "page.html", mended)
+    json.dumps(as_json(found, cleaned), ensure_ascii=False).encode()
+    write_doctor_page(found, tmp_path / "page.html", cleaned)
 
 
 @pytest.mark.parametrize(
@@ -264,8 +262,8 @@ def test_manifests_that_are_none(tmp_path: Path, text: str) -> None:
     found = examine(tmp_path / "data.csv")
     assert "refused" in kinds(found)
     assert exit_code(found) == 4
-    with pytest.raises(LmdError, match="would leave nothing"):
-        found.mend()
+    with pytest.raises(LmdError, match="would remove every image"):
+        found.clean()
 
 
 def test_every_kind_is_provoked_here_and_explained() -> None:

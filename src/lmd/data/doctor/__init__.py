@@ -1,23 +1,23 @@
 """The doctor for everyone's own data: what is wrong with a data set, and a cleaned manifest."""
 
+from lmd.data.doctor.clean import Cleaned
 from lmd.data.doctor.examine import Examination, examine, quick_check
-from lmd.data.doctor.findings import KINDS, SEVERITIES, Finding
-from lmd.data.doctor.mend import Mended
-from lmd.data.doctor.scan import Columns
-from lmd.data.doctor.text import as_json, exit_code, finding_lines, mended_lines, summary
+from lmd.data.doctor.text import as_json, cleaned_lines, exit_code, finding_lines, summary
+from lmd.data.findings import KINDS, SEVERITIES, Finding
+from lmd.data.sources.scan import Columns
 
 __all__ = [
     "KINDS",
     "SEVERITIES",
+    "Cleaned",
     "Columns",
     "Examination",
     "Finding",
-    "Mended",
     "as_json",
+    "cleaned_lines",
     "examine",
     "exit_code",
     "finding_lines",
-    "mended_lines",
     "quick_check",
     "summary",
 ]

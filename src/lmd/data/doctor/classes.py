@@ -5,10 +5,10 @@ from collections import Counter, defaultdict
 from collections.abc import Iterator, Sequence
 from itertools import combinations
 
-from lmd.data.doctor.findings import Finding, finding
-from lmd.data.doctor.scan import Scan
+from lmd.data.findings import Finding, finding
 from lmd.data.imbalance import imbalance_factor
 from lmd.data.sources.labelling import class_order
+from lmd.data.sources.scan import Scan
 from lmd.data.splits import part_sizes
 from lmd.data.table import PARTS
 from lmd.scoring.intervals import wilson

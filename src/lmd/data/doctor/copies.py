@@ -7,10 +7,10 @@ import numpy as np
 
 from lmd.base.text import counted
 from lmd.data.doctor.classes import same_name
-from lmd.data.doctor.findings import Finding, finding
 from lmd.data.doctor.look import Look
-from lmd.data.doctor.scan import Scan
 from lmd.data.doctor.similar import near_clusters
+from lmd.data.findings import Finding, finding
+from lmd.data.sources.scan import Scan
 
 Sets = list[tuple[int, ...]]
 

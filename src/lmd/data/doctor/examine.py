@@ -4,30 +4,26 @@ from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
 from lmd.base.errors import LmdError
+from lmd.base.text import counted
 from lmd.data.doctor.classes import Counts, check_classes, class_counts
+from lmd.data.doctor.clean import Cleaned, clean
 from lmd.data.doctor.copies import check_copies, exact_copies, near_copies
-from lmd.data.doctor.files import check_files
-from lmd.data.doctor.findings import SEVERITIES, Finding, finding
+from lmd.data.doctor.files import add_ignored, add_unlisted, check_files
 from lmd.data.doctor.groups import check_groups
 from lmd.data.doctor.look import Look, Tick, look_at_all
-from lmd.data.doctor.mend import Mended, mend
-from lmd.data.doctor.scan import Columns, Scan, scan_table, spelt
-from lmd.data.doctor.scan_folders import scan_folders
-from lmd.data.doctor.scan_manifest import scan_manifest
+from lmd.data.findings import SEVERITIES, Finding, finding
 from lmd.data.reading import read_image
-from lmd.data.sources import ACCEPTED, open_table
+from lmd.data.sources import scan_source
+from lmd.data.sources.scan import Columns, Scan, printable, scan_table
 from lmd.data.splits import split
 from lmd.data.table import Table
 
 RATIOS = (0.7, 0.1, 0.2)
-# These files are not there, must not be opened, or are opened for another line already.
-UNSEEN = frozenset({"missing_file", "outside_root", "repeated_row"})
 
 
 @dataclass(frozen=True)
@@ -52,11 +48,10 @@ class Examination:
         found = Counter(each.severity for each in self.findings)
         return {severity: found[severity] for severity in SEVERITIES}
 
-    def told(self, i: int) -> str:
-        """How a case is called: its line of the manifest, its name, and its part."""
+    def describe(self, i: int) -> str:
+        """The line of a case in the manifest, its name and its part."""
         case = self.scan.cases[i]
-        line = f"line {case.line}: " if case.line else ""
-        return f"{line}{case.name or '(no name)'}" + (f" ({case.part})" if case.part else "")
+        return f"{case.place} ({case.part})" if case.part else case.place
 
     def pixels(self, i: int) -> NDArray[np.uint8] | None:
         """The image of a case, ``(H, W, 3)``; ``None`` if it cannot be shown."""
@@ -65,15 +60,15 @@ class Examination:
             return None
         path = self.scan.cases[i].path
         if path is None:
-            return None if self.scan.reads is None else self.scan.reads[i]()
+            return self.scan.read(i)
         try:
             return read_image(path, at_least=192)
         except LmdError:
             return None
 
-    def mend(self) -> Mended:
-        """What a cleaned manifest holds, see ``lmd.data.doctor.mend``."""
-        return mend(self.scan, self.looks, self.exact, self.near, self.ratios)
+    def clean(self) -> Cleaned:
+        """What a cleaned manifest contains, see ``lmd.data.doctor.clean``."""
+        return clean(self.scan, self.looks, self.exact, self.near, self.ratios)
 
 
 def examine(
@@ -87,17 +82,21 @@ def examine(
 
     ``ratios`` are those of the split that is planned; a source that comes with parts keeps them.
     """
-    asked = columns or Columns()
-    scan = _scan(data, asked)
-    files = [None if case.fault in UNSEEN else case.path for case in scan.cases]
-    looks = look_at_all(files, scan.reads or [None] * len(files), tick)
-    for i, look in enumerate(looks):
-        if look is not None and look.fault and not scan.cases[i].fault:
-            scan.cases[i] = replace(scan.cases[i], fault=look.fault)
+    scan = scan_source(data, columns)
+    refusal = _refusal(scan, ratios)
+    add_ignored(scan)
+    if scan.kind == "manifest":
+        add_unlisted(scan)
+    looks = look_at_all(scan, tick)
+    broken = [i for i in scan.usable() if (look := looks[i]) is not None and look.fault]
+    for i in broken:
+        look = looks[i]
+        assert look is not None
+        scan.cases[i] = replace(scan.cases[i], fault=look.fault, detail=look.reason)
     exact = exact_copies(scan, looks)
     near = near_copies(scan, looks, exact)
     findings = [
-        *_refusal(data, asked, ratios, looks),
+        *(refusal or _unreadable(len(broken))),
         *scan.findings,
         *check_files(scan, looks),
         *check_copies(scan, looks, exact, near),
@@ -116,43 +115,26 @@ def examine(
 
 
 def quick_check(table: Table, ratios: Sequence[float] = RATIOS) -> list[str]:
-    """What a table alone tells, without reading a pixel: sentences to show before a training."""
+    """What labels, groups and parts alone show: sentences to print before training."""
     scan = scan_table(table)
     found = [*check_classes(scan, ratios), *check_groups(scan, ratios)]
     found.sort(key=lambda each: SEVERITIES.index(each.severity))
     return [each.text for each in found]
 
 
-def _scan(data: str | Path, columns: Columns) -> Scan:
-    place = Path(data).expanduser()
-    if str(data) != "synthetic" and not place.exists():
-        raise LmdError(f"data source {data} does not exist; accepted are {ACCEPTED}")
-    if place.is_dir():
-        return scan_folders(place)
-    if place.suffix.lower() in {".csv", ".tsv"}:
-        return scan_manifest(place, columns)
+def _refusal(scan: Scan, ratios: Sequence[float]) -> list[Finding]:
+    """Whether training would stop before it reads an image, and with which message."""
     try:
-        return scan_table(open_table(data))
+        split(scan.table(), ratios)
     except LmdError as error:
-        return Scan(str(data), "arrays", findings=[finding("source", f"{error}.")])
-
-
-def _refusal(
-    data: str | Path, columns: Columns, ratios: Sequence[float], looks: Sequence[Look | None]
-) -> list[Finding]:
-    """Whether training would stop, and with which words."""
-    options: dict[str, Any] = columns.options()
-    try:
-        split(open_table(data, **options), ratios)
-    except Exception as error:  # whatever it is, the examination goes on
-        return [finding("refused", f"As it is, training stops with: {spelt(str(error))}.")]
-    broken = sum(look is not None and bool(look.fault) for look in looks)
-    if broken:
-        return [
-            finding(
-                "refused",
-                f"As it is, training stops at {broken} images that cannot be read.",
-                remedy="Mend or remove them, or go on without them with --skip-bad.",
-            )
-        ]
+        return [finding("refused", f"Training stops with: {printable(str(error))}.")]
     return []
+
+
+def _unreadable(broken: int) -> list[Finding]:
+    """Whether training would stop at images that cannot be read."""
+    if not broken:
+        return []
+    text = counted(broken, "Training stops at {n} [image|images] that cannot be read.")
+    remedy = "Fix or remove them, or leave them out with --skip-bad."
+    return [finding("refused", text, remedy=remedy)]

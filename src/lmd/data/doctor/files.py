@@ -1,41 +1,47 @@
-"""Findings about image files, from a look at each."""
+"""Findings about image files, from a look at each; and images that the source does not use."""
 
+import os
 from collections import Counter, defaultdict
 from collections.abc import Iterator, Sequence
+from pathlib import Path
 from statistics import median
 
 from lmd.base.text import counted, shorten
-from lmd.data.doctor.findings import Finding, finding
 from lmd.data.doctor.look import Look
-from lmd.data.doctor.scan import Scan
+from lmd.data.findings import Finding, finding
+from lmd.data.reading import SUFFIXES
+from lmd.data.sources.scan import Scan, printable
+from lmd.data.sources.walk import visible
 
 FAULTS = {
+    "missing_file": "{n} [file is a broken link|files are broken links]",
     "empty_file": "{n} [file is|files are] empty",
-    "truncated": "{n} [file ends before its image does|files end before their images do]",
+    "truncated": "{n} [file is|files are] truncated",
     "unreadable": "{n} [image|images] cannot be read",
-    "huge": "{n} [image|images] would unpack to more pixels than are ever decoded",
+    "huge": "{n} [image has|images have] more pixels than lmd decodes",
 }
 ODDITIES = {
-    "end_missing": "{n} JPEG [file lacks its|files lack their] end mark, but can be decoded",
-    "one_colour": "{n} [image is|images are] of one colour all over",
+    "end_missing": "{n} JPEG [file has|files have] no end marker, but can be decoded",
+    "one_colour": "{n} [image is|images are] of a single colour",
     "greyscale": "{n} [image is|images are] grey among {rest} in colour",
     "cmyk": "{n} [image is|images are] in CMYK; colours are converted without a profile",
     "palette": "{n} [image has|images have] a palette",
-    "alpha": "{n} [image has|images have] transparent pixels, which read as black",
-    "deep": "{n} [image has|images have] more than 8 bits a channel",
-    "exif_rotated": "{n} [image is|images are] stored turned or mirrored; EXIF says how",
-    "wrong_suffix": "{n} [file is|files are] of another format than the name says",
-    "frames": "{n} [file holds|files hold] several frames or pages, of which the first is used",
-    "metadata": "{n} [file has|files have] broken metadata",
+    "alpha": "{n} [image has|images have] transparent pixels, which become black",
+    "deep": "{n} [image has|images have] more than 8 bits per channel",
+    "exif_rotated": "{n} [image is|images are] stored rotated or mirrored, as EXIF says",
+    "wrong_suffix": "{n} [file has|files have] another format than the name says",
+    "frames": "{n} [file has|files have] several frames or pages; the first is used",
+    "metadata": "{n} [file has|files have] corrupt metadata",
 }
 # Kinds whose remarks differ from image to image.
-TELLING = frozenset({"deep", "exif_rotated", "wrong_suffix", "frames", "metadata"})
-# Shorter than this nothing can be seen; or than this share of the usual image of the set.
+REMARKED = frozenset({"deep", "exif_rotated", "wrong_suffix", "frames", "metadata"})
+# A side is tiny below this many pixels, or below this share of the median.
 TINY_SIDE, TINY_SHARE = 16, 0.25
+MAGIC = (b"\xff\xd8\xff", b"\x89PNG\r\n", b"GIF8", b"II*\0", b"MM\0*")
 
 
 def check_files(scan: Scan, looks: Sequence[Look | None]) -> Iterator[Finding]:
-    """What the looks at all images tell, one finding for each kind."""
+    """Findings from the looks at all images, one for each kind."""
     faults: dict[str, list[int]] = defaultdict(list)
     odd: dict[str, dict[int, str]] = defaultdict(dict)
     decoded = []
@@ -50,34 +56,29 @@ def check_files(scan: Scan, looks: Sequence[Look | None]) -> Iterator[Finding]:
             odd[kind][i] = remark
     for kind, text in FAULTS.items():
         if faults[kind]:
-            yield _fault(scan, looks, kind, text, faults[kind])
+            yield _fault(looks, kind, text, faults[kind])
     for kind, text in ODDITIES.items():
         found = odd[kind]
         if not found or (kind == "greyscale" and len(found) == len(decoded)):
             continue
-        told = counted(len(found), text).replace("{rest}", str(len(decoded) - len(found)))
-        yield finding(kind, f"{told}{_where(scan, kind, found)}.", cases=found)
+        what = counted(len(found), text).replace("{rest}", str(len(decoded) - len(found)))
+        yield finding(kind, f"{what}{_where(scan, kind, found)}.", cases=found)
     yield from _tiny(looks, decoded)
 
 
-def _fault(
-    scan: Scan, looks: Sequence[Look | None], kind: str, text: str, cases: list[int]
-) -> Finding:
+def _fault(looks: Sequence[Look | None], kind: str, text: str, cases: list[int]) -> Finding:
     reasons = Counter(look.reason for i in cases if (look := looks[i]) is not None)
-    why = (
-        ""
-        if kind in {"empty_file", "huge"}
-        else f" ({shorten([r for r, _ in reasons.most_common()])})"
-    )
+    listed = shorten([reason for reason, _ in reasons.most_common()])
+    why = f" ({listed})" if kind in {"truncated", "unreadable"} else ""
     return finding(kind, f"{counted(len(cases), text)}{why}.", cases=cases)
 
 
 def _where(scan: Scan, kind: str, found: dict[int, str]) -> str:
-    """How oddities spread: over classes if they could give the class away, else their remarks."""
+    """The classes of these images if the oddity could give the class away, else the remarks."""
     if kind in {"greyscale", "one_colour"}:
         classes = Counter(scan.cases[i].label or "no class" for i in found)
         return " (" + ", ".join(f"{name} {n}" for name, n in classes.most_common(8)) + ")"
-    if kind not in TELLING:
+    if kind not in REMARKED:
         return ""
     remarks = Counter(found.values())
     return " (" + shorten([f"{remark}: {n}" for remark, n in remarks.most_common()]) + ")"
@@ -94,6 +95,43 @@ def _tiny(looks: Sequence[Look | None], decoded: Sequence[int]) -> Iterator[Find
         yield finding(
             "tiny",
             counted(len(tiny), "{n} [image is|images are] tiny")
-            + f": the smallest side is {smallest} pixels, the usual one {usual:g}.",
+            + f": the shortest side is {smallest} pixels, the median {usual:g}.",
             cases=tiny,
         )
+
+
+def add_ignored(scan: Scan) -> None:
+    """Add files of class folders that are images by content but not by name."""
+    scan.cases += [case for case in scan.others if case.path and _starts_like_image(case.path)]
+    scan.report(
+        "ignored_file",
+        "{n} [file is an image|files are images] by content but not by name, and not used.",
+    )
+
+
+def add_unlisted(scan: Scan) -> None:
+    """Report images beside those of a manifest; other folders may be unrelated to it."""
+    listed = {case.path for case in scan.cases if case.path is not None}
+    ambiguous = tuple(case.name for case in scan.cases if case.fault == "ambiguous_file")
+    unlisted = [
+        file
+        for folder in sorted({path.parent for path in listed})
+        for file in visible(folder)
+        if file.suffix.lower() in SUFFIXES
+        and file not in listed
+        and not str(file.with_suffix("")).endswith(ambiguous)
+    ]
+    if unlisted:
+        text = "{n} [image lies|images lie] beside those of the manifest, but [is|are] not in it."
+        names = [printable(os.path.relpath(file, scan.root)) for file in unlisted]
+        scan.findings.append(finding("unlisted_file", counted(len(names), text), names=names))
+
+
+def _starts_like_image(path: Path) -> bool:
+    try:
+        with path.open("rb") as file:
+            start = file.read(132)
+    except OSError:
+        return False
+    riff = start[:4] == b"RIFF" and start[8:12] == b"WEBP"
+    return start.startswith(MAGIC) or riff or start[128:] == b"DICM"

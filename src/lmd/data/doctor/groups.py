@@ -8,8 +8,8 @@ from math import prod
 from pathlib import PurePosixPath
 
 from lmd.base.text import counted, shorten
-from lmd.data.doctor.findings import Finding, finding
-from lmd.data.doctor.scan import Scan
+from lmd.data.findings import Finding, finding
+from lmd.data.sources.scan import Scan
 from lmd.data.splits import part_sizes
 from lmd.data.table import PARTS
 

@@ -1,9 +1,9 @@
-"""One image under the lens: is it whole, what is odd about it, and what it looks like."""
+"""One image: whether it can be read, what is unusual about it, and what it looks like."""
 
 import hashlib
 import io
 import warnings
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from os import cpu_count
@@ -17,9 +17,9 @@ from lmd.base.errors import LmdError
 from lmd.data.doctor.metadata import metadata_problem
 from lmd.data.doctor.similar import comparable, perceptual_hash, thumbnail
 from lmd.data.reading import MAX_PIXELS, is_dicom, read_image
+from lmd.data.sources.scan import Scan
 
 Tick = Callable[[int, int], None]
-Read = Callable[[], NDArray[np.uint8]]
 
 SUFFIXES_OF = {
     "JPEG": {".jpg", ".jpeg", ".jfif"},
@@ -32,17 +32,19 @@ SUFFIXES_OF = {
     "JPEG2000": {".jp2"},
     "PPM": {".ppm", ".pgm"},
 }
+# Not to be opened, or seen as another line already.
+UNSEEN = frozenset({"outside_root", "repeated_row"})
 CUT = ("truncated", "end of file", "unexpected end", "too short", "not enough")
-# A channel that varies by less than this (of 255) over the whole image shows nothing.
+# An image whose channels all vary by less than this (of 255) is blank.
 FLAT = 3
 
 
 @dataclass(frozen=True)
 class Look:
-    """What one image is like: ``fault`` bars its use, ``oddities`` map a kind to a remark.
+    """One image: ``fault`` bars its use, ``oddities`` are pairs of a kind and a remark.
 
     ``content`` is the hash of the file, ``pixels`` that of the decoded image; ``miniature`` is
-    ``(32, 32)``, ``None`` where nothing was decoded or nothing can be seen.
+    ``(32, 32)``, or ``None`` where nothing was decoded or the image is blank.
     """
 
     fault: str = ""
@@ -55,25 +57,27 @@ class Look:
     miniature: NDArray[np.uint8] | None = None
 
 
-def look_at_all(
-    files: Sequence[Path | None], reads: Sequence[Read | None], tick: Tick | None = None
-) -> list[Look | None]:
-    """A look at each: at a file, else at what a reader returns; ``None`` where there is neither."""
+def look_at_all(scan: Scan, tick: Tick | None = None) -> list[Look | None]:
+    """A look at the image of each case; ``None`` where there is none to look at."""
 
     def one(i: int) -> Look | None:
-        file, read = files[i], reads[i]
-        if file is not None:
-            return look_at_file(file)
-        return None if read is None else look_at_pixels(read())
+        case = scan.cases[i]
+        if case.fault in UNSEEN:
+            return None
+        if case.path is not None:
+            return look_at_file(case.path)
+        pixels = scan.read(i)
+        return None if pixels is None else look_at_pixels(pixels)
 
     found = []
+    total = len(scan.cases)
     # Warning filters belong to the process, so they are set once around all threads.
     with warnings.catch_warnings(), ThreadPoolExecutor(max_workers=cpu_count() or 1) as pool:
         warnings.simplefilter("ignore")
-        for i, each in enumerate(pool.map(one, range(len(files)))):
+        for i, each in enumerate(pool.map(one, range(total))):
             found.append(each)
             if tick is not None:
-                tick(i + 1, len(files))
+                tick(i + 1, total)
     return found
 
 
@@ -92,14 +96,14 @@ def look_at_file(path: Path) -> Look:
 def look_at_pixels(
     rgb: NDArray[np.uint8], content: str = "", oddities: dict[str, str] | None = None
 ) -> Look:
-    """What pixels ``(H, W, 3)`` tell by themselves."""
+    """What the pixels ``(H, W, 3)`` alone show."""
     odd = dict(oddities or {})
     height, width = rgb.shape[:2]
     grey = thumbnail(rgb)
     shows = comparable(grey)
-    # The exact test is slow, and needed only where a miniature shows next to nothing.
+    # The exact test is slow, and needed only where the miniature is almost blank.
     if not shows and np.ptp(rgb.reshape(-1, 3), axis=0).max() < FLAT:
-        odd["one_colour"] = "all of about " + "#{:02x}{:02x}{:02x}".format(*rgb[0, 0].tolist())
+        odd["one_colour"] = "about #{:02x}{:02x}{:02x}".format(*rgb[0, 0].tolist())
     elif np.array_equal(rgb[..., 0], rgb[..., 1]) and np.array_equal(rgb[..., 1], rgb[..., 2]):
         odd["greyscale"] = "grey"
     digest = hashlib.sha256(f"{height} {width} ".encode())
@@ -121,8 +125,10 @@ class _Fault(Exception):
 
 
 def _bytes(path: Path) -> bytes:
+    if not path.exists():
+        raise _Fault("missing_file", "broken link")
     if not path.is_file():  # reading a pipe would never end
-        raise _Fault("unreadable", "it is not a file")
+        raise _Fault("unreadable", "not a file")
     try:
         data = path.read_bytes()
     except OSError as error:
@@ -136,20 +142,20 @@ def _decoded(path: Path) -> NDArray[np.uint8]:
     try:
         return read_image(path)
     except MemoryError as error:
-        raise _Fault("huge", "the memory does not suffice") from error
+        raise _Fault("huge", "not enough memory") from error
     except LmdError as error:
         reason = str(error.__cause__ or error)
         raise _Fault(_fault_kind(reason), reason) from error
 
 
 def _fault_kind(reason: str) -> str:
-    if f"larger than {MAX_PIXELS} pixels" in reason:  # DICOM, whose header is read by its decoder
+    if f"more than {MAX_PIXELS} pixels" in reason:  # DICOM, whose header is read by its decoder
         return "huge"
     return "truncated" if any(word in reason.lower() for word in CUT) else "unreadable"
 
 
 def _header(path: Path, data: bytes) -> dict[str, str]:
-    """What a file says of itself, without decoding it."""
+    """What the header of a file says."""
     try:
         with Image.open(io.BytesIO(data)) as image:
             if image.width * image.height > MAX_PIXELS:
@@ -188,7 +194,7 @@ def _oddities(path: Path, data: bytes, image: Image.Image) -> dict[str, str]:
             odd["exif_rotated"] = f"orientation {turn}"
     # After the last start of a scan there must be an end; EXIF may hold a whole JPEG before it.
     if form in {"JPEG", "MPO"} and data.rfind(b"\xff\xd9") < data.rfind(b"\xff\xda"):
-        odd["end_missing"] = "no end mark"
+        odd["end_missing"] = "no end marker"
     if image.has_transparency_data and _see_through(image):
         odd["alpha"] = "transparent"
     return odd
@@ -200,4 +206,4 @@ def _see_through(image: Image.Image) -> bool:
 
 def _short(error: Exception) -> str:
     text = str(error)
-    return "it is no image of a known format" if "cannot identify" in text else text
+    return "unknown image format" if "cannot identify" in text else text

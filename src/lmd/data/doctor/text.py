@@ -1,39 +1,37 @@
-"""What the doctor says: on a terminal, and as JSON for scripts."""
+"""An examination as text for a terminal, and as JSON for scripts."""
 
 from typing import Any
 
 from lmd.base.text import shorten
 from lmd.data.doctor.classes import totals
+from lmd.data.doctor.clean import Cleaned
 from lmd.data.doctor.examine import Examination
-from lmd.data.doctor.findings import LISTS, SEVERITIES, Finding
-from lmd.data.doctor.mend import Mended
+from lmd.data.findings import LISTS, SEVERITIES, Finding
 from lmd.data.imbalance import imbalance_factor
 
-# Exit codes 1 (lmd could not do it) and 2 (wrong use) are taken by the command line itself.
+# The command line uses exit codes 1 (failed) and 2 (wrong usage) itself.
 EXIT_CODES = {"error": 4, "warning": 3, "note": 0}
 SHOWN = 5
 
 
 def exit_code(examination: Examination) -> int:
-    """For scripts: 0 nothing or notes, 3 warnings, 4 errors."""
+    """0 for nothing or notes, 3 for warnings, 4 for errors."""
     worst = (EXIT_CODES[each.severity] for each in examination.findings)
     return max(worst, default=0)
 
 
 def finding_lines(examination: Examination, found: Finding) -> list[str]:
-    """One finding in lines of text: the sentence, what is concerned, the remedy."""
+    """One finding in lines of text: the sentence, the images concerned, the remedy."""
     lines = [f"{found.title} [{found.kind}]", f"  {found.text}"]
     if found.sets:
         between = " + " if found.kind.startswith("group") else " = "
-        told = [
-            between.join([*(examination.told(i) for i in each[:4]), *["…"] * (len(each) > 4)])
-            for each in found.sets
-        ]
-        lines += [f"    {each}" for each in told[:SHOWN]]
-        if len(told) > SHOWN:
-            lines.append(f"    and {len(told) - SHOWN} more")
+        for each in found.sets[:SHOWN]:
+            names = [examination.describe(i) for i in each[:4]]
+            lines.append(f"    {between.join([*names, *['…'] * (len(each) > 4)])}")
+        if len(found.sets) > SHOWN:
+            lines.append(f"    and {len(found.sets) - SHOWN} more")
     elif found.cases:
-        lines.append(f"    {shorten([examination.told(i) for i in found.cases], SHOWN)}")
+        lines.append(f"    {shorten([examination.describe(i) for i in found.cases], SHOWN)}")
     elif found.names and found.kind in LISTS:
         lines.append(f"    {shorten(list(found.names), SHOWN)}")
     if found.remedy and found.severity != "note":
@@ -42,13 +40,13 @@ def finding_lines(examination: Examination, found: Finding) -> list[str]:
 
 
 def summary(examination: Examination) -> str:
-    """The verdict in one line."""
+    """How many findings there are, in one line."""
     counts = examination.severities()
-    told = ", ".join(f"{n} {word}{'' if n == 1 else 's'}" for word, n in counts.items())
-    return f"{examination.images} images examined: {told}."
+    listed = ", ".join(f"{n} {word}{'' if n == 1 else 's'}" for word, n in counts.items())
+    return f"{examination.images} images examined: {listed}."
 
 
-def as_json(examination: Examination, mended: Mended | None = None) -> dict[str, Any]:
+def as_json(examination: Examination, cleaned: Cleaned | None = None) -> dict[str, Any]:
     """All findings, with the names of all images concerned."""
     sizes = totals(examination.counts)
     result: dict[str, Any] = {
@@ -71,8 +69,8 @@ def as_json(examination: Examination, mended: Mended | None = None) -> dict[str,
                 "title": found.title,
                 "text": found.text,
                 "remedy": found.remedy,
-                "images": [examination.told(i) for i in found.cases],
-                "sets": [[examination.told(i) for i in each] for each in found.sets],
+                "images": [examination.describe(i) for i in found.cases],
+                "sets": [[examination.describe(i) for i in each] for each in found.sets],
                 "names": list(found.names),
             }
             for severity in SEVERITIES
@@ -80,21 +78,21 @@ def as_json(examination: Examination, mended: Mended | None = None) -> dict[str,
             if found.severity == severity
         ],
     }
-    if mended is not None:
+    if cleaned is not None:
         result["fix"] = {
-            "kept": len(mended.cases),
-            "removed": [vars(change) for change in mended.removed],
-            "changed": [vars(change) for change in mended.changed],
-            "root": str(mended.root),
+            "kept": len(cleaned.cases),
+            "removed": [vars(change) for change in cleaned.removed],
+            "changed": [vars(change) for change in cleaned.changed],
+            "root": str(cleaned.root),
         }
     return result
 
 
-def mended_lines(mended: Mended) -> list[str]:
-    """What a cleaned manifest leaves out and changes, reason by reason."""
-    lines = [f"{len(mended.cases)} images stay, {len(mended.removed)} were taken out:"]
-    lines += [f"  {change.name}: {change.why}" for change in mended.removed]
-    if mended.changed:
-        lines.append(f"{len(mended.changed)} changes:")
-        lines += [f"  {each.name}: {each.what} ({each.why})" for each in mended.changed]
+def cleaned_lines(cleaned: Cleaned) -> list[str]:
+    """What was removed and changed for a cleaned manifest, and why."""
+    lines = [f"{len(cleaned.cases)} images kept, {len(cleaned.removed)} removed:"]
+    lines += [f"  {change.name}: {change.why}" for change in cleaned.removed]
+    if cleaned.changed:
+        lines.append(f"{len(cleaned.changed)} changed:")
+        lines += [f"  {each.name}: {each.what} ({each.why})" for each in cleaned.changed]
     return lines

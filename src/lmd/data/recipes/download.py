@@ -1,7 +1,5 @@
 """What a download holds: its tables, and where its images lie."""
 
-import csv
-import os
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
@@ -11,9 +9,11 @@ import numpy as np
 
 from lmd.base.errors import LmdError
 from lmd.base.text import shorten
-from lmd.data.reading import FileImages, is_hidden
+from lmd.data.reading import FileImages
+from lmd.data.sources.csv_file import read_csv
+from lmd.data.sources.finder import Finder
 from lmd.data.sources.labelling import class_order, encode, require_classes
-from lmd.data.sources.manifest import Finder
+from lmd.data.sources.walk import files_below
 from lmd.data.table import Table
 
 Row = Mapping[str, str]
@@ -86,38 +86,19 @@ def require_file(root: Path, names: Sequence[str], source: str) -> Path:
     return found
 
 
-def files_below(root: Path) -> list[Path]:
-    """Every file that is not hidden, in order of its path."""
-    found = []
-    for place, folders, files in os.walk(root):
-        folders[:] = sorted(name for name in folders if not is_hidden(name))
-        found += [Path(place) / name for name in sorted(files) if not is_hidden(name)]
-    return found
-
-
 def read_rows(path: Path, columns: Iterable[str] = ()) -> list[dict[str, str]]:
     """The rows of a table in CSV (commas, semicolons or tabs) that must have these columns."""
-    try:
-        with path.open(encoding="utf-8-sig", newline="") as file:
-            first = file.readline()
-            file.seek(0)
-            reader = csv.DictReader(file, delimiter=max(",;\t", key=first.count), restval="")
-            header = [name.strip() for name in reader.fieldnames or ()]
-            reader.fieldnames = header
-            rows = [{k: v.strip() for k, v in row.items() if k is not None} for row in reader]
-    except UnicodeDecodeError as error:
-        raise LmdError(f"{path} is not UTF-8 text ({error}): download it again") from error
-    except (csv.Error, OSError) as error:
-        raise LmdError(f"{path} cannot be read as CSV: {error}") from error
-    absent = [name for name in columns if name not in header]
+    table = read_csv(path)
+    errors = [found.text for found in table.findings if found.severity == "error"]
+    if errors:
+        raise LmdError(f"{path}: {errors[0]} Download it again")
+    absent = [name for name in columns if name not in table.header]
     if absent:
         raise LmdError(
-            f"{path} has no column {', '.join(absent)}; its columns are {', '.join(header)}: "
-            "is it the file that comes with the data set?"
+            f"{path} has no column {', '.join(absent)}; its columns are "
+            f"{', '.join(table.header)}: is it the file that comes with the data set?"
         )
-    if not rows:
-        raise LmdError(f"{path} has no rows below its header: download it again")
-    return rows
+    return [dict(zip(table.header, cells, strict=False)) for _, cells in table.lines]
 
 
 def require_distinct(path: Path, names: Sequence[str]) -> None:

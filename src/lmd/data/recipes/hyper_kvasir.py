@@ -16,7 +16,7 @@ from lmd.data.recipes.download import (
     require_root,
 )
 from lmd.data.recipes.recipe import Made, Recipe, manifest
-from lmd.data.sources.folders import images_below
+from lmd.data.sources.walk import images_below
 from lmd.data.splits import split
 
 SOURCE = "https://datasets.simula.no/hyper-kvasir/"

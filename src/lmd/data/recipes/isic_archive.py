@@ -13,12 +13,12 @@ from lmd.data.recipes.download import (
     Listing,
     Row,
     compare_counts,
-    files_below,
     locate,
     read_rows,
     require_root,
 )
 from lmd.data.recipes.recipe import Made, Recipe, manifest
+from lmd.data.sources.walk import files_below
 from lmd.data.splits import split
 from lmd.data.table import Table
 

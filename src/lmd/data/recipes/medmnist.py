@@ -12,8 +12,8 @@ from numpy.typing import NDArray
 from lmd.base.errors import LmdError
 from lmd.data.imbalance import subsample
 from lmd.data.recipes.recipe import Made, Recipe
-from lmd.data.sources.arrays import MEDMNIST, ArrayImages, open_arrays
-from lmd.data.table import PARTS, Table
+from lmd.data.sources.arrays import MEDMNIST, scan_arrays
+from lmd.data.table import PARTS, ArrayImages, Table
 
 SOURCE = "https://medmnist.com"
 SIZES = ("", "_64", "_128", "_224")
@@ -134,7 +134,7 @@ def medmnist(
     path = _find(root, dataset)
     name = dataset or _name(path)
     known = KNOWN[name]
-    table = _named(open_arrays(path), known, path)
+    table = _named(scan_arrays(path).table(), known, path)
     notes = _check(table, known, name)
     if factor is not None:
         table = subsample(table, factor, head_size=head_size, seed=seed)

@@ -1,11 +1,13 @@
 """Where images and labels come from: folders, a manifest, arrays, or a synthetic set."""
 
 from pathlib import Path
+from typing import Any
 
 from lmd.base.errors import LmdError
-from lmd.data.sources.arrays import open_arrays
-from lmd.data.sources.folders import open_folders
-from lmd.data.sources.manifest import open_manifest
+from lmd.data.sources.arrays import scan_arrays
+from lmd.data.sources.folders import scan_folders
+from lmd.data.sources.manifest import scan_manifest
+from lmd.data.sources.scan import Columns, Scan, scan_table
 from lmd.data.table import Table
 
 ACCEPTED = (
@@ -16,45 +18,29 @@ ACCEPTED = (
 )
 
 
-def open_table(
-    path: str | Path,
-    *,
-    image_column: str | None = None,
-    label_column: str | None = None,
-    group_column: str | None = None,
-    split_column: str | None = None,
-    root: str | Path | None = None,
-    skip_bad: bool = False,
-    allow_outside: bool = False,
-) -> Table:
-    """The table of a data set, whatever kind of source it is.
-
-    The columns concern manifests alone: ``None`` means ``image``, ``label``, and ``group`` and
-    ``split`` where the manifest has them; an empty string says not to use a group or split column.
-    ``root`` is where a manifest's images lie (its own folder if ``None``); ``allow_outside`` lets
-    its paths leave that root. ``skip_bad`` leaves out what is missing and says so in ``skipped``.
-    """
+def scan_source(path: str | Path, columns: Columns | None = None) -> Scan:
+    """All images of a data set and all that is wrong with it; an ``LmdError`` if there is none."""
     if str(path) == "synthetic":
         from lmd.data.synthetic import synthetic_table
 
-        return synthetic_table()
+        return scan_table(synthetic_table())
     place = Path(path).expanduser()
     if not place.exists():
         raise LmdError(f"data source {path} does not exist; accepted are {ACCEPTED}")
     if place.is_dir():
-        return open_folders(place, skip_bad=skip_bad)
+        return scan_folders(place)
     kind = place.suffix.lower()
     if kind in {".csv", ".tsv"}:
-        return open_manifest(
-            place,
-            image_column=image_column,
-            label_column=label_column,
-            group_column=group_column,
-            split_column=split_column,
-            root=None if root is None else Path(root).expanduser(),
-            skip_bad=skip_bad,
-            allow_outside=allow_outside,
-        )
+        return scan_manifest(place, columns or Columns())
     if kind == ".npz":
-        return open_arrays(place)
-    raise LmdError(f"data source {path} is of no kind that is known; accepted are {ACCEPTED}")
+        return scan_arrays(place)
+    raise LmdError(f"data source {path} is of an unknown kind; accepted are {ACCEPTED}")
+
+
+def open_table(path: str | Path, *, skip_bad: bool = False, **columns: Any) -> Table:
+    """The table of a data set, whatever kind of source it is; an ``LmdError`` if it has errors.
+
+    ``columns`` are the fields of ``Columns``. ``skip_bad`` leaves out images that are missing or
+    have no label, and lists them in ``Table.skipped``.
+    """
+    return scan_source(path, Columns(**columns)).table(skip_bad=skip_bad)

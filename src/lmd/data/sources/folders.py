@@ -1,102 +1,100 @@
 """A folder of class folders, with or without folders for the parts above them."""
 
-import os
 from pathlib import Path
 
-import numpy as np
+from lmd.base.text import counted, shorten
+from lmd.data.findings import finding
+from lmd.data.reading import is_image
+from lmd.data.sources.labelling import part_name
+from lmd.data.sources.scan import Case, Scan, printable
+from lmd.data.sources.walk import files_below, visible
 
-from lmd.base.errors import LmdError
-from lmd.base.text import shorten
-from lmd.data.reading import FileImages, file_signature, is_hidden, is_image
-from lmd.data.sources.labelling import class_order, encode, part_name, require_classes
-from lmd.data.table import Table
 
-
-def open_folders(root: Path, *, skip_bad: bool = False) -> Table:
+def scan_folders(root: Path) -> Scan:
     """``root/CLASS/**/*`` or ``root/{train,validation,test}/CLASS/**/*``.
 
-    Ids are paths relative to the root, classes are in alphabetical order, hidden files and files
-    that are no images are passed over.
+    Names are paths relative to the root, in order; hidden files are skipped.
     """
-    split = _is_split_tree(root)
-    tops = _folders(root) if split else [root]
-    skipped = _stray(root, skip_bad)
-    files: list[Path] = []
-    names: list[str] = []
-    parts: list[str] = []
-    for top in tops:
+    tops = _folders(root)
+    split = _means_parts(tops)
+    scan = Scan(str(root), "split folders" if split else "folders", root=root, split=split)
+    _check_part_folders(scan, tops)
+    _add_stray(scan, root)
+    empty = []
+    for top in tops if split else [root]:
         if split:
-            skipped += _stray(top, skip_bad)
+            _add_stray(scan, top)
         for folder in _folders(top):
-            found = images_below(folder)
-            if not found:
-                skipped.append(_empty(folder, skip_bad))
-            files += found
-            names += [folder.name] * len(found)
-            parts += [part_name(top.name) or ""] * len(found)
-    if not files:
-        raise LmdError(f"{root} holds no image in a class folder: expected {root}/CLASS/*.jpg")
-    require_classes(names, root)
-    ids = [file.relative_to(root).as_posix() for file in files]
-    classes = class_order(names)
-    return Table(
-        ids=np.array(ids, dtype=np.str_),
-        labels=encode(names, classes),
-        classes=classes,
-        images=FileImages(tuple(files)),
-        rows=np.arange(len(files), dtype=np.int64),
-        parts=np.array(parts, dtype=np.str_) if split else None,
-        source=str(root),
-        kind="split folders" if split else "folders",
-        signature=file_signature(ids, files),
-        skipped=tuple(skipped),
-    )
-
-
-def images_below(folder: Path) -> list[Path]:
-    """All images in a folder and in the folders below it, in order of their paths."""
-    found = []
-    for place, folders, files in os.walk(folder):
-        folders[:] = [name for name in folders if not is_hidden(name)]
-        here = Path(place)
-        found += [here / name for name in files if not is_hidden(name) and is_image(here / name)]
-    return sorted(found, key=lambda path: path.relative_to(folder).parts)
+            before = len(scan.cases)
+            _add_class(scan, folder, part_name(top.name) if split else "")
+            if len(scan.cases) == before:
+                empty.append(printable(folder.relative_to(root).as_posix()))
+    _add_findings(scan, empty)
+    return scan
 
 
 def _folders(root: Path) -> list[Path]:
-    return sorted(f for f in root.iterdir() if f.is_dir() and not is_hidden(f.name))
+    return [path for path in visible(root) if path.is_dir()]
 
 
-def _is_split_tree(root: Path) -> bool:
-    """Two or three folders, all named after parts, train among them, with folders in each."""
-    folders = _folders(root)
-    parts = {part_name(folder.name) for folder in folders}
-    return (
-        len(parts) > 1
-        and "train" in parts
-        and None not in parts
-        and all(_folders(folder) for folder in folders)
-    )
+def _means_parts(tops: list[Path]) -> bool:
+    """Whether the top folders are meant as parts, even if one of them is misspelt or empty."""
+    inside = {top: {folder.name for folder in _folders(top)} for top in tops}
+    parts = {top: part_name(top.name) for top in tops}
+    classes = {name for top in tops if parts[top] == "train" for name in inside[top]}
+    several = len({*parts.values()} - {None}) > 1
+    alike = len(tops) > 1 and all(classes & names for names in inside.values())
+    return bool(classes) and (several or alike)
 
 
-def _stray(folder: Path, skip_bad: bool) -> list[str]:
+def _check_part_folders(scan: Scan, tops: list[Path]) -> None:
+    unknown = [printable(top.name) for top in tops if part_name(top.name) is None]
+    known = [top for top in tops if part_name(top.name) is not None]
+    bare = [top.name for top in known if not _folders(top)]
+    if not scan.split:
+        if len(known) > 1:
+            text = f"The class folders {shorten([top.name for top in known])} are named like parts."
+            remedy = "If they are parts, put class folders into each."
+            scan.findings.append(finding("part_folders", text, severity="warning", remedy=remedy))
+        return
+    why = [f"{shorten(unknown)} is not the name of a part"] if unknown else []
+    why += [f"{shorten(bare)} has no class folders"] if bare else []
+    if why:
+        text = f"The top folders look like parts, but {' and '.join(why)}."
+        scan.findings.append(finding("part_folders", text, names=[*unknown, *bare]))
+
+
+def _add_class(scan: Scan, folder: Path, part: str | None) -> None:
+    """The images of a class folder, in order of their paths; other files are kept apart."""
+    assert scan.root is not None
+    for path in sorted(files_below(folder), key=lambda path: path.relative_to(folder).parts):
+        name = path.relative_to(scan.root).as_posix()
+        image = is_image(path)
+        fault = "" if printable(name) == name else "encoding"
+        if part is None or not image:
+            fault = "unknown_split" if image else "ignored_file"
+        case = Case(
+            printable(name), printable(folder.name), part=part or "", path=path, fault=fault
+        )
+        (scan.cases if image else scan.others).append(case)
+
+
+def _add_stray(scan: Scan, folder: Path) -> None:
     """Images that lie above the class folders belong to no class."""
-    stray = sorted(
-        f.name for f in folder.iterdir() if f.is_file() and not is_hidden(f.name) and is_image(f)
-    )
-    if stray and not skip_bad:
-        raise LmdError(
-            f"{folder} holds {len(stray)} images outside of any class folder "
-            f"({shorten(stray)}): move them into folders named after their classes, "
-            "or leave them out with skip_bad"
-        )
-    return [f"{folder / name}: outside of any class folder" for name in stray]
+    assert scan.root is not None
+    for path in visible(folder):
+        if path.is_file() and is_image(path):
+            name = printable(path.relative_to(scan.root).as_posix())
+            scan.cases.append(Case(name, "", path=path, fault="stray_image"))
 
 
-def _empty(folder: Path, skip_bad: bool) -> str:
-    if not skip_bad:
-        raise LmdError(
-            f"class folder {folder} holds no image: fill or remove it, "
-            "or leave it out with skip_bad"
-        )
-    return f"{folder}: a class folder without images"
+def _add_findings(scan: Scan, empty: list[str]) -> None:
+    scan.report("unknown_split", "{n} [image lies|images lie] in a folder that is not a part.")
+    scan.report("stray_image", "{n} [image lies|images lie] outside any class folder.")
+    scan.report("encoding", "{n} file [name is|names are] not UTF-8.", remedy="Rename these files.")
+    if not scan.cases:
+        text = f"There is no image in a class folder: expected {scan.root}/CLASS/*.jpg."
+        scan.findings.append(finding("source", text, remedy=""))
+    elif empty:
+        text = counted(len(empty), "{n} class [folder holds|folders hold] no image.")
+        scan.findings.append(finding("empty_class_folder", text, names=empty))

@@ -19,7 +19,7 @@ PART_NAMES = {
 
 
 def part_name(word: str) -> str | None:
-    """The part that a word of the source means, ``None`` if it means none.
+    """The part that a word of the source means, or ``None``.
 
     >>> part_name("Val")
     'validation'
@@ -49,6 +49,5 @@ def require_classes(present: Iterable[str], source: object) -> None:
     names = sorted(set(present))
     if len(names) == 1:
         raise LmdError(
-            f"{source} holds one class only ({names[0]!r}): there is nothing to tell apart; "
-            "give images of at least two classes"
+            f"{source} has only one class ({names[0]!r}): provide images of at least two classes"
         )

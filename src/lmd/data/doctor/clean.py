@@ -1,4 +1,4 @@
-"""A cleaned manifest: what is taken out, joined or moved, by rules that are written down."""
+"""A cleaned manifest: what is removed, merged or moved, by documented rules."""
 
 import csv
 import io
@@ -13,35 +13,18 @@ from pathlib import Path
 from lmd.base.errors import LmdError
 from lmd.base.files import atomic_write
 from lmd.data.doctor.classes import same_name
-from lmd.data.doctor.findings import Case
 from lmd.data.doctor.look import Look
-from lmd.data.doctor.scan import Scan
 from lmd.data.doctor.similar import clusters
+from lmd.data.sources.scan import Case, Scan
 from lmd.data.table import PARTS
 
-# Of copies in several parts the one in the rarest part stays, so that what is measured stays too.
+# Of copies in several parts the first of these is kept, so that the test part stays as it is.
 STAYS = {"test": 0, "validation": 1, "train": 2, "": 3}
-
-WHY = {
-    "missing_file": "not on disk",
-    "outside_root": "its path leaves the root",
-    "ambiguous_file": "its name may mean several files",
-    "unlabelled": "without a label",
-    "unknown_split": "in no known part",
-    "repeated_row": "repeats another line",
-    "conflicting_rows": "contradicted by another line",
-    "stray_image": "in no class folder",
-    "ignored_file": "its name does not say that it is an image",
-    "empty_file": "empty",
-    "truncated": "cut short",
-    "unreadable": "unreadable",
-    "huge": "too large to decode",
-}
 
 
 @dataclass(frozen=True)
 class Change:
-    """One image that was taken out, or changed, and why."""
+    """One image that was removed or changed, and why."""
 
     name: str
     what: str
@@ -49,8 +32,8 @@ class Change:
 
 
 @dataclass(frozen=True)
-class Mended:
-    """The cases that stay, with ``removed`` and ``changed``; paths are written below ``root``."""
+class Cleaned:
+    """The cases that are kept, and what was removed and changed; paths are relative to ``root``."""
 
     cases: tuple[Case, ...]
     removed: tuple[Change, ...]
@@ -60,7 +43,7 @@ class Mended:
     split: bool
 
     def write(self, path: Path) -> None:
-        """A manifest with the columns image, label, and group and split where there are such."""
+        """Write a manifest: image, label, and group and split if there are any."""
         columns = ["image", "label", *["group"] * self.grouped, *["split"] * self.split]
         text = io.StringIO(newline="")
         writer = csv.writer(text, lineterminator="\n")
@@ -68,7 +51,7 @@ class Mended:
         for case in self.cases:
             assert case.path is not None
             row = [_written(case.path, self.root), case.label]
-            # An image without a group is one by itself; an empty cell says the same.
+            # An empty cell means that the image is a group of its own.
             group = "" if case.group == f"image {case.name}" else case.group
             writer.writerow(row + [group] * self.grouped + [case.part] * self.split)
         atomic_write(path, text.getvalue().encode())
@@ -78,24 +61,25 @@ class Mended:
         return f"lmd train {_quoted(path)} --root {_quoted(self.root)}"
 
 
-def mend(
+def clean(
     scan: Scan,
     looks: Sequence[Look | None],
     exact: Sequence[Sequence[int]],
     near: Sequence[Sequence[int]],
     ratios: Sequence[float],
-) -> Mended:
-    """The images of a scan that can be trained with, in this order of rules.
+) -> Cleaned:
+    """The images of a scan that can be trained on, by these rules, in this order.
 
-    Out: what has a fault, and images of one colour. Names of one class that differ in case or
-    blanks become the commonest. Of exact copies one stays (test before validation before
-    training), none if their labels differ. Near-copies get one group. A group in two parts goes to
-    the part that has most of it (test, if equal). Out: classes that are too small to split.
+    Images with a fault and blank images are removed. Class names that differ only in case or
+    blanks become the most common of them. One of each set of exact copies is kept (test before
+    validation before training), or none if their labels differ. Near-copies get one group. A
+    group in several parts moves to the part with most of its images (test if equal). Classes that
+    are then too small to split are removed.
     """
     if scan.root is None:
         raise LmdError(
             f"--fix writes a manifest of image files, but {scan.source} ({scan.kind}) has none: "
-            "leave out the images that --json lists, and save the arrays anew"
+            "remove the images that --json lists from the arrays"
         )
     work = _Work(scan, looks)
     work.drop_faulty()
@@ -106,14 +90,14 @@ def mend(
     work.drop_small(ratios)
     kept = [work.cases[i] for i in sorted(work.cases)]
     if not kept:
-        raise LmdError(f"--fix would leave nothing of {scan.source}: no image can be used")
+        raise LmdError(f"--fix would remove every image of {scan.source}: none can be used")
     grouped = any(case.group for case in kept)
     root = _root(scan.root, [case.path for case in kept if case.path is not None])
-    return Mended(tuple(kept), tuple(work.removed), tuple(work.changed), root, grouped, scan.split)
+    return Cleaned(tuple(kept), tuple(work.removed), tuple(work.changed), root, grouped, scan.split)
 
 
 class _Work:
-    """The cases that are left, by number, while rules are applied one after another."""
+    """The cases that are left, by index, while the rules are applied one after another."""
 
     def __init__(self, scan: Scan, looks: Sequence[Look | None]) -> None:
         self.scan, self.looks = scan, looks
@@ -124,19 +108,17 @@ class _Work:
 
     def drop(self, i: int, why: str) -> None:
         case = self.cases.pop(i)
-        line = f"line {case.line}: " if case.line else ""
-        self.removed.append(Change(f"{line}{case.name}", "taken out", why))
+        self.removed.append(Change(case.place, "removed", why))
 
     def drop_faulty(self) -> None:
         for i, case in list(self.cases.items()):
             look = self.looks[i]
             if case.fault:
-                reason = f": {look.reason}" if look is not None and look.reason else ""
-                self.drop(i, f"{WHY[case.fault]}{reason}")
+                self.drop(i, case.reason)
             elif look is not None and "one_colour" in dict(look.oddities):
-                self.drop(i, "of one colour all over")
+                self.drop(i, "blank image")
             elif case.path is not None and not _can_be_written(case.path):
-                self.drop(i, "its path holds a backslash or is not UTF-8: a manifest cannot say it")
+                self.drop(i, "a path with a backslash or control character cannot be in a manifest")
 
     def join_names(self) -> None:
         sizes = Counter(case.label for case in self.cases.values())
@@ -154,7 +136,7 @@ class _Work:
             left = [i for i in same if i in self.cases]
             if len({self.cases[i].label for i in left}) > 1:
                 for i in left:
-                    self.drop(i, "the same image is there under another label")
+                    self.drop(i, "the same image has another label elsewhere")
                 continue
             left.sort(key=lambda i: (STAYS[self.cases[i].part], i))
             for i in left[1:]:
@@ -162,7 +144,7 @@ class _Work:
                 self.stands_for[i] = left[0]
 
     def join_near(self, near: Sequence[Sequence[int]]) -> None:
-        """Groups that share near-copies are one group, as far as a split is concerned."""
+        """Merge groups that share near-copies, so that a split keeps them together."""
         by_group: dict[str, list[int]] = defaultdict(list)
         for i, case in self.cases.items():
             by_group[case.group or f"image {case.name}"].append(i)
@@ -182,7 +164,7 @@ class _Work:
                 if case.group != group:
                     self.cases[i] = replace(case, group=group)
                     if case is not first:
-                        why = f"it looks the same as {first.name}, or its group does"
+                        why = f"looks like {first.name}, or is in a group with such an image"
                         self.changed.append(Change(case.name, f"group {group!r}", why))
 
     def move_groups(self) -> None:
@@ -195,18 +177,14 @@ class _Work:
         for i, case in self.cases.items():
             if case.group:
                 found = places[case.group]
-                best = max(
-                    reversed(PARTS), key=lambda part: found[part]
-                )  # of equals the last: test
+                best = max(reversed(PARTS), key=lambda part: found[part])  # test if equal
                 if case.part != best:
                     self.cases[i] = replace(case, part=best)
-                    why = f"most of group {case.group!r} is there"
-                    self.changed.append(
-                        Change(case.name, f"moved to {best}", f"{why}; was in {case.part}")
-                    )
+                    why = f"most of group {case.group!r} is there; was in {case.part}"
+                    self.changed.append(Change(case.name, f"moved to {best}", why))
 
     def drop_small(self, ratios: Sequence[float]) -> None:
-        """Classes that training would refuse; groups of several classes make this repeat."""
+        """Remove classes that training would refuse."""
         needed = sum(ratio > 0 for ratio in ratios)
         held: dict[str, set[str]] = defaultdict(set)
         trained = Counter(case.label for case in self.cases.values() if case.part == "train")
@@ -214,14 +192,14 @@ class _Work:
             held[case.label].add(case.group or f"image {i}")
         for i, case in list(self.cases.items()):
             if self.scan.split and not trained[case.label]:
-                self.drop(i, f"class {case.label!r} is left without a training image")
+                self.drop(i, f"class {case.label!r} has no training image left")
             elif not self.scan.split and len(held[case.label]) < needed:
-                what = f"class {case.label!r} is left with {len(held[case.label])} images or groups"
-                self.drop(i, f"{what}, too few for {needed} parts")
+                left = f"only {len(held[case.label])} images or groups left"
+                self.drop(i, f"class {case.label!r} has {left}, too few for {needed} parts")
 
 
 def _root(root: Path, paths: Sequence[Path]) -> Path:
-    """The data's root, or the folder above it that holds all images."""
+    """The root of the data, or the folder above it that contains all images."""
     if all(path.is_relative_to(root) for path in paths):
         return root
     return Path(os.path.commonpath([root.absolute(), *(path.absolute().parent for path in paths)]))
@@ -229,13 +207,13 @@ def _root(root: Path, paths: Sequence[Path]) -> Path:
 
 def _can_be_written(path: Path) -> bool:
     text = str(path)
-    return "\\" not in text and text.isprintable()  # bytes that are no UTF-8 are not printable
+    return "\\" not in text and text.isprintable()
 
 
 def _written(path: Path, root: Path) -> str:
     inside = path if path.is_relative_to(root) else path.absolute()
     name = inside.relative_to(root).as_posix()
-    # The reader of manifests takes blanks off the ends of cells.
+    # The manifest reader strips cells.
     return f"./{name}" if name != name.lstrip() else name
 
 

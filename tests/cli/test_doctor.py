@@ -6,7 +6,8 @@ from pathlib import Path
 
 import pytest
 import typer
-from damage import Patient, cut_in_half, make_patient, same_in_test, tiny, upper_case
+from damage import cut_in_half, same_in_test, tiny, upper_case
+from patients import Patient, make_patient
 from typer.testing import CliRunner, Result
 
 from lmd.base.errors import LmdError
@@ -33,7 +34,7 @@ def test_exit_codes_and_words(patient: Patient) -> None:
     name = cut_in_half(patient, 3)
     broken = doctor(patient.save())
     assert broken.exit_code == 4
-    assert "error: Files cut short [truncated]" in broken.output
+    assert "error: Truncated files [truncated]" in broken.output
     assert f"line 5: {name} (train)" in broken.output
     assert isinstance(doctor("nowhere.csv").exception, LmdError)
 
@@ -45,7 +46,7 @@ def test_notes_alone_are_exit_code_0(tmp_path: Path) -> None:
     images = rng.integers(0, 255, (300, 20, 20, 3), np.uint8)
     np.savez(tmp_path / "data.npz", images=images, labels=np.repeat([0, 1], [280, 20]) % 2)
     result = doctor(tmp_path / "data.npz", "--split", "0.2,0.1,0.7")
-    assert "A long tail" in result.output
+    assert "Long tail" in result.output
     assert result.exit_code == 3  # 14 test images of class 1
     np.savez(tmp_path / "data.npz", images=images, labels=np.arange(300) % 2)
     assert doctor(tmp_path / "data.npz", "--split", "0.2,0.1,0.7").exit_code == 0

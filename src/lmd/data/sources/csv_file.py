@@ -1,0 +1,65 @@
+"""One tolerant reader of CSV files: manifests, and the tables that come with known data sets."""
+
+import csv
+import io
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from lmd.base.errors import LmdError
+from lmd.base.text import counted
+from lmd.data.findings import Finding, finding
+
+
+@dataclass
+class CsvFile:
+    """A header, and the number and cells of each line that is not blank.
+
+    Cells are stripped, and lines filled up to the length of the header. ``findings`` are what is
+    wrong with the file.
+    """
+
+    header: list[str] = field(default_factory=list)
+    lines: list[tuple[int, list[str]]] = field(default_factory=list)
+    findings: list[Finding] = field(default_factory=list)
+
+
+def read_csv(path: Path) -> CsvFile:
+    """All that can be read of a CSV file; the delimiter is a comma, semicolon or tab."""
+    table = CsvFile()
+    file = io.StringIO(_text(path, table), newline="")
+    first = file.readline()
+    file.seek(0)
+    # Spreadsheets write semicolons in many countries.
+    reader = csv.reader(file, delimiter=max(",;\t", key=first.count))
+    long = []
+    try:
+        table.header = [cell.strip() for cell in next(reader, [])]
+        for cells in reader:
+            filled = [cell.strip() for cell in cells]
+            filled += [""] * (len(table.header) - len(cells))
+            if any(filled):
+                table.lines.append((reader.line_num, filled))
+                if len(cells) > len(table.header):
+                    long.append(f"line {reader.line_num}")
+    except csv.Error as error:
+        text = f"The file is not valid CSV from line {reader.line_num} on: {error}."
+        table.findings.append(finding("source", text))
+    if not table.lines:
+        table.findings.append(finding("source", "The file has no lines below its header."))
+    if long:
+        text = counted(len(long), "{n} [line has|lines have] more cells than the header.")
+        table.findings.append(finding("ragged_row", text, names=long))
+    return table
+
+
+def _text(path: Path, table: CsvFile) -> str:
+    try:
+        data = path.read_bytes()
+    except OSError as error:
+        raise LmdError(f"{path} cannot be read: {error.strerror or error}") from error
+    try:
+        return data.decode("utf-8-sig")
+    except UnicodeDecodeError as error:
+        table.findings.append(finding("encoding", f"The file is not UTF-8 text ({error})."))
+        utf16 = data[:2] in {b"\xff\xfe", b"\xfe\xff"}
+        return data.decode("utf-16" if utf16 else "cp1252", errors="replace")

@@ -1,0 +1,204 @@
+"""Every image that a source names or holds, however broken the source is."""
+
+import os
+from collections.abc import Iterable
+from dataclasses import dataclass, field
+from pathlib import Path
+
+import numpy as np
+from numpy.typing import NDArray
+
+from lmd.base.errors import LmdError
+from lmd.base.text import counted, shorten
+from lmd.data.findings import LISTS, Finding, finding
+from lmd.data.reading import FileImages, file_signature
+from lmd.data.sources.labelling import class_order, encode, require_classes
+from lmd.data.table import ArrayImages, Table
+
+# Why an image cannot be used, by the kind of finding that says so.
+FAULTS = {
+    "missing_file": "not on disk",
+    "outside_root": "outside the root",
+    "ambiguous_file": "ambiguous name",
+    "unlabelled": "no label",
+    "unknown_split": "unknown part",
+    "repeated_row": "repeats another line",
+    "conflicting_rows": "contradicted by another line",
+    "stray_image": "outside any class folder",
+    "empty_class_folder": "empty class folder",
+    "ignored_file": "not recognised as an image by its name",
+    "encoding": "name is not UTF-8",
+    "empty_file": "empty file",
+    "truncated": "truncated",
+    "unreadable": "unreadable",
+    "huge": "too large to decode",
+}
+# Errors that training may be asked to pass over.
+SKIPPABLE = frozenset({"missing_file", "unlabelled", "stray_image", "empty_class_folder"})
+
+
+@dataclass(frozen=True)
+class Columns:
+    """How to read a manifest.
+
+    ``None`` means the columns ``image`` and ``label``, and ``group`` and ``split`` if they are
+    there; an empty string means not to use a group or split column. ``root`` is the folder of the
+    images (that of the manifest if ``None``); ``allow_outside`` lets paths leave it.
+    """
+
+    image_column: str | None = None
+    label_column: str | None = None
+    group_column: str | None = None
+    split_column: str | None = None
+    root: str | Path | None = None
+    allow_outside: bool = False
+
+
+@dataclass(frozen=True)
+class Case:
+    """One image as the source names it; ``fault`` is the kind of finding that bars its use.
+
+    ``group`` and ``part`` are empty where the source has none; ``line`` is that of a manifest,
+    from 1; ``path`` is ``None`` where no file was found, or where pixels lie in an array;
+    ``detail`` says more about the fault.
+    """
+
+    name: str
+    label: str
+    group: str = ""
+    part: str = ""
+    path: Path | None = None
+    line: int = 0
+    fault: str = ""
+    detail: str = ""
+
+    @property
+    def place(self) -> str:
+        """The line of the manifest and the name."""
+        line = f"line {self.line}: " if self.line else ""
+        return f"{line}{self.name or '(no name)'}"
+
+    @property
+    def reason(self) -> str:
+        """Why the image cannot be used."""
+        return f"{FAULTS[self.fault]}{f' ({self.detail})' if self.detail else ''}"
+
+
+@dataclass
+class Scan:
+    """``cases``: one for each image or line; ``findings``: what is wrong with the source.
+
+    ``root`` is the folder that names are relative to; ``classes`` are set where the source gives
+    their order; ``images`` or ``given`` hold pixels that are not in files; ``spare`` are unused
+    columns of a manifest, in the order of ``cases``; ``others`` are files that do not look like
+    images by their names.
+    """
+
+    source: str
+    kind: str
+    root: Path | None = None
+    grouped: bool = False
+    split: bool = False
+    cases: list[Case] = field(default_factory=list)
+    findings: list[Finding] = field(default_factory=list)
+    classes: tuple[str, ...] | None = None
+    images: ArrayImages | None = None
+    given: Table | None = None
+    spare: dict[str, list[str]] = field(default_factory=dict)
+    others: list[Case] = field(default_factory=list)
+
+    def usable(self) -> list[int]:
+        """Indices of the cases without a fault."""
+        return [i for i, case in enumerate(self.cases) if not case.fault]
+
+    def report(self, kind: str, text: str, remedy: str | None = None) -> None:
+        """Add a finding for all cases with this fault, if there are any; see ``counted``."""
+        cases = [i for i, case in enumerate(self.cases) if case.fault == kind]
+        if cases:
+            self.findings.append(
+                finding(kind, counted(len(cases), text), cases=cases, remedy=remedy)
+            )
+
+    def read(self, i: int) -> NDArray[np.uint8] | None:
+        """RGB pixels ``(H, W, 3)`` of a case that is not a file."""
+        if self.given is not None:
+            return self.given.read(i)
+        return None if self.images is None else self.images.read(i)
+
+    def table(self, *, skip_bad: bool = False) -> Table:
+        """The table of all images, or an ``LmdError`` for the first finding that is an error.
+
+        ``skip_bad`` leaves out images that are missing, unlabelled or in no class folder, and empty
+        class folders; ``Table.skipped`` lists what was left out.
+        """
+        for found in self.findings:
+            if found.severity == "error" and not (skip_bad and found.kind in SKIPPABLE):
+                raise LmdError(self._refusal(found))
+        if self.given is not None:
+            return self.given
+        cases = [self.cases[i] for i in self.usable()]
+        if not cases:
+            raise LmdError(f"{self.source}: none of its images can be used")
+        labels = [case.label for case in cases]
+        require_classes(labels, self.source)
+        classes = self.classes or class_order(labels)
+        ids = [case.name for case in cases]
+        files = [case.path for case in cases if case.path is not None]
+        return Table(
+            ids=np.array(ids, dtype=np.str_),
+            labels=encode(labels, classes),
+            classes=classes,
+            images=self.images or FileImages(tuple(files)),
+            rows=np.arange(len(cases), dtype=np.int64),
+            groups=_strings(case.group for case in cases) if self.grouped else None,
+            parts=_strings(case.part for case in cases) if self.split else None,
+            source=self.source,
+            kind=self.kind,
+            signature=self.images.signature() if self.images else file_signature(ids, files),
+            skipped=self._skipped(),
+        )
+
+    def _refusal(self, found: Finding) -> str:
+        """What is wrong, examples, and what to do, as one sentence."""
+        cases = (self.cases[i] for i in found.cases)
+        examples = [f"{c.place}: {c.detail}" if c.detail else c.place for c in cases]
+        if found.kind in LISTS:
+            examples += found.names
+        listed = f" ({shorten(examples)})" if examples else ""
+        remedy = f": {_clause(found.remedy)}" if found.remedy else ""
+        return f"{self.source}: {_clause(found.text)}{listed}{remedy}"
+
+    def _skipped(self) -> tuple[str, ...]:
+        cases = [f"{case.place}: {case.reason}" for case in self.cases if case.fault]
+        folders = [f for f in self.findings if f.kind == "empty_class_folder"]
+        return (*cases, *(f"{name}: {FAULTS[f.kind]}" for f in folders for name in f.names))
+
+
+def scan_table(table: Table) -> Scan:
+    """The scan of a table that is there already."""
+    names = [table.classes[label] for label in table.labels.tolist()]
+    groups = [""] * len(table) if table.groups is None else table.groups.tolist()
+    parts = [""] * len(table) if table.parts is None else table.parts.tolist()
+    rows = zip(table.ids.tolist(), names, groups, parts, strict=True)
+    return Scan(
+        source=table.source or table.kind,
+        kind=table.kind,
+        grouped=table.groups is not None,
+        split=table.parts is not None,
+        cases=[Case(*row) for row in rows],
+        given=table,
+    )
+
+
+def printable(text: str) -> str:
+    """Text with a path in it; bytes of a file name that are not UTF-8 become �."""
+    return os.fsencode(text).decode("utf-8", "replace")
+
+
+def _strings(values: Iterable[str]) -> NDArray[np.str_]:
+    return np.array(list(values), dtype=np.str_)
+
+
+def _clause(sentence: str) -> str:
+    """A sentence without its capital and full stop."""
+    return sentence[:1].lower() + sentence[1:].removesuffix(".")
