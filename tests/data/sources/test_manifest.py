@@ -132,7 +132,7 @@ def test_manifest_column_errors(pictures):
     path = manifest(pictures, "file,diagnosis\na.png,x\nb.png,y\n")
     with pytest.raises(
         LmdError,
-        match=r"no column 'image'; the columns are file, diagnosis: .* --image-column, perhaps 'file'",
+        match=r"no column 'image'; the columns are file, diagnosis: .*-column, perhaps 'file'",
     ):
         open_table(path)
     with pytest.raises(

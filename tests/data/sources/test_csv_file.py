@@ -1,0 +1,56 @@
+"""The CSV reader that manifests and recipes share."""
+
+from pathlib import Path
+
+import pytest
+
+from lmd.base.errors import LmdError
+from lmd.data.recipes.download import read_rows
+from lmd.data.sources.csv_file import read_csv
+
+
+def write(tmp_path: Path, content: bytes) -> Path:
+    (tmp_path / "data.csv").write_bytes(content)
+    return tmp_path / "data.csv"
+
+
+@pytest.mark.parametrize("delimiter", [",", ";", "\t"])
+@pytest.mark.parametrize("end", ["\n", "\r\n", "\r"])
+def test_delimiters_marks_and_blank_lines(tmp_path: Path, delimiter: str, end: str) -> None:
+    lines = ["\ufeffa|b|c", " 1 |2", "", "||", "3|4| 5 "]
+    path = write(tmp_path, end.join(lines).replace("|", delimiter).encode())
+    table = read_csv(path)
+    assert table.header == ["a", "b", "c"]
+    assert table.lines == [(2, ["1", "2", ""]), (5, ["3", "4", "5"])]
+    assert table.findings == []
+    rows = read_rows(path, ["a"])
+    assert rows == [{"a": "1", "b": "2", "c": ""}, {"a": "3", "b": "4", "c": "5"}]
+
+
+def test_a_line_that_is_too_long_is_a_warning(tmp_path: Path) -> None:
+    path = write(tmp_path, b"a,b\n1,2\n1,2,3\n")
+    (found,) = read_csv(path).findings
+    assert (found.kind, found.severity, found.names) == ("ragged_row", "warning", ("line 3",))
+    assert read_rows(path)[1] == {"a": "1", "b": "2"}
+
+
+@pytest.mark.parametrize("encoding", ["cp1252", "utf-16"])
+def test_other_encodings_are_read_but_are_an_error(tmp_path: Path, encoding: str) -> None:
+    path = write(tmp_path, "a,b\n1,Müller\n".encode(encoding))
+    table = read_csv(path)
+    assert table.lines == [(2, ["1", "Müller"])]
+    assert [found.kind for found in table.findings] == ["encoding"]
+    with pytest.raises(LmdError, match="is not UTF-8 text"):
+        read_rows(path)
+
+
+def test_files_that_cannot_be_used(tmp_path: Path) -> None:
+    for content in (b"", b"a,b\n", b"a,b\n,\n"):
+        with pytest.raises(LmdError, match=r"data.csv: The file has no lines below its header"):
+            read_rows(write(tmp_path, content))
+    with pytest.raises(LmdError, match="not valid CSV from line 2 on"):
+        read_rows(write(tmp_path, b"a,b\n" + 200_000 * b"x"))
+    with pytest.raises(LmdError, match=r"nowhere.csv cannot be read: No such file"):
+        read_csv(tmp_path / "nowhere.csv")
+    with pytest.raises(LmdError, match="has no column c; its columns are a, b"):
+        read_rows(write(tmp_path, b"a,b\n1,2\n"), ["c"])
