@@ -84,7 +84,8 @@ def test_fix_json_and_page(patient: Patient, tmp_path: Path) -> None:
 
 def test_fix_does_not_replace_the_data(patient: Patient, tmp_path: Path) -> None:
     before = patient.manifest.read_bytes()
-    assert "the very data" in str(doctor(patient.manifest, "--fix", patient.manifest).exception)
+    refused = doctor(patient.manifest, "--fix", patient.manifest).exception
+    assert "the data set itself" in str(refused)
     assert patient.manifest.read_bytes() == before
     assert "must end in .csv" in str(
         doctor(patient.manifest, "--fix", tmp_path / "x.txt").exception

@@ -111,7 +111,7 @@ def test_too_few_images_or_groups():
     with pytest.raises(
         LmdError,
         match=r"class 'b' has 2 images, but a split into train, validation, test needs at least 3, "
-        r"one for each part: merge the class with another, drop it, or say the parts yourself",
+        r"one for each part: merge the class with another, remove it, or set the parts yourself",
     ):
         split(make([10, 2]))
     assert by_part(split(make([10, 2]), (0.8, 0, 0.2)))[2] == [2, 1]
@@ -196,7 +196,7 @@ def test_given_parts_are_kept_and_checked():
         split(leak)
     assert split(leak, allow_leak=True) is leak
     untrained = replace(given, parts=np.array(["train"] * 4 + ["test"] * 4), source="x.csv")
-    with pytest.raises(LmdError, match=r"parts of x.csv leave no training image of class 'b'"):
+    with pytest.raises(LmdError, match=r"x.csv has no training image of class 'b'"):
         split(untrained)
 
 

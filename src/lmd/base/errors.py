@@ -2,4 +2,4 @@
 
 
 class LmdError(Exception):
-    """Something the user can mend; the message says what, where and how."""
+    """Something the user can fix; the message says what, where and how."""

@@ -1,4 +1,4 @@
-"""`lmd data doctor`: what is wrong with a data set, before anyone trains on it."""
+"""`lmd data doctor`: what is wrong with a data set, before training on it."""
 
 import json
 from pathlib import Path
@@ -36,7 +36,7 @@ def doctor_command(
     root: Root = None,
     allow_outside: AllowOutside = False,
     split: Annotated[
-        str, typer.Option(help="Planned ratios; parts that the data come with are kept.")
+        str, typer.Option(help="Planned ratios; parts of the data set itself are kept.")
     ] = "7:1:2",
     html: Annotated[
         Path | None, typer.Option(help="Write a page with pictures of what was found.")
@@ -45,14 +45,14 @@ def doctor_command(
         Path | None, typer.Option(help="Write a cleaned manifest (.csv) that `lmd train` takes.")
     ] = None,
     json_file: Annotated[
-        Path | None, typer.Option("--json", help="Write all findings for scripts.")
+        Path | None, typer.Option("--json", help="Write all findings as JSON.")
     ] = None,
     quiet: Quiet = False,
 ) -> None:
-    """Examine a data set: files, labels, copies, leaks between parts. Nothing of it is changed.
+    """Examine a data set: files, labels, copies, leaks between parts. Nothing is changed.
 
-    Exit code 0: nothing, or notes only. 3: warnings. 4: errors. (1 and 2 mean, as everywhere, that
-    the examination itself could not be done, or was asked for wrongly.)
+    Exit code 0: nothing, or notes only. 3: warnings. 4: errors. (As everywhere, 1 means that the
+    command failed and 2 that it was used wrongly.)
     """
     from lmd.base.files import atomic_write
     from lmd.base.progress import Display
@@ -104,13 +104,13 @@ def parse_ratios(words: str) -> tuple[float, float, float]:
 
 
 def _check_fix(fix: Path | None, data: str) -> None:
-    """Before a long examination: the cleaned manifest shall not replace what it cleans."""
+    """Before a long examination: the cleaned manifest must not replace what it cleans."""
     if fix is None:
         return
     if fix.suffix.lower() != ".csv":
         raise LmdError(f"--fix is {fix}; it writes a manifest, whose name must end in .csv")
     if fix.exists() and fix.samefile(Path(data).expanduser()):
-        raise LmdError(f"--fix is {fix}, the very data that are examined: choose another name")
+        raise LmdError(f"--fix is {fix}, which is the data set itself: choose another name")
 
 
 def _print(found: "Examination") -> None:
@@ -136,5 +136,5 @@ def _write_fix(cleaned: "Cleaned", fix: Path, ratios: tuple[float, ...]) -> None
     try:
         split(open_table(fix, root=cleaned.root), ratios)
     except LmdError as error:
-        raise LmdError(f"{fix} was written, but needs your hand still: {error}") from error
+        raise LmdError(f"{fix} was written, but training still refuses it: {error}") from error
     typer.echo(f"\nThe cleaned manifest: {fix}. Train with it:\n  {cleaned.command(fix)}")

@@ -106,7 +106,7 @@ def _without_bad(
         more = f"\n  and {len(problems) - 10} more" if len(problems) > 10 else ""
         raise LmdError(
             f"{len(problems)} of {len(table)} images cannot be read:\n{shown}{more}\n"
-            "Mend or remove them, or go on without them with --skip-bad."
+            "Fix or remove them, or leave them out with --skip-bad."
         )
     keep = np.setdiff1d(np.arange(len(table)), np.array(list(problems), dtype=np.int64))
     return table.take(keep), pixels[keep], tuple(problems.values())

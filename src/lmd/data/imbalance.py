@@ -39,7 +39,7 @@ def official_counts(counts: ArrayLike, factor: float) -> NDArray[np.int64]:
     ranks = _ranks(sizes)
     base = sizes.max() / (sizes.min() * factor)
     exact: NDArray[np.float64] = sizes * base ** (ranks / (len(sizes) - 1))
-    # n_0 / r shall not be rounded up to the next integer for an error in its last digit.
+    # A rounding error must not push n_0 / r up to the next integer.
     return np.ceil(np.round(exact, 6)).astype(np.int64)
 
 
@@ -71,8 +71,8 @@ def subsample(
     """
     if table.parts is not None and shape == "official":
         raise LmdError(
-            "shape 'official' thins a whole set before it is split, but this one came with parts: "
-            "use shape 'pareto', or do not use its split column"
+            "shape 'official' thins a whole set before it is split, but this set is split already: "
+            "use shape 'pareto', or ignore its split column"
         )
     thinned = np.ones(len(table), bool) if table.parts is None else table.parts == "train"
     available = np.bincount(table.labels[thinned], minlength=len(table.classes)).astype(np.int64)
@@ -154,7 +154,7 @@ def draw_groups(table: Table, rows: NDArray[np.int64], count: int, salt: str) ->
             drawn += members[i]
         else:
             left.append(members[i])
-    # What was too large for the rest may still bring the count nearer than it is.
+    # A group that was too large may still bring the count nearer.
     if left:
         smallest = min(left, key=len)
         short = count - len(drawn)

@@ -67,7 +67,7 @@ def prepare_data(
     counts = table.part("train").counts()
     missing = [name for name, n in zip(table.classes, counts, strict=True) if n == 0]
     if missing:
-        raise LmdError(f"no training image of class {', '.join(missing)}: take it out of the data")
+        raise LmdError(f"no training image of class {', '.join(missing)}: add some, or remove it")
     if len(table.part("test")) == 0:
         raise LmdError("the test part is empty: give it a share with --set split=[0.7,0.1,0.2]")
     tiers = assign_tiers(counts, table.classes, protocol.tiers)

@@ -50,13 +50,13 @@ def split(
         if _complete(chosen, held, shares):
             return replace(table, parts=np.array(PARTS, dtype=np.str_)[chosen][members])
     raise LmdError(
-        "no split was found that has every class in every part, for some groups hold several "
-        "classes: merge or drop the smallest classes, or say the parts in a split column"
+        "no split was found that has every class in every part, because some groups have several "
+        "classes: merge or remove the smallest classes, or set the parts in a split column"
     )
 
 
 def check_no_leak(table: Table) -> None:
-    """An ``LmdError`` if a group is in more than one part: its images would be known at test."""
+    """An ``LmdError`` if a group is in more than one part."""
     leaks = groups_in_two_parts(table)
     if leaks:
         assert table.groups is not None
@@ -65,7 +65,7 @@ def check_no_leak(table: Table) -> None:
         where = " and ".join(f"{parts[part]} in {part}" for part in PARTS if parts[part])
         raise LmdError(
             f"{len(leaks)} of {total} groups are in more than one part, for example "
-            f"{group!r} with {where}: what is learned from an image is then tested on its sibling. "
+            f"{group!r} with {where}: the model would be tested on groups it was trained on. "
             "Put each group into one part, or accept this with --set allow_leak=true"
         )
 
@@ -130,8 +130,8 @@ def _require_enough(table: Table, held: NDArray[np.int64], shares: tuple[float, 
         if count < len(wanted):
             raise LmdError(
                 f"class {name!r} has {count} {what}, but a split into {', '.join(wanted)} needs "
-                f"at least {len(wanted)}, one for each part: merge the class with another, drop "
-                "it, or say the parts yourself in a split column"
+                f"at least {len(wanted)}, one for each part: merge the class with another, remove "
+                "it, or set the parts yourself in a split column"
             )
 
 
@@ -170,6 +170,6 @@ def _require_training(table: Table) -> None:
     if counts.min() == 0:
         names = [name for name, n in zip(table.classes, counts, strict=True) if n == 0]
         raise LmdError(
-            f"the parts of {table.source or 'the table'} leave no training image of class "
-            f"{', '.join(map(repr, names))}: move some to train, or drop the class"
+            f"{table.source or 'the table'} has no training image of class "
+            f"{', '.join(map(repr, names))}: move some to train, or remove the class"
         )

@@ -148,14 +148,14 @@ def test_quick_check_of_a_table_reads_no_pixel(tmp_path: Path) -> None:
         patient.path(i).unlink()
     notes = quick_check(table)
     text = "\n".join(notes)
-    assert "'Nevus' (1) and 'nevus' (13) differ in case or blanks alone." in notes
+    assert "'Nevus' (1) and 'nevus' (13) differ only in case or blanks." in notes
     assert "69 groups for 70 images; 1 has more than one image." in text
     assert "70 usable images of 6 classes" in text
     assert "The test part has no image of 'Nevus'" in text
     # Two test images for each of five classes: one of them is a tenth of balanced accuracy.
     low, high = wilson(2, 2)
-    told = f"'nevus' with 2 (10.0 points; if 2 of 2 are found, recall is {100 * low:.0f} to"
-    assert f"{told} {100 * high:.0f} %)" in text
+    expected = "'nevus' with 2 (10.0 points; with 2 of 2 correct, the interval of its recall is"
+    assert f"{expected} {100 * low:.0f} to {100 * high:.0f} %)" in text
 
 
 @pytest.fixture(scope="module")

@@ -1,4 +1,4 @@
-"""Classes and parts: how many images, which are too few, and which are one class by two names."""
+"""Classes and parts: counts, classes that are too small, and one class under two names."""
 
 import unicodedata
 from collections import Counter, defaultdict
@@ -14,9 +14,9 @@ from lmd.data.table import PARTS
 from lmd.scoring.intervals import wilson
 
 Counts = dict[str, dict[str, int]]
-# From here on a set is called long-tailed: the largest class has this many times the smallest.
+# A long tail: the largest class has at least this many times the images of the smallest.
 LONG_TAIL = 10.0
-# One test image shall not move balanced accuracy, the mean of the recalls, by more than this.
+# A test class is small if one image moves balanced accuracy, the mean recall, by more than this.
 POINT = 0.01
 LISTED = 6
 
@@ -30,14 +30,14 @@ def class_counts(scan: Scan) -> Counts:
 
 
 def check_classes(scan: Scan, ratios: Sequence[float]) -> Iterator[Finding]:
-    """All that labels and parts alone tell."""
+    """Findings from labels and parts alone."""
     counts = class_counts(scan)
     if not counts:
         return
     yield _summary(scan, counts)
     if len(counts) == 1:
         name = next(iter(counts))
-        yield finding("one_class", f"All images are of one class, {name!r}.", names=[name])
+        yield finding("one_class", f"All images have the class {name!r}.", names=[name])
     yield from _long_tail(counts)
     yield from _names(counts)
     yield from (_absent(counts) if scan.split else _too_few(scan, counts, ratios))
@@ -50,7 +50,7 @@ def totals(counts: Counts) -> dict[str, int]:
 
 
 def same_name(name: str) -> str:
-    """What is left of a class name without case and blanks: names that agree in it are one.
+    """A class name without case and extra blanks; names that agree in it mean one class.
 
     >>> same_name(" Basal  Cell ") == same_name("basal cell")
     True
@@ -90,8 +90,8 @@ def _long_tail(counts: Counts) -> Iterator[Finding]:
         yield finding(
             "imbalance",
             f"The imbalance factor is {factor:.4g}: {most!r} has {sizes[most]} images, "
-            f"{least!r} has {sizes[least]}. Saying {most!r} always is right in "
-            f"{100 * sizes[most] / sum(sizes.values()):.0f} % of all cases.",
+            f"{least!r} has {sizes[least]}. Always predicting {most!r} is right for "
+            f"{100 * sizes[most] / sum(sizes.values()):.0f} % of the images.",
             names=[most, least],
         )
 
@@ -104,28 +104,28 @@ def _names(counts: Counts) -> Iterator[Finding]:
     for names in alike.values():
         if len(names) > 1:
             listed = " and ".join(f"{name!r} ({sizes[name]})" for name in names)
-            yield finding("class_name", f"{listed} differ in case or blanks alone.", names=names)
+            yield finding("class_name", f"{listed} differ only in case or blanks.", names=names)
         elif names[0] != names[0].strip():
             yield finding(
                 "class_name",
-                f"The name of class {names[0]!r} begins or ends with a blank.",
+                f"The class name {names[0]!r} begins or ends with a blank.",
                 names=names,
-                remedy="Rename it; --fix writes it without the blank.",
+                remedy="Rename it; --fix removes the blank.",
             )
     for (one, first), (other, second) in combinations(alike.items(), 2):
         if _one_slip(one, other):
             yield finding(
                 "class_spelling",
                 f"{first[0]!r} ({sizes[first[0]]}) and {second[0]!r} ({sizes[second[0]]}) differ "
-                "in one letter or in their separators.",
+                "in one letter or in separators.",
                 names=[*first, *second],
             )
 
 
 def _one_slip(a: str, b: str) -> bool:
-    """Whether one letter was missed, added, mistyped or swapped with its neighbour.
+    """Whether one letter is missing, extra, wrong or swapped with its neighbour.
 
-    Short names and numbers differ by one sign for good reason.
+    Short names and numbers may well differ in one character.
 
     >>> _one_slip("melanoma", "melanmoa"), _one_slip("grade 1", "grade 2")
     (True, False)
@@ -167,7 +167,7 @@ def _too_few(scan: Scan, counts: Counts, ratios: Sequence[float]) -> Iterator[Fi
         listed = ", ".join(f"{name!r} ({n})" for name, n in small.items())
         yield finding(
             "too_few",
-            f"{listed}: fewer than the {needed} {what} that a split into {needed} parts needs.",
+            f"{listed}: a split into {needed} parts needs at least {needed} {what} per class.",
             cases=[i for i in scan.usable() if scan.cases[i].label in small],
             names=small,
         )
@@ -189,14 +189,13 @@ def _tiny_test(scan: Scan, counts: Counts, ratios: Sequence[float]) -> Iterator[
     for name, n in sorted(small.items(), key=lambda x: x[1]):
         low, high = wilson(round(0.8 * n), n)
         listed.append(
-            f"{name!r} with {n} ({100 / (len(sizes) * n):.1f} points; if {round(0.8 * n)} of {n} "
-            f"are found, recall is {100 * low:.0f} to {100 * high:.0f} %)"
+            f"{name!r} with {n} ({100 / (len(sizes) * n):.1f} points; with {round(0.8 * n)} of {n} "
+            f"correct, the interval of its recall is {100 * low:.0f} to {100 * high:.0f} %)"
         )
     rest = f"; and {len(listed) - LISTED} more classes" if len(listed) > LISTED else ""
     yield finding(
         "tiny_test",
-        f"One test image moves balanced accuracy by more than a point in "
-        f"{'' if scan.split else 'classes that would get so few: '}"
-        f"{'; '.join(listed[:LISTED])}{rest}.",
+        f"One test image {'moves' if scan.split else 'would move'} balanced accuracy by more than "
+        f"a point in {'; '.join(listed[:LISTED])}{rest}.",
         names=small,
     )

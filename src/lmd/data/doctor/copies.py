@@ -1,4 +1,4 @@
-"""Copies: the same image twice, or nearly, and in which parts and under which labels."""
+"""Copies: images that appear twice, exactly or nearly, and their parts and labels."""
 
 from collections import defaultdict
 from collections.abc import Iterator, Sequence
@@ -9,7 +9,7 @@ from lmd.base.text import counted
 from lmd.data.doctor.classes import same_name
 from lmd.data.doctor.look import Look
 from lmd.data.doctor.similar import near_clusters
-from lmd.data.findings import Finding, finding
+from lmd.data.findings import Finding, Severity, finding
 from lmd.data.sources.scan import Scan
 
 Sets = list[tuple[int, ...]]
@@ -28,7 +28,7 @@ def exact_copies(scan: Scan, looks: Sequence[Look | None]) -> Sets:
 def near_copies(scan: Scan, looks: Sequence[Look | None], exact: Sets) -> Sets:
     """Sets of usable images that look alike but are not equal, and not of one group.
 
-    Of exact copies one stands for all.
+    One of each set of exact copies stands for all.
     """
     spare = {i for same in exact for i in same[1:]}
     rows, seen = [], []
@@ -52,58 +52,35 @@ def near_copies(scan: Scan, looks: Sequence[Look | None], exact: Sets) -> Sets:
 def check_copies(
     scan: Scan, looks: Sequence[Look | None], exact: Sets, near: Sets
 ) -> Iterator[Finding]:
-    """Findings about copies; each set is in one of them only, the gravest."""
+    """Findings about copies; each set is in the most serious of them only."""
     conflicts, torn, plain = _sort(scan, exact)
-    if conflicts:
-        yield finding(
-            "conflicting_duplicates",
-            counted(len(conflicts), "{n} [image is|images are] there under different labels."),
-            sets=conflicts,
-        )
-    if torn:
-        yield finding(
-            "duplicate_in_parts",
-            counted(len(torn), "{n} [image is|images are] in more than one part."),
-            sets=torn,
-        )
-    if plain:
-        files = sum(len({_content(looks[i]) for i in same}) == 1 for same in plain)
-        yield finding(
-            "duplicate",
-            counted(len(plain), "{n} [image is|images are] there more than once ")
-            + f"({files} as equal files, {len(plain) - files} as equal pixels in other files).",
-            sets=plain,
-        )
+    files = sum(len({_content(looks[i]) for i in same}) == 1 for same in plain)
+    how = f"({files} as identical files, {len(plain) - files} as equal pixels in different files)"
+    yield from _found(
+        "conflicting_duplicates",
+        "{n} [image appears|images appear] with different labels",
+        conflicts,
+    )
+    yield from _found("duplicate_in_parts", "{n} [image is|images are] in several parts", torn)
+    yield from _found(
+        "duplicate", f"{{n}} [image appears|images appear] more than once {how}", plain
+    )
     conflicts, torn, plain = _sort(scan, near)
-    if conflicts:
-        yield finding(
-            "near_duplicate_labels",
-            counted(
-                len(conflicts),
-                "{n} [set|sets] of images that look the same under different labels.",
-            ),
-            sets=conflicts,
-        )
-    if torn:
-        yield finding(
-            "near_duplicate_in_parts",
-            counted(
-                len(torn), "{n} [set|sets] of images that look the same in more than one part."
-            ),
-            sets=torn,
-        )
-    if plain:
-        groups = " though they are of different groups" if scan.grouped else ""
-        yield finding(
-            "near_duplicate",
-            counted(len(plain), f"{{n}} [set|sets] of images that look the same{groups}."),
-            sets=plain,
-            severity="note" if scan.split else "warning",
-        )
+    alike = "{n} [set|sets] of images that look the same"
+    yield from _found("near_duplicate_labels", f"{alike} have different labels", conflicts)
+    yield from _found("near_duplicate_in_parts", f"{alike} are in several parts", torn)
+    groups = " are in different groups" if scan.grouped else ""
+    severity: Severity = "note" if scan.split else "warning"
+    yield from _found("near_duplicate", f"{alike}{groups}", plain, severity)
+
+
+def _found(kind: str, text: str, sets: Sets, severity: Severity | None = None) -> Iterator[Finding]:
+    if sets:
+        yield finding(kind, f"{counted(len(sets), text)}.", sets=sets, severity=severity)
 
 
 def _sort(scan: Scan, sets: Sets) -> tuple[Sets, Sets, Sets]:
-    """Those with different labels, else in different parts, else neither."""
+    """Sets with different labels, else in different parts, else neither."""
     conflicts, torn, plain = [], [], []
     for same in sets:
         cases = [scan.cases[i] for i in same]
@@ -121,5 +98,5 @@ def _content(look: Look | None) -> str:
 
 
 def _flat(look: Look) -> bool:
-    """Images of one colour are equal without being copies."""
+    """Blank images are equal without being copies."""
     return any(kind == "one_colour" for kind, _ in look.oddities)

@@ -13,18 +13,8 @@ from lmd.data.sources.scan import Scan
 from lmd.data.splits import part_sizes
 from lmd.data.table import PARTS
 
-GROUP_WORDS = (
-    "patient",
-    "lesion",
-    "subject",
-    "study",
-    "case",
-    "person",
-    "mrn",
-    "eye",
-    "participant",
-)
-# "P012_03", "P012-left", "P012 b": what stands before the last mark may be the patient.
+GROUP_WORDS = re.compile("patient|lesion|subject|study|case|person|mrn|eye|participant")
+# "P012_03", "P012-left", "P012 b": what precedes the last separator may be the patient.
 SERIES = re.compile(r"^(?P<group>.+?)[ _.-]+(?:\d{1,3}|[a-z]|left|right|od|os)$", re.IGNORECASE)
 
 
@@ -32,8 +22,8 @@ SERIES = re.compile(r"^(?P<group>.+?)[ _.-]+(?:\d{1,3}|[a-z]|left|right|od|os)$"
 class Leak:
     """What a random split by image does to groups, on average.
 
-    ``groups`` of them would be in two parts or more, ``images`` of ``tested`` test images would
-    have a sibling in training.
+    ``groups`` of them would be in several parts; ``images`` of ``tested`` test images would share
+    their group with a training image.
     """
 
     groups: float
@@ -42,7 +32,7 @@ class Leak:
 
 
 def check_groups(scan: Scan, ratios: Sequence[float]) -> Iterator[Finding]:
-    """All that groups tell; where there are none, whether there may be some."""
+    """Findings about groups, or hints that there may be some."""
     if not scan.grouped:
         yield from _hints(scan)
         return
@@ -58,7 +48,7 @@ def check_groups(scan: Scan, ratios: Sequence[float]) -> Iterator[Finding]:
     if mixed:
         yield finding(
             "group_labels",
-            counted(len(mixed), "{n} [group holds|groups hold] images of more than one class."),
+            counted(len(mixed), "{n} [group has|groups have] images of more than one class."),
             sets=mixed,
         )
 
@@ -113,8 +103,8 @@ def _sizes(
         shares = ":".join(f"{10 * ratio:g}" for ratio in ratios)
         text += (
             f" A random {shares} split by image would leak: on average {leak.groups:.{digits}f} "
-            f"groups would be in two parts or more, and {leak.images:.{digits}f} of {leak.tested} "
-            "test images would have a sibling in training."
+            f"groups would be in several parts, and {leak.images:.{digits}f} of {leak.tested} "
+            "test images would share their group with a training image."
         )
     largest = sorted(several.values(), key=len, reverse=True)
     return finding("groups", text, sets=largest[:6])
@@ -129,8 +119,8 @@ def _in_parts(scan: Scan, several: Mapping[str, list[int]]) -> Iterator[Finding]
     if torn:
         yield finding(
             "group_in_parts",
-            f"In more than one part: {len(torn)} of {len(several)} groups with several images "
-            f"({shorten(list(torn))}); what is learned from an image is tested on its sibling.",
+            f"{len(torn)} of {len(several)} groups with several images are in more than one part "
+            f"({shorten(list(torn))}), so the test part shows what was trained on.",
             sets=torn.values(),
             names=torn,
         )
@@ -139,13 +129,13 @@ def _in_parts(scan: Scan, several: Mapping[str, list[int]]) -> Iterator[Finding]
 def _hints(scan: Scan) -> Iterator[Finding]:
     usable = scan.usable()
     for column, cells in scan.spare.items():
-        if any(word in column.lower() for word in GROUP_WORDS):
+        if GROUP_WORDS.search(column.lower()):
             values = [cells[i] for i in usable if cells[i]]
             if 1 < len(set(values)) < len(values):
                 yield finding(
                     "group_hint",
-                    f"Column {column!r} names {len(set(values))} groups for {len(values)} images, "
-                    "but is not used: a split by image would leak.",
+                    f"Column {column!r} has {len(set(values))} values for {len(values)} images "
+                    "but is not used as the group: a split by image would leak.",
                     names=[column],
                     severity="warning",
                     remedy=f"Use it: --group-column {column}.",
@@ -170,7 +160,7 @@ def _by_names(scan: Scan, usable: Sequence[int]) -> Iterator[Finding]:
     for found, how in ((folders, "folders below the class folders"), (series, "file names")):
         several = {name: cases for name, cases in found.items() if len(cases) > 1}
         covered = sum(map(len, several.values()))
-        # "nevus_001" counts through a class, not a patient: then groups are few and large.
+        # "nevus_001" numbers the images of a class, not a patient: such groups are few and large.
         largest = max(map(len, found.values()), default=0)
         if 2 * covered >= len(usable) and len(found) > 3 * classes and largest <= len(usable) / 5:
             yield finding(

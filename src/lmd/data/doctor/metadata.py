@@ -1,4 +1,4 @@
-"""Is what a file says about itself well formed?"""
+"""Whether the metadata of an image file are well formed."""
 
 from collections.abc import Mapping
 from typing import Any
@@ -8,7 +8,7 @@ TYPE_SIZES = (0, 1, 1, 2, 4, 8, 1, 1, 2, 4, 8, 4, 8)
 
 
 def metadata_problem(info: Mapping[Any, Any]) -> str:
-    """What is wrong with EXIF block or colour profile of an opened image; empty if nothing is."""
+    """What is wrong with the EXIF block or colour profile of an opened image, or nothing."""
     exif, profile = info.get("exif"), info.get("icc_profile")
     if isinstance(exif, bytes) and (problem := exif_problem(exif)):
         return problem
@@ -18,14 +18,14 @@ def metadata_problem(info: Mapping[Any, Any]) -> str:
 
 
 def exif_problem(block: bytes) -> str:
-    """What is wrong with an EXIF block: its first directory must lie within it, values too."""
+    """What is wrong with an EXIF block: its first directory and its values must lie within it."""
     block = block.removeprefix(b"Exif\0\0")
     order: Any = {b"II*\0": "little", b"MM\0*": "big"}.get(block[:4])
     if order is None:
         return "the EXIF block has no TIFF header"
     start = int.from_bytes(block[4:8], order)
     if start + 2 > len(block):
-        return "the EXIF directory lies outside of its block"
+        return "the EXIF directory lies outside its block"
     entries = int.from_bytes(block[start : start + 2], order)
     if start + 2 + 12 * entries > len(block):
         return f"the EXIF directory of {entries} entries is cut off"
@@ -33,10 +33,10 @@ def exif_problem(block: bytes) -> str:
         entry = block[start + 2 + 12 * i : start + 14 + 12 * i]
         kind, count = int.from_bytes(entry[2:4], order), int.from_bytes(entry[4:8], order)
         if not 0 < kind < len(TYPE_SIZES):
-            return f"EXIF entry {int.from_bytes(entry[:2], order)} is of no known type"
+            return f"EXIF entry {int.from_bytes(entry[:2], order)} has an unknown type"
         size = TYPE_SIZES[kind] * count
         if size > 4 and int.from_bytes(entry[8:12], order) + size > len(block):
-            return f"EXIF entry {int.from_bytes(entry[:2], order)} lies outside of its block"
+            return f"EXIF entry {int.from_bytes(entry[:2], order)} lies outside its block"
     return ""
 
 

@@ -1,4 +1,4 @@
-"""Which images look alike: a 64-bit perceptual hash, banded lookup, and a second look."""
+"""Which images look alike: a 64-bit perceptual hash, banded lookup, and a check by correlation."""
 
 from collections.abc import Iterable, Iterator
 
@@ -8,11 +8,11 @@ from numpy.typing import NDArray
 
 SIDE = 32
 # Chosen on HAM10000, whose 10 015 photographs are much alike: of 50 million pairs of different
-# lesions one passes both (a photograph filed under two lesions), while copies that were saved
-# anew as JPEG of quality 40, halved, brightened or squared pass in 99 of 100 cases.
+# lesions one passes both (a photograph filed under two lesions), while 99 of 100 copies pass that
+# were saved as JPEG of quality 40, halved, brightened or squeezed to a square.
 MAX_DISTANCE = 6
 MIN_CORRELATION = 0.99
-# Below this spread of grey values (of 255) an image has too little in it to be compared.
+# Below this spread of grey values (of 255) there is too little to compare.
 MIN_SPREAD = 4.0
 BANDS, BAND_BITS = 4, 16
 CHUNK, BATCH = 2_000_000, 2048
@@ -36,7 +36,7 @@ def perceptual_hash(grey: NDArray[np.uint8]) -> int:
 
 
 def comparable(grey: NDArray[np.uint8]) -> bool:
-    """Whether a miniature shows enough to be told from others."""
+    """Whether a miniature shows enough to be compared with others."""
     return float(grey.std()) >= MIN_SPREAD
 
 
@@ -139,7 +139,7 @@ def _join(
     """Join those pairs of rows of ``flat (N, 1024)`` whose correlation is high."""
     for start in range(0, len(first), BATCH):
         i, j = first[start : start + BATCH], second[start : start + BATCH]
-        # What is joined already need not be compared: so a film of equal frames costs little.
+        # Pairs that are joined already are not compared, so a film of equal frames costs little.
         roots = _roots(parent)
         apart = roots[i] != roots[j]
         i, j = i[apart], j[apart]

@@ -139,7 +139,7 @@ def missing_note(root: Path, missing: list[str], total: int, *, allow_missing: b
         raise LmdError(
             f"{text}: complete the download, or keep them in the split with --allow-missing-images"
         )
-    return [f"{text}: they are in the split all the same, and training asks for them"]
+    return [f"{text}: they are in the split nevertheless, and training will require them"]
 
 
 def compare_counts(labels: Sequence[str], published: Mapping[str, int]) -> list[str]:

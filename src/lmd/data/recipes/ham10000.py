@@ -65,7 +65,7 @@ def ham10000(
     _require_one_class(table)
     if factor is None:
         if head_size is not None or validation_share is not None:
-            raise LmdError("head_size and validation_share say how to thin training: give a factor")
+            raise LmdError("head_size and validation_share need a factor: set --factor")
         table = split(table, RATIOS, seed)
     else:
         share = 0.1 if validation_share is None else validation_share
@@ -134,7 +134,7 @@ def _require_one_class(table: Table) -> None:
     if several:
         raise LmdError(
             f"{len(several)} lesions have more than one dx, for example {several[0]!r}: "
-            "a lesion has one diagnosis in this data set, mend its metadata"
+            "a lesion has one diagnosis in this data set, so correct its metadata"
         )
 
 

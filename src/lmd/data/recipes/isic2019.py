@@ -1,7 +1,6 @@
 """ISIC-2019-LT: eight diagnoses of the ISIC 2019 challenge with a tail of a chosen length."""
 
 import math
-from collections import defaultdict
 from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -23,7 +22,7 @@ from lmd.data.recipes.download import (
     require_root,
 )
 from lmd.data.recipes.recipe import Made, Recipe, manifest
-from lmd.data.splits import split
+from lmd.data.splits import groups_in_two_parts, split
 from lmd.data.table import Table
 
 SOURCE = "https://challenge.isic-archive.com/data/#2019"
@@ -174,22 +173,15 @@ def _leak(listing: Listing, table: Table) -> str:
             f"split by image: {METADATA} is not there to say which images show the same lesion, "
             "so lesions may be in training and in test"
         )
-    assert table.parts is not None
-    places: dict[str, set[str]] = defaultdict(set)
-    lesions = [listing.groups[row] for row in table.rows]
-    for lesion, part in zip(lesions, table.parts.tolist(), strict=True):
-        places[lesion].add(part)
-    places.pop("", None)
-    leaks = sum(len(parts) > 1 for parts in places.values())
-    known = sum(
-        part == "test" and "train" in places.get(lesion, ())
-        for lesion, part in zip(lesions, table.parts.tolist(), strict=True)
-    )
+    lesions = np.array([listing.groups[row] for row in table.rows], dtype=np.str_)
+    named = replace(table, groups=lesions).take(lesions != "")
+    leaks = groups_in_two_parts(named)
+    known = sum(parts["test"] for parts in leaks.values() if parts["train"])
     return (
-        f"split by image, as it was released: {leaks} of {len(places)} lesions are in more than "
-        f"one part, and {known} of {np.sum(table.parts == 'test')} test images show a lesion "
-        "that is in training, so scores are too high; --by-lesion makes a clean split (the lesion "
-        "is in the column lesion)"
+        f"split by image, as it was released: {len(leaks)} of {len(set(lesions) - {''})} lesions "
+        f"are in more than one part, and {known} of {len(table.part('test'))} test images show a "
+        "lesion that is in training, so scores are too high; --by-lesion makes a clean split (the "
+        "lesion is in the column lesion)"
     )
 
 

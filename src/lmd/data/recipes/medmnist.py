@@ -177,14 +177,14 @@ def _name(path: Path) -> str:
 def _refuse(name: str, what: str) -> None:
     if name == "chestmnist":
         raise LmdError(
-            f"{what}: ChestMNIST gives an image up to 14 labels at once, and methods here tell "
-            "classes apart of which an image has exactly one: choose another set"
+            f"{what}: images of ChestMNIST have up to 14 labels, but exactly one is supported: "
+            "choose another set"
         )
     if name.endswith("3d"):
-        raise LmdError(f"{what}: {name} holds volumes; only MedMNIST's 2-D sets can be used")
+        raise LmdError(f"{what}: {name} contains volumes; only MedMNIST's 2-D sets are supported")
     raise LmdError(
-        f"{what} is no set that is known: expected {', '.join(KNOWN)} (also with _64, _128 or "
-        "_224); say which it is with --dataset if the file was renamed"
+        f"{what} is not a known set: expected {', '.join(KNOWN)} (also with _64, _128 or "
+        "_224); name the set with --dataset if the file was renamed"
     )
 
 
@@ -197,7 +197,7 @@ def _named(table: Table, known: Known, path: Path) -> Table:
     if not all(word.isdecimal() and int(word) < len(known.classes) for word in table.classes):
         raise LmdError(
             f"{path} has the labels {', '.join(table.classes)}; expected 0 to "
-            f"{len(known.classes) - 1}: is it the set that its name says?"
+            f"{len(known.classes) - 1}: is it the set its name says?"
         )
     numbers = np.array([int(word) for word in table.classes], dtype=np.int64)
     return replace(table, labels=numbers[table.labels], classes=known.classes)
