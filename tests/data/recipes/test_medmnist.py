@@ -92,7 +92,7 @@ def test_medmnist_files_that_cannot_be_used(tmp_path: Path) -> None:
         make("medmnist", chest, out)
     with pytest.raises(LmdError, match="images of ChestMNIST have up to 14 labels"):
         make("medmnist", tmp_path, out, dataset="chestmnist")
-    with pytest.raises(LmdError, match="holds volumes"):
+    with pytest.raises(LmdError, match="contains volumes"):
         make("medmnist", npz(tmp_path / "organmnist3d.npz", 2, (9, 9, 9)), out)
     renamed = npz(tmp_path / "mine.npz", 2, (30, 9, 9))
     with pytest.raises(LmdError, match=r"no set that is known: expected pathmnist.*--dataset"):
