@@ -57,10 +57,7 @@ def near_clusters(
         if groups is not None:
             close &= groups[first] != groups[second]
         _join(parent, flat, first[close], second[close])
-    members: dict[int, list[int]] = {}
-    for i, root in enumerate(_roots(parent).tolist()):
-        members.setdefault(root, []).append(i)
-    return [tuple(each) for each in members.values() if len(each) > 1]
+    return _sets(parent)
 
 
 def clusters(pairs: Iterable[tuple[int, int]]) -> list[tuple[int, ...]]:
@@ -69,21 +66,13 @@ def clusters(pairs: Iterable[tuple[int, int]]) -> list[tuple[int, ...]]:
     >>> clusters([(1, 2), (5, 7), (2, 3)])
     [(1, 2, 3), (5, 7)]
     """
-    parent: dict[int, int] = {}
-
-    def top(i: int) -> int:
-        while parent.setdefault(i, i) != i:
-            parent[i] = parent[parent[i]]
-            i = parent[i]
-        return i
-
-    for i, j in pairs:
-        a, b = sorted((top(i), top(j)))
-        parent[b] = a
-    members: dict[int, list[int]] = {}
-    for i in sorted(parent):
-        members.setdefault(top(i), []).append(i)
-    return [tuple(each) for each in members.values()]
+    joined = list(pairs)
+    items = sorted({i for pair in joined for i in pair})
+    index = {item: k for k, item in enumerate(items)}
+    parent = np.arange(len(items))
+    for i, j in joined:
+        _unite(parent, index[i], index[j])
+    return [tuple(items[k] for k in each) for each in _sets(parent)]
 
 
 def _candidates(
@@ -145,8 +134,7 @@ def _join(
         i, j = i[apart], j[apart]
         high = np.einsum("pd,pd->p", _standard(flat[i]), _standard(flat[j])) >= MIN_CORRELATION
         for one, other in zip(i[high].tolist(), j[high].tolist(), strict=True):
-            a, b = sorted((_root(parent, one), _root(parent, other)))
-            parent[b] = a
+            _unite(parent, one, other)
 
 
 def _standard(rows: NDArray[np.uint8]) -> NDArray[np.float64]:
@@ -154,6 +142,19 @@ def _standard(rows: NDArray[np.uint8]) -> NDArray[np.float64]:
     centred = rows - rows.mean(axis=1, keepdims=True)
     unit: NDArray[np.float64] = centred / np.linalg.norm(centred, axis=1, keepdims=True)
     return unit
+
+
+def _unite(parent: NDArray[np.int64], one: int, other: int) -> None:
+    a, b = sorted((_root(parent, one), _root(parent, other)))
+    parent[b] = a
+
+
+def _sets(parent: NDArray[np.int64]) -> list[tuple[int, ...]]:
+    """All sets of several members, in ascending order."""
+    members: dict[int, list[int]] = {}
+    for i, root in enumerate(_roots(parent).tolist()):
+        members.setdefault(root, []).append(i)
+    return [tuple(each) for each in members.values() if len(each) > 1]
 
 
 def _root(parent: NDArray[np.int64], i: int) -> int:
