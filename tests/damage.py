@@ -133,22 +133,22 @@ def same_other_label(p: Patient, i: int) -> str:
     return name
 
 
-def _saved_anew(p: Patient, i: int, name: str) -> str:
+def _compressed_again(p: Patient, i: int, name: str) -> str:
     p.pixels(i).resize((150, 113)).save(p.root / name, quality=60)
     return name
 
 
 def nearly_same(p: Patient, i: int) -> str:
-    return _saved_anew(p, i, p.add(i, f"near{i}.jpg"))
+    return _compressed_again(p, i, p.add(i, f"near{i}.jpg"))
 
 
 def nearly_same_in_test(p: Patient, i: int) -> str:
-    return _saved_anew(p, i, p.add(i, f"neartest{i}.jpg", split="test"))
+    return _compressed_again(p, i, p.add(i, f"neartest{i}.jpg", split="test"))
 
 
 def nearly_same_other_label(p: Patient, i: int) -> str:
     other = next(row["label"] for row in p.rows if row["label"] != p.rows[i]["label"])
-    return _saved_anew(p, i, p.add(i, f"nearlabel{i}.jpg", label=other))
+    return _compressed_again(p, i, p.add(i, f"nearlabel{i}.jpg", label=other))
 
 
 def torn_group(p: Patient, i: int) -> str:
