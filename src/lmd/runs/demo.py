@@ -3,9 +3,9 @@
 from collections.abc import Callable
 from pathlib import Path
 
-from lmd.runs.train import train
 from lmd.report import write_report
 from lmd.runs.rescore import compare_runs
+from lmd.runs.train import train
 
 
 def run_demo(out: Path, *, device: str = "auto", say: Callable[[str], None]) -> Path:

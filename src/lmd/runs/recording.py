@@ -7,12 +7,12 @@ from typing import Any
 
 import torch
 
+from lmd.base.distributed import world
+from lmd.contract.method import Method
 from lmd.data.imbalance import imbalance_factor
 from lmd.data.prepare import Prepared
 from lmd.data.splits import groups_in_two_parts
 from lmd.data.table import PARTS
-from lmd.base.distributed import world
-from lmd.contract.method import Method
 from lmd.model import Model
 from lmd.protocol import Protocol
 from lmd.runfolder.folder import FORMAT, Request, RunFolder

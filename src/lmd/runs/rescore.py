@@ -8,14 +8,14 @@ import numpy as np
 from numpy.typing import NDArray
 
 from lmd.base.errors import LmdError
-from lmd.scoring.scores import score
-from lmd.scoring.tiers import Tiers
+from lmd.report import write_report
+from lmd.runfolder.folder import RunFolder
 from lmd.scoring.definitions import definitions
 from lmd.scoring.intervals import holm, paired_differences
 from lmd.scoring.metrics import METRICS
 from lmd.scoring.sample import Sample
-from lmd.runfolder.folder import RunFolder
-from lmd.report import write_report
+from lmd.scoring.scores import score
+from lmd.scoring.tiers import Tiers
 
 
 def score_parts(

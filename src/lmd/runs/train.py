@@ -10,25 +10,25 @@ from typing import Any
 import numpy as np
 import torch
 
-from lmd.data.doctor import quick_check
-from lmd.data.loaders import Normalise
-from lmd.base.seeds import derive_seed
-from lmd.data.prepare import Prepared, prepare_data
-from lmd.data.table import PARTS
 from lmd.base.device import choose_device
 from lmd.base.distributed import NotShareable, in_turn, joined, own_device, rank
 from lmd.base.errors import LmdError
+from lmd.base.progress import Display
+from lmd.base.seeds import derive_seed
 from lmd.contract.method import Method
+from lmd.contract.stage import Task
+from lmd.data.doctor import quick_check
+from lmd.data.loaders import Normalise
+from lmd.data.prepare import Prepared, prepare_data
+from lmd.data.table import PARTS
 from lmd.methods import METHODS
 from lmd.model import Model, ModelSpec, Preprocessing, build_model, save_model
 from lmd.protocol import Protocol, current_names, load_protocol
-from lmd.runs.recording import finish, first_record
+from lmd.report import write_report
 from lmd.runfolder.folder import Request, RunFolder
 from lmd.runs.provenance import source_digest
-from lmd.report import write_report
-from lmd.contract.stage import Task
+from lmd.runs.recording import finish, first_record
 from lmd.training import FirstStages, Trainer
-from lmd.base.progress import Display
 
 
 def find_method(key: str) -> Method:
