@@ -1,26 +1,21 @@
-"""Building models, and their file: exact round trips, and every way a file can be wrong."""
+"""The files of a model: exact round trips, and every way a file can be wrong."""
 
 import hashlib
 import json
-import os
 import socket
 import subprocess
 import sys
 from pathlib import Path
-from typing import Any, BinaryIO
+from typing import Any
 
 import pytest
 import torch
 from safetensors.torch import load, load_file, save_file
-from torch.nn import functional as F
 
 from lmd.base.errors import LmdError
-from lmd.base.files import atomic_write, atomic_write_all
 from lmd.model import (
-    CosineClassifier,
     Model,
     ModelSpec,
-    Preprocessing,
     backbones,
     build_model,
     load_model,
@@ -60,36 +55,6 @@ def edit(folder: Path, **changes: Any) -> None:
     content |= changes
     content = {key: value for key, value in content.items() if value is not ...}
     (folder / "model.json").write_text(json.dumps(content), encoding="utf-8")
-
-
-def test_seed_decides_alone() -> None:
-    torch.manual_seed(5)
-    before = torch.get_rng_state()
-    first, preprocessing = build_model("resnet8", "none", 3, image_size=32, seed=1)
-    assert torch.equal(before, torch.get_rng_state())
-    torch.rand(10)
-    second, _ = build_model("resnet8", "none", 3, image_size=32, seed=1)
-    other, _ = build_model("resnet8", "none", 3, image_size=32, seed=2)
-    states = [m.state_dict() for m in (first, second, other)]
-    assert all(torch.equal(states[0][k], states[1][k]) for k in states[0])
-    assert not torch.equal(states[0]["encoder.conv1.weight"], states[2]["encoder.conv1.weight"])
-    assert not torch.equal(states[0]["classifier.weight"], states[2]["classifier.weight"])
-    assert preprocessing == Preprocessing(32, (0.485, 0.456, 0.406), (0.229, 0.224, 0.225))
-    assert first.training
-
-
-def test_without_a_seed_the_global_generator_draws() -> None:
-    torch.manual_seed(5)
-    first, _ = build_model("resnet8", "none", 2, image_size=16)
-    second, _ = build_model("resnet8", "none", 2, image_size=16)
-    assert not torch.equal(first.classifier.weight, second.classifier.weight)
-
-
-def test_build_model_names_what_is_wrong() -> None:
-    with pytest.raises(LmdError, match="head: there is no 'mlp'; choose one of linear, cosine"):
-        build_model("resnet8", "none", 3, "mlp")
-    with pytest.raises(LmdError, match="at least 1 class, not 0"):
-        build_model("resnet8", "none", 0)
 
 
 @pytest.mark.parametrize("head", ["linear", "cosine"])
@@ -252,42 +217,6 @@ def test_a_spec_of_another_model_is_not_saved(tmp_path: Path) -> None:
     assert list(tmp_path.iterdir()) == []
 
 
-# Atomic writing.
-
-
-def test_atomic_write_replaces_and_keeps_ordinary_permissions(tmp_path: Path) -> None:
-    path = tmp_path / "file"
-    atomic_write(path, b"old")
-    (tmp_path / "ordinary").write_bytes(b"")
-    assert path.stat().st_mode == (tmp_path / "ordinary").stat().st_mode
-    atomic_write(path, lambda file: torch.save(torch.arange(3), file))
-    assert torch.equal(torch.load(path, weights_only=True), torch.arange(3))
-    assert sorted(p.name for p in tmp_path.iterdir()) == ["file", "ordinary"]
-
-
-def test_a_failing_writer_changes_nothing(tmp_path: Path) -> None:
-    path = tmp_path / "file"
-    path.write_bytes(b"old")
-
-    def fail(file: BinaryIO) -> None:
-        file.write(b"half of the new")
-        raise KeyboardInterrupt
-
-    with pytest.raises(KeyboardInterrupt):
-        atomic_write_all({tmp_path / "other": b"new", path: fail})
-    assert path.read_bytes() == b"old"
-    assert list(tmp_path.iterdir()) == [path]
-
-
-def test_a_folder_that_is_not_there(tmp_path: Path) -> None:
-    with pytest.raises(LmdError, match=r"cannot write .*absent/file: No such file"):
-        atomic_write(tmp_path / "absent" / "file", b"")
-    (tmp_path / "folder").mkdir()
-    with pytest.raises(LmdError, match=r"cannot write .*folder"):
-        atomic_write(tmp_path / "folder", b"")
-    assert [p.name for p in tmp_path.iterdir()] == ["folder"]
-
-
 LIMITED = """
 import pathlib, resource, sys, torch
 from lmd.base.errors import LmdError
@@ -328,32 +257,3 @@ def test_no_room_on_disk_is_said_and_the_old_files_stay(saved: Path) -> None:
     assert all("the file would exceed the size limit" in line for line in lines)
     assert out.stderr == ""
     assert {p.name: p.read_bytes() for p in saved.iterdir()} == before
-
-
-@pytest.mark.skipif(not Path("/dev/full").exists(), reason="needs /dev/full")
-def test_a_full_disk_is_said(tmp_path: Path) -> None:
-    def fill_up(file: BinaryIO) -> None:
-        # The temporary file becomes the device on which every write finds the disk full.
-        device = os.open("/dev/full", os.O_WRONLY)
-        os.dup2(device, file.fileno())
-        os.close(device)
-        file.write(b"x" * 100_000)
-
-    with pytest.raises(LmdError, match="the disk is full; free some space"):
-        atomic_write(tmp_path / "file", fill_up)
-    assert list(tmp_path.iterdir()) == []
-
-
-@pytest.mark.parametrize("width", [16, 1024])
-def test_a_cosine_classifier_learns_at_the_rate_of_its_protocol(width: int) -> None:
-    torch.manual_seed(0)
-    classifier = CosineClassifier(width, 4)
-    torch.testing.assert_close(classifier.weight.norm(dim=1), torch.ones(4))
-    # Every feature lies where the weight of another class is: some steps must turn them round.
-    features = F.normalize(classifier.weight.detach()).roll(1, 0)
-    optimizer = torch.optim.SGD(classifier.parameters(), lr=0.01, momentum=0.9)
-    for _ in range(60):
-        optimizer.zero_grad()
-        F.cross_entropy(classifier(features), torch.arange(4)).backward()
-        optimizer.step()
-    assert classifier(features).argmax(1).tolist() == [0, 1, 2, 3]

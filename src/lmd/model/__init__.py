@@ -1,14 +1,12 @@
 """The model that every method trains and ships."""
 
-from lmd.model.files import (
+from lmd.model.files import ModelSpec, load_model, save_model
+from lmd.model.network import (
     CosineClassifier,
     Model,
-    ModelSpec,
     Preprocessing,
     build_model,
     channels_last,
-    load_model,
-    save_model,
 )
 
 __all__ = [

@@ -1,12 +1,13 @@
 """Weights of encoders: drawing, downloading and reading them."""
 
 import hashlib
-import http.client
-import urllib.error
-import urllib.request
+import socket
+import sys
 from collections.abc import Iterable, Mapping
+from http.client import HTTPException
 from pathlib import Path
-from typing import BinaryIO
+from ssl import SSLError
+from urllib.error import HTTPError, URLError
 
 import torch
 from safetensors import SafetensorError
@@ -14,8 +15,8 @@ from safetensors.torch import load_file
 from torch import Tensor, nn
 
 from lmd.base.errors import LmdError
-from lmd.base.files import atomic_write
 
+_TIMEOUT = 30.0  # seconds without an answer
 # Where other programs put the encoder, and what they call the classifier that follows it.
 _WRAPPERS = ("state_dict", "model", "model_state_dict")
 _PREFIXES = ("module.", "encoder.")
@@ -38,78 +39,39 @@ def initialise(encoder: nn.Module) -> None:
             nn.init.zeros_(module.bias)
 
 
-def download(url: str, sha256_prefix: str, folder: Path, timeout: float = 30) -> Path:
+def download(url: str, sha256_prefix: str, folder: Path) -> Path:
     """The file behind ``url`` in ``folder``, fetched once and checked against its SHA-256."""
     path = folder / url.rsplit("/", 1)[-1]
     if path.is_file() and _sha256(path).startswith(sha256_prefix):
         return path
+    print(f"downloading {url} to {path}", file=sys.stderr)
+    before = socket.getdefaulttimeout()
+    socket.setdefaulttimeout(_TIMEOUT)  # torch.hub has no limit of its own
     try:
         folder.mkdir(parents=True, exist_ok=True)
-    except OSError as error:
-        raise LmdError(
-            f"weights: cannot create the folder {folder} ({error.strerror}); set LMD_CACHE to one "
-            "that can be written"
-        ) from error
-
-    def fetch(file: BinaryIO) -> None:
-        digest = _fetch(url, file, timeout)
-        if not digest.startswith(sha256_prefix):
-            raise LmdError(
-                f"weights: {url} has the SHA-256 {digest[:16]}…, which should begin with "
-                f"{sha256_prefix}: it is not the published file and was thrown away. {_OFFLINE}"
-            )
-
-    atomic_write(path, fetch)
+        torch.hub.download_url_to_file(url, str(path), sha256_prefix, sys.stderr.isatty())
+    except (OSError, HTTPException, RuntimeError) as error:
+        raise LmdError(f"weights: {_problem(error, url, folder)}. {_OFFLINE}") from error
+    finally:
+        socket.setdefaulttimeout(before)
     return path
 
 
-def _fetch(url: str, file: BinaryIO, timeout: float) -> str:
-    """Copy ``url`` into ``file`` with a progress bar on stderr; returns the SHA-256."""
-    from rich.console import Console
-    from rich.progress import BarColumn, DownloadColumn, Progress, TextColumn, TransferSpeedColumn
-
-    columns = (TextColumn("{task.description}"), BarColumn(), DownloadColumn())
-    digest = hashlib.sha256()
-    received = 0
-    with (
-        _open(url, timeout) as response,
-        Progress(*columns, TransferSpeedColumn(), console=Console(stderr=True)) as progress,
-    ):
-        length = response.headers.get("Content-Length", "")
-        total = int(length) if length.isdecimal() else None
-        task = progress.add_task(f"downloading {url.rsplit('/', 1)[-1]}", total=total)
-        while chunk := _receive(response, url):
-            digest.update(chunk)
-            file.write(chunk)
-            received += len(chunk)
-            progress.update(task, completed=received)
-    if total is not None and received != total:
-        raise LmdError(
-            f"weights: {url} broke off after {received} of {total} bytes; try again. {_OFFLINE}"
-        )
-    return digest.hexdigest()
-
-
-# The network's errors are caught in these two: those of the disk have a message of their own.
-
-
-def _open(url: str, timeout: float) -> http.client.HTTPResponse:
-    try:
-        response: http.client.HTTPResponse = urllib.request.urlopen(url, timeout=timeout)
-        return response
-    except (OSError, http.client.HTTPException) as error:
-        reason = getattr(error, "reason", error)
-        if isinstance(error, urllib.error.HTTPError):
+def _problem(error: Exception, url: str, folder: Path) -> str:
+    match error:
+        case HTTPError():
             error.close()  # it is the open response
-            reason = f"HTTP {error.code}"
-        raise LmdError(f"weights: cannot reach {url} ({reason}). {_OFFLINE}") from error
-
-
-def _receive(response: http.client.HTTPResponse, url: str) -> bytes:
-    try:
-        return response.read(1 << 18)
-    except (OSError, http.client.HTTPException) as error:
-        raise LmdError(f"weights: {url} broke off ({error}); try again. {_OFFLINE}") from error
+            return f"{url} cannot be fetched: the server answers HTTP {error.code}"
+        case URLError():
+            return f"cannot reach {url} ({error.reason})"
+        case ConnectionError() | TimeoutError() | SSLError() | HTTPException():
+            return f"the download of {url} broke off ({error}); try again"
+        case RuntimeError():
+            return (
+                f"what arrived from {url} is not the published file ({error}): the download broke "
+                "off or the file was changed; nothing was kept"
+            )
+    return f"cannot write to {folder} ({error}); set LMD_CACHE to a folder that can be written"
 
 
 def _sha256(path: Path) -> str:

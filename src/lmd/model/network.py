@@ -1,0 +1,131 @@
+"""The network that every method trains: an encoder and a classifier."""
+
+from typing import Annotated
+
+import torch
+from pydantic import ConfigDict, Field
+from pydantic.dataclasses import dataclass
+from torch import Tensor, nn
+from torch.nn import functional as F
+
+from lmd.base.errors import LmdError
+from lmd.model import backbones
+
+HEADS = ("linear", "cosine")
+STRICT = ConfigDict(extra="forbid", allow_inf_nan=False)
+Positive = Annotated[float, Field(gt=0)]
+
+
+class CosineClassifier(nn.Module):
+    """Scaled cosine between feature and class weight: ``(B, C) → (B, K)``; the scale is inside."""
+
+    scale: Tensor
+
+    def __init__(self, in_features: int, out_features: int, scale: float = 30.0) -> None:
+        super().__init__()
+        self.in_features, self.out_features = in_features, out_features
+        self.weight = nn.Parameter(torch.empty(out_features, in_features))
+        self.register_buffer("scale", torch.tensor(float(scale)))
+        self.reset_parameters()
+
+    def reset_parameters(self) -> None:
+        """Draw new class weights, each of length one.
+
+        The cosine does not depend on the length, but how fast a weight turns does: its gradient is
+        divided by it, so that weights of length √C would turn C times as slowly.
+        """
+        nn.init.normal_(self.weight)
+        with torch.no_grad():
+            self.weight.copy_(F.normalize(self.weight))
+
+    def cosine(self, features: Tensor) -> Tensor:
+        """Cosines in [-1, 1], without the scale: ``(B, C) → (B, K)``."""
+        # In bfloat16 a cosine times a scale of 30 would be off by a tenth of a logit.
+        with torch.autocast(features.device.type, enabled=False):
+            return F.linear(F.normalize(features.float()), F.normalize(self.weight))
+
+    def forward(self, features: Tensor) -> Tensor:
+        """Logits ``(B, K)``."""
+        return self.scale * self.cosine(features)
+
+
+class Model(nn.Module):
+    """``encoder (B, 3, H, W) → (B, C)`` and ``classifier (B, C) → (B, K)``."""
+
+    def __init__(self, encoder: nn.Module, classifier: nn.Linear | CosineClassifier) -> None:
+        super().__init__()
+        self.encoder = encoder
+        self.classifier = classifier
+
+    def features(self, images: Tensor) -> Tensor:
+        """Features ``(B, C)``."""
+        features: Tensor = self.encoder(images)
+        return features
+
+    def forward(self, images: Tensor) -> Tensor:
+        """Logits ``(B, K)``."""
+        logits: Tensor = self.classifier(self.features(images))
+        return logits
+
+
+def channels_last(model: Model) -> Model:
+    """The same model with its weights laid out as convolutions are fastest on: values unchanged."""
+    return model.to(memory_format=torch.channels_last)  # type: ignore[call-overload, no-any-return]
+
+
+@dataclass(frozen=True, config=STRICT)
+class Preprocessing:
+    """Square images of ``image_size`` pixels; values in 0..1 become ``(x - mean) / std``, RGB."""
+
+    image_size: Annotated[int, Field(gt=0)]
+    mean: tuple[float, float, float]
+    std: tuple[Positive, Positive, Positive]
+
+
+def build_model(
+    backbone: str,
+    weights: str,
+    classes: int,
+    head: str = "linear",
+    *,
+    image_size: int = 224,
+    seed: int | None = None,
+) -> tuple[Model, Preprocessing]:
+    """A model for K = ``classes`` and how its images are prepared.
+
+    The same ``seed`` draws the same weights, whatever was drawn before; the global generator is
+    then left as it was.
+    """
+    if head not in HEADS:
+        raise LmdError(f"head: there is no {head!r}; choose one of {', '.join(HEADS)}")
+    if classes < 1:
+        raise LmdError(f"classes: a model needs at least 1 class, not {classes}")
+    with torch.random.fork_rng(devices=[], enabled=seed is not None):
+        if seed is not None:
+            torch.manual_seed(seed)
+        model, base = assemble(backbone, weights, classes, head)
+    _try_size(model, backbone, image_size)
+    return model, Preprocessing(image_size, base.mean, base.std)
+
+
+def assemble(
+    backbone: str, weights: str, classes: int, head: str
+) -> tuple[Model, backbones.Backbone]:
+    """Encoder and classifier put together, without a trial of the image size."""
+    base = backbones.build(backbone, weights)
+    classifier = CosineClassifier if head == "cosine" else nn.Linear
+    return Model(base.encoder, classifier(base.feature_dim, classes)), base
+
+
+def _try_size(model: Model, backbone: str, image_size: int) -> None:
+    """One image through the encoder: some backbones take a single size only."""
+    model.eval()
+    try:
+        with torch.no_grad():
+            features = model.features(torch.zeros(1, 3, image_size, image_size))
+    except (RuntimeError, AssertionError, ValueError) as error:
+        raise LmdError(
+            f"image_size: backbone {backbone} does not take images of {image_size} pixels ({error})"
+        ) from error
+    assert features.shape == (1, model.classifier.in_features), features.shape
+    model.train()
