@@ -138,14 +138,16 @@ def cut(size: int, process: int, processes: int) -> slice:
     return slice(process * size // processes, (process + 1) * size // processes)
 
 
-def check_same(value: float) -> None:
-    """Refuse to go on where the processes differ in what follows from the same whole batch."""
-    if world() == 1:
+def check_same(losses: Sequence[float]) -> None:
+    """Refuse to go on where the processes differ in the losses of the same whole batches."""
+    if world() == 1 or not losses:
         return
-    values = torch.cat(all_gather(torch.tensor([value], dtype=torch.float64)))
+    everyone = torch.stack(all_gather(torch.tensor(losses, dtype=torch.float64)))
     # Machines of different kinds round differently, by far less than this.
-    if not torch.allclose(values, values[0].expand_as(values), rtol=1e-2, equal_nan=True):
-        raise NotShareable(f"{TOGETHER.format(world())} (their losses are {values.tolist()})")
+    same = torch.isclose(everyone, everyone[0], rtol=1e-2, equal_nan=True).all(0)
+    if not same.all():
+        found = everyone[:, ~same][:, 0].tolist()
+        raise NotShareable(f"{TOGETHER.format(world())} (their losses are {found})")
 
 
 def agree(tensors: Sequence[Tensor]) -> None:

@@ -1,7 +1,7 @@
 """What a person sees while a model trains: a bar on a terminal, a line per epoch elsewhere."""
 
 import time
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from types import TracebackType
 
 from rich.console import Console
@@ -33,7 +33,7 @@ class Display:
             transient=True,
         )
         self._task = None if not live else self._bar.add_task("", visible=False, terms="")
-        self._last = 0.0
+        self._last = self._read = 0.0
 
     def __enter__(self) -> "Display":
         self._bar.start()
@@ -54,16 +54,20 @@ class Display:
     def start(self, what: str, total: int) -> None:
         """A new bar of ``total`` steps."""
         if self._task is not None:
+            self._read = 0.0
             self._bar.reset(self._task, total=total, description=what, visible=True, terms="")
 
-    def step(self, done: int, terms: Mapping[str, float] | None = None) -> None:
-        """The bar stands at ``done``; repainted ten times a second at most."""
+    def step(self, done: int, terms: Callable[[], Mapping[str, float]] | None = None) -> None:
+        """The bar stands at ``done``; ``terms()`` is called and shown once a second at most."""
         now = time.monotonic()
         if self._task is None or (terms is not None and now - self._last < 0.1):
             return
         self._last = now
-        shown = " ".join(f"{k} {v:.3g}" for k, v in (terms or {}).items())
-        self._bar.update(self._task, completed=done, terms=shown)
+        self._bar.update(self._task, completed=done)
+        if terms is not None and now - self._read >= 1:
+            self._read = now
+            shown = " ".join(f"{k} {v:.3g}" for k, v in terms().items())
+            self._bar.update(self._task, terms=shown)
 
     def advance(self, done: int, total: int) -> None:
         """The bar stands at ``done`` of ``total``; repainted ten times a second at most."""

@@ -1,7 +1,6 @@
-"""The training loop, its checkpoints and its progress display."""
+"""The training loop and its checkpoints."""
 
-from lmd.base.progress import Display
 from lmd.training.first_stage import FirstStages
-from lmd.training.loop import Trainer
+from lmd.training.trainer import Trainer
 
-__all__ = ["Display", "FirstStages", "Trainer"]
+__all__ = ["FirstStages", "Trainer"]

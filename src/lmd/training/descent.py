@@ -1,12 +1,10 @@
-"""The optimiser of a stage, the schedule of its learning rate, and a look at its losses."""
+"""The optimiser of a stage and the schedule of its learning rate."""
 
-from math import cos, isfinite, pi
-from pathlib import Path
+from math import cos, pi
 
 from torch.optim import SGD, Optimizer
 
-from lmd.base.errors import LmdError
-from lmd.contract.stage import ParameterGroups, Terms
+from lmd.contract.stage import ParameterGroups
 from lmd.protocol import Protocol
 
 
@@ -32,21 +30,3 @@ def set_lr(optimizer: Optimizer, protocol: Protocol, done: float, epochs: int) -
     for group in optimizer.param_groups:
         group["lr"] = group["initial_lr"] * factor
     return float(optimizer.param_groups[0]["lr"])
-
-
-def check_finite(terms: Terms, epoch: int, batch: int, checkpoint: Path) -> dict[str, float]:
-    """The loss terms as numbers, the loss itself first; an error that names one which is none."""
-    terms = {"loss": terms["loss"], **terms}
-    values = {key: float(value.detach()) for key, value in terms.items()}
-    for key, value in values.items():
-        if not isfinite(value):
-            kept = (
-                f"the last good checkpoint is kept in {checkpoint.parent}"
-                if checkpoint.exists()
-                else "there is no checkpoint yet"
-            )
-            raise LmdError(
-                f"loss term {key!r} is {value} in epoch {epoch + 1}, batch {batch + 1}: training "
-                f"stopped; {kept}. A smaller learning rate (--set lr=…) is the usual remedy."
-            )
-    return values

@@ -2,30 +2,20 @@
 
 import csv
 
-import numpy as np
 import pytest
 import torch
 from toys import MakeTrainer, assert_same, weights_of
 
 from lmd.base.errors import LmdError
 from lmd.contract.method import Method
-from lmd.contract.stage import Batch, Run, Stage, Stages, Task, Terms
+from lmd.contract.stage import Run, Stage, Stages, Task
 from lmd.contract.supervised import Supervised
 from lmd.methods import METHODS
 from lmd.model import Model
-from lmd.protocol import Protocol
-from lmd.training.checkpoint import load_checkpoint
-from lmd.training.measuring import evaluating
 
 
 def method_of(make: object) -> Method:
     return Method("probe", "Probe", make, "none", ("one",))  # type: ignore[arg-type]
-
-
-def test_row_08_optimiser_of_stage_1_is_the_released_codes() -> None:
-    protocol = Protocol()
-    assert (protocol.lr, protocol.momentum, protocol.weight_decay) == (0.01, 0.9, 0.0)
-    assert (protocol.schedule, protocol.epochs, protocol.batch_size) == ("constant", 100, 128)
 
 
 def test_row_22_last_ships_the_last_epoch_and_best_the_best(make_trainer: MakeTrainer) -> None:
@@ -63,43 +53,6 @@ def test_row_22_last_ships_the_last_epoch_and_best_the_best(make_trainer: MakeTr
     assert not (shipped["best"] == 3).all()
 
 
-def test_a_non_finite_loss_stops_the_run_and_names_it(make_trainer: MakeTrainer) -> None:
-    class Breaks(Stage):
-        step_number: torch.Tensor
-
-        def __init__(self, model: Model) -> None:
-            super().__init__()
-            self.model = model
-            self.register_buffer("step_number", torch.zeros((), dtype=torch.long))
-
-        def loss(self, *batches: Batch) -> Terms:
-            self.step_number += 1
-            logits = self.model(batches[0].views["weak"])
-            part = logits.square().mean() * (float("nan") if self.step_number == 5 else 1.0)
-            return {"loss": logits.mean() + part, "square": part}
-
-    def probe(model: Model, task: Task) -> Stages:
-        yield Breaks(model)
-
-    trainer = make_trainer(method_of(probe), epochs=3)
-    with pytest.raises(LmdError, match=r"'loss' is nan in epoch 2, batch 2.*last good checkpoint"):
-        trainer.fit()
-    saved = load_checkpoint(trainer.folder / "checkpoint" / "state.safetensors")
-    assert saved is not None
-    assert saved.progress["epoch"] == 1
-    assert all(torch.isfinite(v).all() for v in saved.part("model").values())
-
-
-def test_cosine_schedule_reaches_zero_and_constant_stays(make_trainer: MakeTrainer) -> None:
-    for schedule, last in (
-        ("constant", 0.01),
-        ("cosine", 0.01 * 0.5 * (1 + np.cos(np.pi * 2 / 3))),
-    ):
-        trainer = make_trainer(METHODS["ce"], folder=schedule, epochs=3, schedule=schedule)
-        trainer.fit()
-        assert trainer.history[-1]["lr"] == pytest.approx(last)
-
-
 def test_history_has_a_row_per_epoch_and_a_column_per_term(make_trainer: MakeTrainer) -> None:
     trainer = make_trainer(METHODS["lmd"], settings={"virtual_features": 100})
     trainer.fit()
@@ -133,27 +86,6 @@ def test_features_are_those_of_the_evaluation_view(make_trainer: MakeTrainer) ->
         assert (same == row).all(1).any()
     assert trainer.model.training
     assert not trainer.model.encoder.training
-
-
-def test_evaluating_puts_every_mode_back() -> None:
-    module = torch.nn.Sequential(torch.nn.BatchNorm1d(2), torch.nn.Dropout())
-    module[1].eval()
-    with evaluating(module):
-        assert not any(m.training for m in module.modules())
-    assert [m.training for m in module.modules()] == [True, True, False]
-
-
-def test_a_checkpoint_of_another_method_is_refused(make_trainer: MakeTrainer) -> None:
-    make_trainer(METHODS["ce"], epochs=1).fit()
-    with pytest.raises(LmdError, match="another method"):
-        make_trainer(METHODS["seesaw"], epochs=2).fit(resume=True)
-
-
-def test_a_checkpoint_that_is_not_ours_is_refused(make_trainer: MakeTrainer) -> None:
-    trainer = make_trainer(METHODS["ce"])
-    (trainer.folder / "checkpoint" / "state.safetensors").write_bytes(b"\x80\x04pickle" * 9)
-    with pytest.raises(LmdError, match="not a checkpoint"):
-        trainer.fit(resume=True)
 
 
 def test_the_same_seed_gives_the_same_model_and_another_does_not(

@@ -1,0 +1,77 @@
+"""The loss terms of an epoch: kept on the device, read and checked every so often."""
+
+from math import isfinite
+from pathlib import Path
+
+import torch
+from torch import Tensor
+
+from lmd.base.distributed import check_same
+from lmd.base.errors import LmdError
+from lmd.contract.stage import Terms
+
+# Reading a number waits until the GPU has finished all work queued so far.
+READ_EVERY = 50  # steps
+
+
+class LossTerms:
+    """Sums and checks the terms of every batch of an epoch, without a wait in every step."""
+
+    def __init__(self, epoch: int, checkpoint: Path) -> None:
+        self.epoch, self.checkpoint = epoch, checkpoint
+        self.batches = 0  # that have been read
+        self.sums: dict[str, float] = {}
+        self._unread: list[dict[str, Tensor]] = []
+        self._newest: dict[str, Tensor] = {}
+
+    def add(self, terms: Terms) -> None:
+        """Keep the terms of the next batch, the loss itself first."""
+        loss = terms["loss"]
+        self._newest = {
+            key: value.detach().reshape(()).to(loss.device, torch.float64, copy=True)
+            for key, value in {"loss": loss, **terms}.items()
+        }
+        self._unread.append(self._newest)
+        # The first batch is read at once: most mistakes show in it.
+        if self.batches == 0 or len(self._unread) == READ_EVERY:
+            check_same(self.read())
+
+    def read(self) -> list[float]:
+        """Sum and check what was kept since the last call; returns the loss of each batch.
+
+        An error names the first batch and term that are not finite.
+        """
+        rows, self._unread = self._unread, []
+        if not rows:
+            return []
+        numbers = iter(torch.stack([value for row in rows for value in row.values()]).tolist())
+        losses = []
+        for row in rows:
+            values = {key: next(numbers) for key in row}
+            for key, value in values.items():
+                if not isfinite(value):
+                    raise self._error(key, value)
+                self.sums[key] = self.sums.get(key, 0.0) + value
+            self.batches += 1
+            losses.append(values["loss"])
+        return losses
+
+    def newest(self) -> dict[str, float]:
+        """The terms of the last batch, for the display."""
+        return {key: float(value) for key, value in self._newest.items()}
+
+    def means(self) -> dict[str, float]:
+        """The mean of every term over the epoch, all batches checked."""
+        check_same(self.read())
+        return {key: value / self.batches for key, value in self.sums.items()}
+
+    def _error(self, term: str, value: float) -> LmdError:
+        kept = (
+            f"the last good checkpoint is kept in {self.checkpoint.parent}"
+            if self.checkpoint.exists()
+            else "there is no checkpoint yet"
+        )
+        return LmdError(
+            f"loss term {term!r} is {value} in epoch {self.epoch + 1}, batch {self.batches + 1}: "
+            f"training stopped; {kept}. A smaller learning rate (--set lr=…) is the usual remedy."
+        )
