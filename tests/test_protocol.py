@@ -24,3 +24,12 @@ def test_the_older_name_of_tiers_still_loads(tmp_path: Path) -> None:
 def test_an_unknown_setting_is_refused_with_those_that_there_are() -> None:
     with pytest.raises(LmdError, match=r"unknown setting 'teirs'.* tiers,"):
         load_protocol(None, {"teirs": "thirds"})
+
+
+@pytest.mark.parametrize("factor", [100, 300, 500])
+def test_earlier_names_of_a_protocol_still_work(factor: int) -> None:
+    name = f"isic2019-lt-r{factor}"
+    assert name not in shipped_protocols()
+    found = load_protocol(name, {"seed": 3})
+    assert found == load_protocol("isic2019-lt", {"seed": 3})
+    assert (found.backbone, found.stage2_epochs, found.seed) == ("resnet18", 200, 3)

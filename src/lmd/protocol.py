@@ -13,6 +13,11 @@ from lmd.base.errors import LmdError
 OLD_NAMES = {"groups": "tiers"}  # settings and table forms in older files and records
 Positive = Annotated[int, Field(gt=0)]
 
+# Earlier names of shipped protocols.
+_ALIASES = dict.fromkeys(
+    ("isic2019-lt-r100", "isic2019-lt-r300", "isic2019-lt-r500"), "isic2019-lt"
+)
+
 
 class Protocol(BaseModel):
     """The paper's values are the defaults; the rows are those of ``docs/paper-vs-code.md``."""
@@ -90,6 +95,7 @@ def shipped_protocols() -> list[str]:
 
 
 def _read_shipped(name: str) -> dict[str, Any]:
+    name = _ALIASES.get(name, name)
     if name not in shipped_protocols():
         raise LmdError(
             f"no protocol {name!r}: give a .toml file or one of {', '.join(shipped_protocols())}"

@@ -24,7 +24,7 @@ from rich.console import Console
 from safetensors.torch import load_file, save_file
 from toys import ROOT, toy_images, weights_of, write_npz
 
-from lmd.base.distributed import NotShareable, cut, in_turn, joined, rank, world
+from lmd.base.distributed import NotShareable, check_same, cut, in_turn, joined, rank, world
 from lmd.base.errors import LmdError
 from lmd.base.progress import Display
 from lmd.contract.stage import Task
@@ -144,6 +144,9 @@ def work(out: Path, jobs: list[Job]) -> None:
                 refused(out)
             else:
                 fit(job, out)
+        check_same([1.0, 2.0])
+        with pytest.raises(NotShareable, match=r"their losses are \[2.0, 3.0"):
+            check_same([1.0, 2.0 + rank()])
         order = in_turn(lambda: note(out / "order.txt"))
         assert order >= 1
 
@@ -156,9 +159,9 @@ def note(path: Path) -> int:
 
 def environment(**more: str) -> dict[str, str]:
     found = {k: v for k, v in os.environ.items() if k not in ("RANK", "WORLD_SIZE")}
-    tests = str(ROOT / "tests")
+    paths = os.pathsep.join([str(ROOT / "tests"), str(ROOT / "src")])
     return found | {
-        "OMP_NUM_THREADS": "1", "GLOO_SOCKET_IFNAME": "lo", "PYTHONPATH": tests, **more,
+        "OMP_NUM_THREADS": "1", "GLOO_SOCKET_IFNAME": "lo", "PYTHONPATH": paths, **more,
     }  # fmt: skip
 
 
