@@ -48,7 +48,12 @@ class Noting(Display):
 
 @pytest.mark.parametrize(
     "key",
-    ["ce", pytest.param("lmd", marks=pytest.mark.xfail(reason="RRL reads its step counter"))],
+    [
+        "ce",
+        "seesaw",
+        "cicl",
+        pytest.param("lmd", marks=pytest.mark.xfail(reason="RRL reads its step counter")),
+    ],
 )
 def test_a_step_of_stage_1_never_waits_for_the_device(key: str, make_trainer: MakeTrainer) -> None:
     waits = CountWaits()

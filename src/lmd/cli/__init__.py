@@ -18,7 +18,7 @@ class Interrupted(BaseException):
 
 def main() -> NoReturn:
     """Entry point: an error of the user is one message and exit code 1, never a traceback."""
-    # Threads that spin while they wait make two runs on one machine ten times slower than one.
+    # Threads that spin while they wait slow down other runs on the machine: docs/performance.md.
     os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
     for number in (signal.SIGINT, signal.SIGTERM):
         signal.signal(number, _interrupt)

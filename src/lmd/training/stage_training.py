@@ -29,12 +29,11 @@ class StageTraining:
     def __init__(self, trainer: "Trainer", stage: Stage, index: int, path: Path) -> None:
         self.trainer, self.stage, self.index, self.path = trainer, stage, index, path
         protocol = trainer.protocol
-        own = stage.epochs
-        self.epochs = own or (protocol.epochs if index == 0 else protocol.stage2_epochs)
+        of_protocol = protocol.epochs if index == 0 else protocol.stage2_epochs
+        self.epochs = stage.epochs or of_protocol
         lr = protocol.lr if index == 0 else (protocol.stage2_lr or protocol.lr)
-        self.groups = prepare(stage)
         stage.clock = self.clock
-        self.optimizer = make_optimizer(self.groups, lr, protocol)
+        self.optimizer = make_optimizer(prepare(stage), lr, protocol)
         self.best: dict[str, Tensor] | None = None
         self.best_score = -1.0
 
