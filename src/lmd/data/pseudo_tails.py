@@ -104,12 +104,12 @@ def _task(
     pool: Table, roles: Sequence[int], profile: Sequence[tuple[int, int]], held_out: int, salt: str
 ) -> PseudoTail:
     parts = np.full(len(pool), "", dtype="<U10")
-    for k, (train, validation) in zip(roles, profile, strict=True):
+    for k, role in zip(roles, profile, strict=True):
         rows = np.flatnonzero(pool.labels == k)
         room = len(rows) - max(held_out, len(rows) // 8)
         # A class too small for its role plays it with fewer images, a fifth for validation.
-        train = min(train, max(1, 4 * room // 5))
-        validation = min(validation, room - train)
+        train = min(role[0], max(1, 4 * room // 5))
+        validation = min(role[1], room - train)
         parts[rows] = "test"
         for part, count in (("train", train), ("validation", validation)):
             free = rows[parts[rows] == "test"]
