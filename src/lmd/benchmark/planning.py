@@ -4,7 +4,6 @@ import itertools
 import json
 import re
 from collections.abc import Mapping
-from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
@@ -13,7 +12,7 @@ from lmd.benchmark.grid import PAPER, Grid, load_grid, sweep_values
 from lmd.benchmark.plan import Plan, PlannedRun, Point, Row, grid_hash
 from lmd.contract.method import Method
 from lmd.protocol import Protocol
-from lmd.runfolder.folder import Request
+from lmd.runfolder.record import Request
 from lmd.runs.train import find_method, resolve
 
 
@@ -165,7 +164,7 @@ def _run(
         point=point,
         seed=seed,
         stages=len(method.stages),
-        request=json.loads(json.dumps(asdict(request))),
+        request=request.model_dump(mode="json"),
         command=_command(grid, method, extra | {"seed": seed}, str(data)),
         first=_first(method, settings),
     )

@@ -1,7 +1,5 @@
 """What of a plan is on disk: finished, begun, missing, or made with other settings; no torch."""
 
-import csv
-import json
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
@@ -9,6 +7,7 @@ from typing import Any, Literal
 from lmd.base.errors import LmdError
 from lmd.benchmark.plan import Plan, PlannedRun
 from lmd.protocol import current_names
+from lmd.runfolder.folder import RunFolder
 
 Status = Literal["finished", "begun", "missing"]
 
@@ -25,35 +24,24 @@ def inspect(plan: Plan, folder: Path) -> dict[str, OnDisk]:
     """The status of every run; an error names those that were made with other settings."""
     found, others = {}, []
     for run in plan.runs:
-        record = read_record(folder / run.name)
-        if record is None:
+        on_disk = RunFolder(folder / run.name)
+        if not on_disk.record_path.exists():
             found[run.name] = OnDisk("missing")
             continue
-        changes = differences(record.get("request", {}), run.request)
+        record = on_disk.read_record()
+        changes = differences(record.request.model_dump(mode="json"), run.request)
         if changes:
             others.append(f"  {folder / run.name}: " + "; ".join(changes))
-        done = record.get("status") == "finished"
-        seconds = sum(stage["seconds"] for stage in record.get("stages", []))
+        seconds = sum(stage.seconds for stage in record.stages)
+        done = record.status == "finished"
         found[run.name] = OnDisk("finished", seconds) if done else OnDisk("begun")
     if others:
         raise LmdError(
             "these runs were made with other settings than the grid has now (then → now):\n"
             + "\n".join(others)
-            + "\nGive another folder with --out, undo the change, or remove them to train anew."
+            + "\nChoose another folder with --out, undo the change, or remove them and train again."
         )
     return found
-
-
-def read_record(folder: Path) -> dict[str, Any] | None:
-    """The record of a run folder, or ``None`` where there is none."""
-    path = folder / "record.json"
-    if not path.exists():
-        return None
-    try:
-        record = json.loads(path.read_text(encoding="utf-8"))
-    except (OSError, ValueError) as error:
-        raise LmdError(f"{path} cannot be read: {error}; remove the run to train anew") from None
-    return record if isinstance(record, dict) else {}
 
 
 def differences(before: dict[str, Any], now: dict[str, Any]) -> list[str]:
@@ -81,15 +69,10 @@ def progress(run: PlannedRun, folder: Path) -> Progress:
     """Stage and epoch from a run's ``history.csv``."""
     protocol = run.request["protocol"]
     epochs = [protocol["epochs"], *[protocol["stage2_epochs"]] * (run.stages - 1)]
-    rows: list[dict[str, str]] = []
-    try:
-        with (folder / run.name / "history.csv").open(newline="", encoding="utf-8") as file:
-            rows = list(csv.DictReader(file))
-    except OSError:
-        return Progress(0, sum(epochs), "starting")
+    rows = RunFolder(folder / run.name).read_history()
     if not rows:
         return Progress(0, sum(epochs), "starting")
-    stage, epoch = int(rows[-1]["stage"]), int(rows[-1]["epoch"])
+    stage, epoch = (int(rows[-1][key] or 0) for key in ("stage", "epoch"))
     of = epochs[stage - 1] if stage <= len(epochs) else epoch
     where = f"stage {stage}, epoch {epoch}/{max(of, epoch)}"
     return Progress(min(len(rows), sum(epochs)), sum(epochs), where)

@@ -2,7 +2,7 @@
 
 import tomllib
 from pathlib import Path
-from typing import Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 from rich.console import Console
@@ -25,6 +25,9 @@ from lmd.cli.options import (
     SkipBad,
     SplitColumn,
 )
+
+if TYPE_CHECKING:
+    from lmd.runfolder.record import Record
 
 app = typer.Typer(
     no_args_is_help=True,
@@ -235,11 +238,16 @@ def parse_settings(words: list[str]) -> dict[str, Any]:
     return found
 
 
-def _print_scores(record: dict[str, Any]) -> None:
+def _print_scores(record: "Record") -> None:
     from lmd.scoring.definitions import format_scores
     from lmd.scoring.estimates import PartScores
 
-    typer.echo(f"\n{record['method']['title']} on {record['data']['source']}, test part")
-    part = {key: record[key]["test"] for key in ("metrics", "per_class", "confusion")}
-    scores = PartScores.model_validate(part | {"notes": record["notes"]})
-    typer.echo(format_scores(scores, record["definitions"]))
+    typer.echo(f"\n{record.method.title} on {record.data.source}, test part")
+    scores = PartScores(
+        metrics=record.metrics["test"],
+        per_class=record.per_class["test"],
+        confusion=record.confusion["test"],
+        notes=record.notes,
+    )
+    texts = {key: about.model_dump() for key, about in record.definitions.items()}
+    typer.echo(format_scores(scores, texts))

@@ -95,6 +95,10 @@ class Stage(nn.Module):
     def start_epoch(self, run: Run, optimizer: Optimizer | None) -> Mapping[str, float] | None:
         """Runs before the batches of an epoch; numbers returned go into the history."""
 
+    def chosen(self) -> Mapping[str, float]:
+        """Values that the stage chose for itself; they go into the record."""
+        return {}
+
     def loss(self, *batches: Batch) -> Terms:
         """Named terms from one batch of each stream; ``"loss"`` is minimised."""
         raise NotImplementedError

@@ -79,12 +79,14 @@ class TauNorm(Stage):
 
     epochs = 1
     weight: Tensor
+    best: Tensor
 
     def __init__(self, model: Model, *, tau: float | None, taus: Sequence[float]) -> None:
         super().__init__()
         self.model, self.tau, self.taus = model, tau, tuple(taus)
         # A copy, so that doing it twice is doing it once.
         self.register_buffer("weight", model.classifier.weight.detach().clone())
+        self.register_buffer("best", torch.tensor(float("nan"), dtype=torch.float64))
 
     def trainable(self) -> ParameterGroups:
         """Nothing."""
@@ -108,8 +110,13 @@ class TauNorm(Stage):
                 )
             weight = self.weight.to(features)
             tau, report["tau_recall"] = choose_tau(weight, features, labels, self.taus)
+            self.best.fill_(tau)
         write(self.model, tau_normalise(self.weight, tau), None)
         return {"tau": tau, **report}
+
+    def chosen(self) -> Mapping[str, float]:
+        """τ, unless it was given."""
+        return {} if self.best.isnan() else {"tau": float(self.best)}
 
 
 class NearestMean(Stage):

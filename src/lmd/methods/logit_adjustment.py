@@ -74,7 +74,7 @@ class PosthocAdjustment(Stage):
         self.epochs = 1
         self.register_buffer("counts", counts, persistent=False)
         # The τ that the bias already contains: a second call must not subtract the prior again.
-        self.register_buffer("tau", torch.zeros(()))
+        self.register_buffer("tau", torch.zeros((), dtype=torch.float64))
 
     def trainable(self) -> ParameterGroups:
         """Nothing."""
@@ -96,6 +96,10 @@ class PosthocAdjustment(Stage):
         bias -= tau * log_priors(self.counts)
         self.tau.fill_(tau)
         return {"tau": tau}
+
+    def chosen(self) -> Mapping[str, float]:
+        """τ."""
+        return {"tau": float(self.tau)}
 
 
 def logit_adjust(model: Model, task: Task, *, tau: float = 1.0) -> Stages:

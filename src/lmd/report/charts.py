@@ -22,7 +22,7 @@ class CountRow:
     """Images of one class in each part; ``None`` where the part does not exist."""
 
     label: str
-    group: str
+    tier: str
     train: int
     validation: int | None
     test: int | None
@@ -75,10 +75,10 @@ def count_bars(name: str, rows: Sequence[CountRow], width: float) -> str:
         y = top + step * i
         numbers = [thousands(n) for n in (row.train, row.validation, row.test)]
         drawn = max(x(row.train) - left, 3.0) if row.train else 0.0
-        words = f"{row.label} ({row.group}): {', '.join(map(_counted, numbers, _PARTS))}"
+        words = f"{row.label} ({row.tier}): {', '.join(map(_counted, numbers, _PARTS))}"
         bar_y = y + 21 if narrow else y + 5
         bar = element(
-            "rect", x=left, y=bar_y, width=drawn, height=15.0, rx=2, class_=f"fill {row.group}"
+            "rect", x=left, y=bar_y, width=drawn, height=15.0, rx=2, class_=f"fill {row.tier}"
         )
         if narrow:
             note = " / ".join(numbers)

@@ -9,7 +9,8 @@ from numpy.typing import NDArray
 
 from lmd.base.errors import LmdError
 from lmd.report import charts, figures, view
-from lmd.runfolder.reading import RunFiles
+from lmd.runfolder.folder import RunFiles
+from lmd.runfolder.predictions import PartPredictions
 from lmd.scoring.intervals import paired_differences
 from lmd.scoring.sample import Sample
 
@@ -19,20 +20,16 @@ TESTED = ("balanced_accuracy", "bacc_tail")
 
 def check_same_test(run: RunFiles, other: RunFiles) -> None:
     """Raise unless both runs were scored on the same images with the same true classes."""
-    if set(run.classes) != set(other.classes):
+    if set(run.record.data.classes) != set(other.record.data.classes):
         raise LmdError(
             f"compare: {other.folder} has other classes than {run.folder}; "
             "runs can be compared only on the same test images"
         )
     truths = []
     for each in (run, other):
-        if each.part != "test" or "test_ids" not in each.predictions:
-            raise LmdError(
-                f"compare: {each.folder} has no test metrics in record.json or no test predictions "
-                "in predictions.npz; only runs whose test part was scored can be compared"
-            )
-        names = np.asarray(each.classes)[each.predictions["test_labels"]]
-        truths.append(dict(zip(each.predictions["test_ids"].tolist(), names, strict=True)))
+        found = _tested(each)
+        names = np.asarray(each.record.data.classes)[found.labels]
+        truths.append(dict(zip(found.ids.tolist(), names, strict=True)))
     if truths[0] != truths[1]:
         shared = len(truths[0].items() & truths[1].items())
         raise LmdError(
@@ -41,19 +38,29 @@ def check_same_test(run: RunFiles, other: RunFiles) -> None:
         )
 
 
+def _tested(run: RunFiles) -> PartPredictions:
+    found = run.predictions.parts.get("test") if run.predictions else None
+    if run.record.part != "test" or found is None:
+        raise LmdError(
+            f"compare: {run.folder} has no test metrics in record.json or no test predictions in "
+            "predictions.npz; only runs whose test part was scored can be compared"
+        )
+    return found
+
+
 def comparison(
     run: RunFiles, others: Sequence[RunFiles], classes: Sequence[view.Row]
 ) -> dict[str, Any]:
     """What the page shows of several runs: metrics, recalls, and paired differences."""
     runs = [run, *others]
-    by_run = [{row["key"]: row for row in view.metric_rows(each)} for each in runs]
-    tables = [view.class_rows(other) for other in others]
+    by_run = [{row["key"]: row for row in view.metric_rows(each.record)} for each in runs]
+    tables = [view.class_rows(other.record) for other in others]
     recalls = [{row["name"]: row for row in table} for table in (classes, *tables)]
     return {
         "runs": [
             {
-                "title": each.title,
-                "name": each.record.get("name") or each.folder.name,
+                "title": each.record.method.title,
+                "name": each.record.name,
                 "mark": figures.legend_mark(charts.RUN_SHAPES[i % 4], f"run{i % 4}"),
             }
             for i, each in enumerate(runs)
@@ -73,14 +80,11 @@ def comparison(
 
 def _pair(run: RunFiles, other: RunFiles) -> dict[str, Any]:
     """Differences of two runs, and on how many test images only one of them is right."""
-    labels = run.predictions["test_labels"]
-    mine = run.predictions["test_probabilities"]
-    theirs = _aligned(run, other)
+    found, tiers = _tested(run), run.record.tiers.assignment
+    labels, mine, theirs = found.labels, found.probabilities, _aligned(run, other)
     right, right_too = mine.argmax(1) == labels, theirs.argmax(1) == labels
-    metrics = {row["key"]: row["title"] for row in view.metric_rows(run)}
-    tiers = run.section("groups", "assignment") or None
-    groups = run.predictions.get("test_groups")
-    a, b = (Sample(labels, each, tiers, groups) for each in (mine, theirs))
+    metrics = {row["key"]: row["title"] for row in view.metric_rows(run.record)}
+    a, b = (Sample(labels, each, tiers, found.groups) for each in (mine, theirs))
     gaps = paired_differences(a, b, [key for key in TESTED if key in metrics])
     differences = [
         {"title": metrics[key], **asdict(gap)}
@@ -88,8 +92,8 @@ def _pair(run: RunFiles, other: RunFiles) -> dict[str, Any]:
         if np.isfinite([gap.value, gap.low, gap.high]).all()
     ]
     return {
-        "title": other.title,
-        "name": other.record.get("name") or other.folder.name,
+        "title": other.record.method.title,
+        "name": other.record.name,
         "only_mine": int((right & ~right_too).sum()),
         "only_theirs": int((right_too & ~right).sum()),
         "images": len(labels),
@@ -99,7 +103,8 @@ def _pair(run: RunFiles, other: RunFiles) -> dict[str, Any]:
 
 def _aligned(run: RunFiles, other: RunFiles) -> NDArray[Any]:
     """The other run's probabilities ``(N, K)`` in this run's order of images and classes."""
-    row = {name: i for i, name in enumerate(other.predictions["test_ids"].tolist())}
-    rows = [row[name] for name in run.predictions["test_ids"].tolist()]
-    columns = [other.classes.index(name) for name in run.classes]
-    return np.asarray(other.predictions["test_probabilities"])[np.ix_(rows, columns)]
+    found, names = _tested(other), other.record.data.classes
+    row = {name: i for i, name in enumerate(found.ids.tolist())}
+    rows = [row[name] for name in _tested(run).ids.tolist()]
+    columns = [names.index(name) for name in run.record.data.classes]
+    return found.probabilities[np.ix_(rows, columns)]

@@ -9,16 +9,17 @@ from lmd.report import charts, curves
 from lmd.report.charts import RUN_SHAPES, SHAPES, CountRow, DotRow, Point
 from lmd.report.svg import element, mark
 from lmd.report.words import percent
-from lmd.runfolder.reading import RunFiles, number, terms
+from lmd.runfolder.record import HistoryRow, Record
 
 Row = Mapping[str, Any]
 WIDE, PHONE = 980.0, 342.0
+FIXED_COLUMNS = ("stage", "stage_name", "epoch", "lr", "seconds", "val_bacc")
 
 
 def counts_figure(rows: Sequence[Row]) -> Markup:
     """Bars of the class counts."""
     bars = [
-        CountRow(r["name"], r["group"], r["train"] or 0, r["validation"], r["test"]) for r in rows
+        CountRow(r["name"], r["tier"], r["train"] or 0, r["validation"], r["test"]) for r in rows
     ]
     return _both(lambda name, width: charts.count_bars(f"counts-{name}", bars, width))
 
@@ -30,21 +31,21 @@ def recall_figure(rows: Sequence[Row], reference: float | None) -> Markup:
         DotRow(
             row["name"],
             [row["recall_text"], f"n = {row['support']}"],
-            [_point(row["recall"], row, row["group"], SHAPES.get(row["group"], "circle"))],
+            [_point(row["recall"], row, row["tier"], SHAPES.get(row["tier"], "circle"))],
         )
         for row in rows
     ]
     return _both(lambda name, w: charts.dots(f"recall-{name}", title, lines, w, reference))
 
 
-def groups_figure(rows: Sequence[Row]) -> Markup:
+def tiers_figure(rows: Sequence[Row]) -> Markup:
     """Balanced accuracy of head, medium and tail."""
     title = "Balanced accuracy of head, medium and tail with 95 % intervals"
     lines = [
         DotRow(
-            f"{row['group']} ({row['classes']} class{'es' if row['classes'] != 1 else ''})",
+            f"{row['tier']} ({row['classes']} class{'es' if row['classes'] != 1 else ''})",
             [row["text"], row["interval"]],
-            [_point(row["value"], row, row["group"], SHAPES[row["group"]])],
+            [_point(row["value"], row, row["tier"], SHAPES[row["tier"]])],
         )
         for row in rows
     ]
@@ -65,30 +66,32 @@ def comparison_figure(rows: Sequence[Row], others: Sequence[Sequence[Row]]) -> M
     return _both(lambda name, width: charts.dots(f"compare-{name}", title, lines, width))
 
 
-def confusion_figure(run: RunFiles, rows: Sequence[Row]) -> Markup | None:
+def confusion_figure(record: Record, rows: Sequence[Row]) -> Markup | None:
     """The confusion matrix, most frequent class first."""
-    matrix = run.section("confusion", run.part or "")
+    matrix = record.confusion.get(record.part) if record.part else None
     if not matrix:
         return None
     order = [row["order"] for row in rows]
     names = [row["name"] for row in rows]
-    sorted_matrix = [[int(matrix[i][j]) for j in order] for i in order]
+    sorted_matrix = [[matrix[i][j] for j in order] for i in order]
     return _both(
         lambda name, w: charts.confusion(f"confusion-{name}", names, sorted_matrix, w), scroll=True
     )
 
 
-def curve_figures(run: RunFiles) -> list[tuple[str, Markup]]:
+def curve_figures(history: Sequence[HistoryRow]) -> list[tuple[str, Markup]]:
     """Validation balanced accuracy and each term of the history, a small chart for each."""
     stages: list[tuple[str, int]] = []
-    for row in run.history:
-        name = row.get("stage_name") or f"stage {row.get('stage')}"
+    for row in history:
+        name = str(row.get("stage_name") or f"stage {row.get('stage')}")
         if not stages or stages[-1][0] != name:
             stages.append((name, 0))
         stages[-1] = (name, stages[-1][1] + 1)
     figures = []
-    for i, key in enumerate(("val_bacc", *terms(run.history))):
-        values = [number(row.get(key)) for row in run.history]
+    terms = dict.fromkeys(key for row in history for key in row if key not in FIXED_COLUMNS)
+    for i, key in enumerate(("val_bacc", *terms)):
+        found = (row.get(key) for row in history)
+        values = [float(value) if isinstance(value, int | float) else None for value in found]
         if any(value is not None for value in values):
             title = "Validation balanced accuracy" if key == "val_bacc" else key
             drawn = curves.curve(f"curve-{i}", title, values, stages)
@@ -103,7 +106,7 @@ def legend_mark(shape: str, tone: str) -> Markup:
 
 
 def _point(value: float | None, row: Row, tone: str, shape: str) -> Point:
-    name = row.get("name") or row.get("group") or ""
+    name = row.get("name") or row.get("tier") or ""
     words = f"{name}: {percent(value)}"
     if row["low"] is not None and row["high"] is not None:
         words += f" (95 % interval {percent(row['low'])} to {percent(row['high'])})"

@@ -12,26 +12,30 @@ from lmd.base.files import atomic_write
 from lmd.report import charts, curves, figures, view, words
 from lmd.report.calibration import reliability_bins
 from lmd.report.comparison import check_same_test, comparison
-from lmd.runfolder.reading import RunFiles, read_run
+from lmd.runfolder.folder import RunFiles, RunFolder
+from lmd.runfolder.record import Record
 from lmd.scoring.metrics import METRICS
 from lmd.scoring.sample import Sample
 from lmd.scoring.tiers import TIERS
 
 
-def write_report(folder: Path, *, compare: Sequence[Path] = ()) -> Path:
-    """Write ``report.html`` into a run folder; ``compare`` are runs on the same test images.
+def write_report(run: RunFiles, *, compare: Sequence[RunFiles] = ()) -> Path:
+    """Write ``report.html`` into the run's folder; ``compare`` are runs on the same test images.
 
-    It reads ``record.json``, ``predictions.npz`` and ``history.csv`` and nothing else; the page
-    holds all that it needs and makes no request.
+    The page holds all that it needs and makes no request.
     """
-    run = read_run(Path(folder))
-    others = [read_run(Path(other)) for other in compare]
-    for other in others:
+    for other in compare:
         check_same_test(run, other)
-    html = environment().get_template("report.html").render(_page(run, others))
+    html = environment().get_template("report.html").render(_page(run, compare))
     path = run.folder / "report.html"
     atomic_write(path, html.encode())
     return path
+
+
+def report_of(folder: Path, *, compare: Sequence[Path] = ()) -> Path:
+    """Write the report of a run folder from its files."""
+    others = [RunFolder.open(other).read() for other in compare]
+    return write_report(RunFolder.open(folder).read(), compare=others)
 
 
 @lru_cache(maxsize=1)
@@ -51,58 +55,48 @@ def environment() -> Environment:
 
 
 def _page(run: RunFiles, others: Sequence[RunFiles]) -> dict[str, Any]:
-    classes, metrics = view.class_rows(run), view.metric_rows(run)
+    record = run.record
+    classes, metrics = view.class_rows(record), view.metric_rows(record)
     headline = view.find_metric(metrics, "balanced_accuracy")
-    groups = view.group_rows(metrics, classes)
-    present = [group for group in TIERS if any(row["group"] == group for row in classes)]
+    tiers = view.tier_rows(metrics, classes)
+    present = [tier for tier in TIERS if any(row["tier"] == tier for row in classes)]
+    about = record.definitions.get("interval")
     return {
-        "run": run,
-        "record": run.record,
-        "part": run.part,
-        "data": run.section("data"),
-        "method": run.section("method"),
-        "rule": run.section("groups").get("rule", ""),
-        "selected": run.section("model").get("selected", ""),
+        "record": record,
+        "part": record.part,
         "headline": headline,
         "tiles": view.tiles(metrics, classes),
-        "summary": words.summary(run, classes) if run.part else [],
-        "notes": _notes(run),
-        "totals": _totals(run),
+        "summary": words.summary(record, classes) if record.part else [],
+        "notes": _notes(record),
+        "totals": {part: sum(counts) for part, counts in record.data.counts.items() if counts},
         "classes": classes,
         "metrics": metrics,
-        "intervals": run.section("definitions", "interval").get("definition", ""),
+        "intervals": about.definition if about else "",
         "grouped": any(row["units"] is not None for row in classes),
-        "groups": groups,
-        "legend": [(group, figures.legend_mark(charts.SHAPES[group], group)) for group in present],
+        "legend": [(tier, figures.legend_mark(charts.SHAPES[tier], tier)) for tier in present],
         "counts_figure": figures.counts_figure(classes) if classes else None,
         "recall_figure": figures.recall_figure(classes, headline["value"] if headline else None),
-        "groups_figure": figures.groups_figure(groups) if groups else None,
-        "confusion_figure": figures.confusion_figure(run, classes),
-        "curves": figures.curve_figures(run),
+        "tiers_figure": figures.tiers_figure(tiers) if tiers else None,
+        "confusion_figure": figures.confusion_figure(record, classes),
+        "curves": figures.curve_figures(run.history),
         "calibration": _calibration(run, metrics),
-        "facts": view.facts(run),
+        "facts": view.facts(record),
         "comparison": comparison(run, others, classes) if others else None,
     }
 
 
-def _notes(run: RunFiles) -> list[str]:
+def _notes(record: Record) -> list[str]:
     """What a reader must know: of the method first, then of the part that is reported."""
-    notes = [str(note) for note in run.record.get("notes") or []]
-    notes.sort(key=lambda note: not note.startswith(f"{run.part}:"))
-    about = run.section("method").get("note")
-    return [str(about), *notes] if about else notes
-
-
-def _totals(run: RunFiles) -> dict[str, int]:
-    counts = run.section("data", "counts")
-    return {part: sum(counts[part]) for part in ("train", "validation", "test") if counts.get(part)}
+    notes = sorted(record.notes, key=lambda note: not note.startswith(f"{record.part}:"))
+    return [record.method.note, *notes] if record.method.note else notes
 
 
 def _calibration(run: RunFiles, metrics: Sequence[view.Row]) -> dict[str, Any] | None:
-    probabilities = run.predictions.get(f"{run.part}_probabilities")
-    if probabilities is None or not len(probabilities):
+    part = run.record.part
+    found = run.predictions.parts.get(part) if run.predictions and part else None
+    if found is None or not len(found.labels):
         return None
-    sample = Sample(run.predictions[f"{run.part}_labels"], probabilities)
+    sample = Sample(found.labels, found.probabilities)
     bins = reliability_bins(sample)
     recorded = view.find_metric(metrics, "ece")
     total = sum(each.count for each in bins)

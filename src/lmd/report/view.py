@@ -1,61 +1,57 @@
-"""Turns the files of a run into what the page shows: rows, tiles, tables."""
+"""Turns the record of a run into what the page shows: rows, tiles, tables."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 from lmd.report.words import interval, measure, seconds, setting, thousands
-from lmd.runfolder.reading import RunFiles, number
+from lmd.runfolder.record import Record
+from lmd.scoring.estimates import Estimate
 from lmd.scoring.tiers import TIERS
 
 Row = dict[str, Any]
+UNKNOWN = Estimate(value=None)
 
 
-def class_rows(run: RunFiles) -> list[Row]:
+def class_rows(record: Record) -> list[Row]:
     """One row per class, most training images first: numbers, and the same as text."""
-    assignment = run.section("groups", "assignment") or []
-    counts = run.section("data", "counts")
-    scored = {entry["name"]: entry for entry in run.section("per_class", run.part or "") or []}
+    scored = {row.name: row for row in record.per_class.get(record.part, [])} if record.part else {}
     rows = []
-    for k, name in enumerate(run.classes):
-        entry = scored.get(name, {})
+    for k, name in enumerate(record.data.classes):
+        found = scored.get(name)
         row: Row = {
             "name": name,
-            "group": entry.get("group") or (assignment[k] if k < len(assignment) else ""),
-            "support": entry.get("support", 0),
-            "units": entry.get("units"),
+            "tier": found.tier if found else record.tiers.assignment[k],
+            "support": found.support if found else 0,
+            "units": found.units if found else None,
             "order": k,
         }
         for part in ("train", "validation", "test"):
-            given = counts.get(part) or []
-            row[part] = int(given[k]) if k < len(given) else None
+            counts = record.data.counts.get(part)
+            row[part] = counts[k] if counts else None
         for key in ("recall", "precision", "f1"):
-            triple = entry.get(key) or {}
-            row[key] = number(triple.get("value"))
-            row[f"{key}_text"] = measure(key, row[key])
-            row[f"{key}_interval"] = interval(key, triple)
-        recall = entry.get("recall") or {}
-        row["low"], row["high"] = number(recall.get("low")), number(recall.get("high"))
+            estimate: Estimate = getattr(found, key) if found else UNKNOWN
+            row[key] = estimate.value
+            row[f"{key}_text"] = measure(key, estimate.value)
+            row[f"{key}_interval"] = interval(key, estimate)
+        recall = found.recall if found else UNKNOWN
+        row["low"], row["high"] = recall.low, recall.high
         rows.append(row)
     return sorted(rows, key=lambda row: -(row["train"] or 0))
 
 
-def metric_rows(run: RunFiles) -> list[Row]:
+def metric_rows(record: Record) -> list[Row]:
     """Every metric of the reported part with interval and definition, in the record's order."""
     rows = []
-    for key, given in run.section("metrics", run.part or "").items():
-        triple = given if isinstance(given, Mapping) else {"value": given}
-        value = number(triple.get("value"))
-        definition = run.section("definitions", key)
+    for key, found in record.metrics.get(record.part, {}).items() if record.part else ():
+        about = record.definitions.get(key)
         rows.append(
             {
                 "key": key,
-                "title": definition.get("title") or key.replace("_", " ").capitalize(),
-                "definition": definition.get("definition", ""),
-                "value": value,
-                "low": number(triple.get("low")),
-                "high": number(triple.get("high")),
-                "text": measure(key, value),
-                "interval": interval(key, triple),
+                "title": about.title if about else key.replace("_", " ").capitalize(),
+                "definition": about.definition if about else "",
+                **found.model_dump(),
+                "text": measure(key, found.value),
+                "interval": interval(key, found),
             }
         )
     return rows
@@ -66,20 +62,20 @@ def find_metric(metrics: Sequence[Row], key: str) -> Row | None:
     return next((row for row in metrics if row["key"] == key), None)
 
 
-def group_rows(metrics: Sequence[Row], classes: Sequence[Row]) -> list[Row]:
+def tier_rows(metrics: Sequence[Row], classes: Sequence[Row]) -> list[Row]:
     """Balanced accuracy of head, medium and tail: the record's, else the mean of the recalls."""
     rows = []
-    for group in TIERS:
-        members = [row for row in classes if row["group"] == group]
+    for tier in TIERS:
+        members = [row for row in classes if row["tier"] == tier]
         if not members:
             continue
-        found = find_metric(metrics, f"bacc_{group}")
+        found = find_metric(metrics, f"bacc_{tier}")
         if found is None:
             recalls = [row["recall"] for row in members if row["recall"] is not None]
             value = sum(recalls) / len(recalls) if recalls else None
             found = {"value": value, "low": None, "high": None, "interval": ""}
-            found["text"] = measure(f"bacc_{group}", value)
-        rows.append({**found, "group": group, "classes": len(members)})
+            found["text"] = measure(f"bacc_{tier}", value)
+        rows.append({**found, "tier": tier, "classes": len(members)})
     return rows
 
 
@@ -104,27 +100,30 @@ def tiles(metrics: Sequence[Row], classes: Sequence[Row]) -> list[Row]:
     return chosen
 
 
-def facts(run: RunFiles) -> list[tuple[str, list[tuple[str, str]]]]:
+def facts(record: Record) -> list[tuple[str, list[tuple[str, str]]]]:
     """What was run, as titled lists of name and value."""
-    method, data, model = (run.section(key) for key in ("method", "data", "model"))
-    about = {
-        "Run": {key: run.record.get(key) for key in ("name", "created", "finished", "status")},
-        "Method": {key: method.get(key) for key in ("title", "key", "profile", "paper", "note")},
-        "Settings of the method": method.get("settings") or {},
-        "Protocol": run.section("protocol"),
-        "Model": {**model, "parameters": thousands(number(model.get("parameters")))},
-        "Data": _data_facts(data, run.section("groups")),
-        "Versions and machine": {
-            "lmd": run.record.get("lmd_version"),
-            "commit": run.record.get("commit"),
-            **run.section("machine"),
+    method, model = record.method, record.model
+    about: dict[str, dict[str, Any]] = {
+        "Run": {key: getattr(record, key) for key in ("name", "created", "finished", "status")},
+        "Method": {
+            key: getattr(method, key) for key in ("title", "key", "profile", "paper", "note")
         },
-        "Time": _time_facts(run),
+        "Settings of the method": method.settings,
+        "Chosen by the method": {key: f"{value:.4g}" for key, value in method.chosen.items()},
+        "Protocol": record.protocol,
+        "Model": {**model.model_dump(), "parameters": thousands(model.parameters)},
+        "Data": _data_facts(record),
+        "Versions and machine": {
+            "lmd": record.lmd_version,
+            "commit": record.commit,
+            **record.machine.model_dump(),
+        },
+        "Time": _time_facts(record),
     }
     lists = []
     for title, values in about.items():
         # Settings keep the names under which they are given; the rest is for reading.
-        typed = title in {"Settings of the method", "Protocol"}
+        typed = title in {"Settings of the method", "Chosen by the method", "Protocol"}
         pairs = [(k if typed else k.replace("_", " "), setting(v)) for k, v in values.items()]
         shown = [(key, value) for key, value in pairs if value not in ("", "[]", "{}")]
         if shown:
@@ -132,26 +131,22 @@ def facts(run: RunFiles) -> list[tuple[str, list[tuple[str, str]]]]:
     return lists
 
 
-def _data_facts(data: Mapping[str, Any], groups: Mapping[str, Any]) -> dict[str, Any]:
-    factor = number(data.get("imbalance_factor"))
-    skipped = data.get("skipped") or []
+def _data_facts(record: Record) -> dict[str, Any]:
+    data = record.data
     return {
-        "source": data.get("source"),
-        "kind": data.get("kind"),
-        "synthetic": "yes" if data.get("synthetic") else "no",
-        "fingerprint": data.get("fingerprint"),
-        "imbalance factor": None if factor is None else f"{factor:.4g}",
-        "split by patient or lesion": "yes" if data.get("grouped") else "no",
-        "skipped images": len(skipped),
-        "groups": groups.get("rule"),
+        "source": data.source,
+        "kind": data.kind,
+        "synthetic": "yes" if data.synthetic else "no",
+        "fingerprint": data.fingerprint,
+        "imbalance factor": data.imbalance_factor and f"{data.imbalance_factor:.4g}",
+        "split by patient or lesion": "yes" if data.grouped else "no",
+        "skipped images": len(data.skipped),
+        "tiers": record.tiers.rule,
     }
 
 
-def _time_facts(run: RunFiles) -> dict[str, str]:
-    stages = {
-        f"stage {i}: {stage.get('name', '')}, {stage.get('epochs', '?')} epochs": stage.get(
-            "seconds"
-        )
-        for i, stage in enumerate(run.record.get("stages") or [], 1)
-    }
-    return {key: seconds(number(v)) for key, v in {**run.section("timings"), **stages}.items()}
+def _time_facts(record: Record) -> dict[str, str]:
+    times = dict(record.timings)
+    for i, stage in enumerate(record.stages, 1):
+        times[f"stage {i}: {stage.name}, {stage.epochs} epochs"] = stage.seconds
+    return {key: seconds(value) for key, value in times.items()}

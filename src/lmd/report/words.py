@@ -4,7 +4,8 @@ import json
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from lmd.runfolder.reading import RunFiles, number
+from lmd.runfolder.record import Record
+from lmd.scoring.estimates import Estimate
 from lmd.scoring.metrics import METRICS, PER_CLASS
 
 WEAK = 0.5
@@ -46,13 +47,13 @@ def measure(key: str, value: float | None) -> str:
     return f"{value:.3f}".replace("-", "−")
 
 
-def interval(key: str, triple: Mapping[str, Any] | None) -> str:
+def interval(key: str, found: Estimate) -> str:
     """The interval of a metric; empty where there is none.
 
-    >>> interval("recall", {"value": 0.5, "low": 0.41, "high": 0.6})
+    >>> interval("recall", Estimate(value=0.5, low=0.41, high=0.6))
     '41.0–60.0\\u202f%'
     """
-    low, high = (number((triple or {}).get(end)) for end in ("low", "high"))
+    low, high = found.low, found.high
     if low is None or high is None:
         return ""
     if is_rate(key):
@@ -117,7 +118,7 @@ def classes_and_verb(count: int) -> str:
     return "classes has" if count == 1 else "classes have"
 
 
-def summary(run: RunFiles, rows: Sequence[Mapping[str, Any]]) -> list[str]:
+def summary(record: Record, rows: Sequence[Mapping[str, Any]]) -> list[str]:
     """Plain sentences about the reported part: which classes are weak, which are uncertain."""
     known = [row for row in rows if row["recall"] is not None]
     sentences = []
@@ -136,15 +137,15 @@ def summary(run: RunFiles, rows: Sequence[Mapping[str, Any]]) -> list[str]:
             f"No class has recall below 50\u202f%; the weakest is {worst['name']} "
             f"({percent(worst['recall'], 0)})."
         )
-    sentences += _never_predicted(run)
-    mistaken = _mistaken(run, min(known, key=lambda row: row["recall"])["name"])
+    sentences += _never_predicted(record)
+    mistaken = _mistaken(record, min(known, key=lambda row: row["recall"])["name"])
     if mistaken:
         sentences.append(mistaken)
     wide = [r["name"] for r in known if r["low"] is not None and r["high"] - r["low"] > WIDE]
     if wide:
         sentences.append(
             f"{len(wide)} of {len(rows)} {classes_and_verb(len(wide))} an interval wider than 30 "
-            f"points, mostly for want of images: read {listing(wide)} with care."
+            f"points, mostly because there are few images: read {listing(wide)} with care."
         )
     absent = [row["name"] for row in rows if row["recall"] is None]
     if absent:
@@ -152,18 +153,21 @@ def summary(run: RunFiles, rows: Sequence[Mapping[str, Any]]) -> list[str]:
     return sentences
 
 
-def _never_predicted(run: RunFiles) -> list[str]:
-    matrix = run.section("confusion", run.part or "")
-    columns = [sum(column) for column in zip(*matrix, strict=True)] if matrix else []
-    never = [name for name, said in zip(run.classes, columns, strict=bool(columns)) if not said]
+def _confusion(record: Record) -> list[list[int]]:
+    return record.confusion.get(record.part, []) if record.part else []
+
+
+def _never_predicted(record: Record) -> list[str]:
+    columns = [sum(column) for column in zip(*_confusion(record), strict=True)]
+    never = [name for name, said in zip(record.data.classes, columns, strict=False) if not said]
     return [f"The model never predicts {listing(never)}."] if never else []
 
 
-def _mistaken(run: RunFiles, name: str) -> str:
-    matrix = run.section("confusion", run.part or "")
+def _mistaken(record: Record, name: str) -> str:
+    matrix, classes = _confusion(record), record.data.classes
     if not matrix:
         return ""
-    true = run.classes.index(name)
+    true = classes.index(name)
     row = list(matrix[true])
     total, row[true] = sum(row), 0
     guess = max(range(len(row)), key=row.__getitem__)
@@ -171,6 +175,6 @@ def _mistaken(run: RunFiles, name: str) -> str:
     if row[guess] < 2 or row.count(row[guess]) > 1:
         return ""
     return (
-        f"Images of {name} are most often mistaken for {run.classes[guess]} "
+        f"Images of {name} are most often mistaken for {classes[guess]} "
         f"({thousands(row[guess])} of {thousands(total)})."
     )

@@ -1,31 +1,28 @@
-"""A run on disk: its folder, its record and its predictions."""
+"""A run on disk: its folder, its record, its predictions and its history."""
 
+import csv
+import io
 import json
-from dataclasses import dataclass, field
-from io import BytesIO
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-import numpy as np
-from numpy.typing import NDArray
-
 from lmd.base.errors import LmdError
 from lmd.base.files import atomic_write
+from lmd.runfolder.predictions import Predictions, read_predictions
+from lmd.runfolder.record import HistoryRow, Record, read_record
 
-FORMAT = 1
-
-
-@dataclass(frozen=True)
-class Request:
-    """All that was asked for: what ``--resume`` needs to go on."""
-
-    data: str
-    method: str
-    profile: str = "default"
-    protocol: dict[str, Any] = field(default_factory=dict)
-    settings: dict[str, Any] = field(default_factory=dict)
-    columns: dict[str, Any] = field(default_factory=dict)
-    skip_bad: bool = False
+RUN_FILES = (
+    "checkpoint/state.safetensors",
+    "record.json",
+    "predictions.npz",
+    "history.csv",
+    "model.safetensors",
+    "model.json",
+    "report.html",
+)
 
 
 class RunFolder:
@@ -43,6 +40,11 @@ class RunFolder:
     def predictions_path(self) -> Path:
         """``predictions.npz``."""
         return self.path / "predictions.npz"
+
+    @property
+    def history_path(self) -> Path:
+        """``history.csv``."""
+        return self.path / "history.csv"
 
     @classmethod
     def create(cls, path: Path, *, overwrite: bool = False) -> "RunFolder":
@@ -76,40 +78,67 @@ class RunFolder:
             raise LmdError(f"{path} is not a run folder: it has no record.json")
         return cls(path)
 
-    def write_record(self, record: dict[str, Any]) -> None:
+    def read(self) -> "RunFiles":
+        """The whole run; only the record must be there."""
+        record = self.read_record()
+        found = self.read_predictions() if self.predictions_path.exists() else None
+        if found is not None and list(found.classes) != record.data.classes:
+            raise LmdError(
+                f"{self.predictions_path} has other classes than {self.record_path}: they are not "
+                "of one run; restore the files, or train the run again"
+            )
+        # Records of format 1 do not hold the history.
+        return RunFiles(self.path, record, found, record.history or self.read_history())
+
+    def write_record(self, record: Record) -> None:
         """Replace ``record.json`` atomically."""
-        text = json.dumps(record, indent=1, ensure_ascii=False, allow_nan=False)
+        values = record.model_dump(mode="json")
+        text = json.dumps(values, indent=1, ensure_ascii=False, allow_nan=False)
         atomic_write(self.record_path, (text + "\n").encode())
 
-    def read_record(self) -> dict[str, Any]:
+    def read_record(self) -> Record:
         """The record; an error says what is wrong with it."""
+        return read_record(self.record_path)
+
+    def write_predictions(self, predictions: Predictions) -> None:
+        """Replace ``predictions.npz`` atomically."""
+        atomic_write(self.predictions_path, predictions.to_bytes())
+
+    def read_predictions(self) -> Predictions:
+        """The predictions; an error says what is wrong with them."""
+        return read_predictions(self.predictions_path)
+
+    def write_history(self, rows: Sequence[Mapping[str, Any]]) -> None:
+        """Replace ``history.csv``: one row per epoch; a term that a stage lacks stays empty."""
+        columns = list(dict.fromkeys(key for row in rows for key in row))
+        text = io.StringIO()
+        writer = csv.DictWriter(text, columns, restval="", lineterminator="\n")
+        writer.writeheader()
+        writer.writerows({k: "" if v is None else v for k, v in row.items()} for row in rows)
+        atomic_write(self.history_path, text.getvalue().encode())
+
+    def read_history(self) -> list[HistoryRow]:
+        """The rows of ``history.csv``, with numbers where they are; none without the file."""
+        if not self.history_path.exists():
+            return []
         try:
-            record = json.loads(self.record_path.read_text(encoding="utf-8"))
-        except (OSError, ValueError) as error:
-            raise LmdError(f"{self.record_path} cannot be read: {error}") from error
-        if not isinstance(record, dict) or record.get("format") != FORMAT:
-            raise LmdError(f"{self.record_path} is not a record of this version of lmd")
-        return record
+            text = self.history_path.read_text(encoding="utf-8")
+            rows = list(csv.DictReader(io.StringIO(text, newline=""), strict=True))
+        except (OSError, ValueError, csv.Error) as error:
+            raise LmdError(f"{self.history_path} cannot be read: {error}") from None
+        if rows and not {"stage", "epoch"} <= rows[0].keys():
+            raise LmdError(f"{self.history_path} is not a history: it lacks stage or epoch")
+        return [{k: _cell(v) for k, v in row.items() if k is not None} for row in rows]
 
-    def write_predictions(
-        self, classes: tuple[str, ...], parts: dict[str, dict[str, NDArray[Any]]]
-    ) -> None:
-        """``parts[part]`` has ids ``(N,)``, labels ``(N,)`` and probabilities ``(N, K)``.
 
-        And groups ``(N,)`` where it is known which images are of one patient or lesion.
-        """
-        arrays = {f"{part}_{key}": v for part, of in parts.items() for key, v in of.items()}
-        buffer = BytesIO()
-        np.savez_compressed(buffer, allow_pickle=False, classes=np.array(classes), **arrays)
-        atomic_write(self.predictions_path, buffer.getvalue())
+@dataclass(frozen=True)
+class RunFiles:
+    """What a run folder holds; ``predictions`` is ``None`` until the run is finished."""
 
-    def read_predictions(self) -> dict[str, NDArray[Any]]:
-        """All arrays of ``predictions.npz``."""
-        try:
-            with np.load(self.predictions_path, allow_pickle=False) as file:
-                return dict(file)
-        except (OSError, ValueError) as error:
-            raise LmdError(f"{self.predictions_path} cannot be read: {error}") from error
+    folder: Path
+    record: Record
+    predictions: Predictions | None
+    history: Sequence[HistoryRow]
 
 
 def _unborn(path: Path) -> bool:
@@ -118,12 +147,18 @@ def _unborn(path: Path) -> bool:
     return not inside or (inside == [path / "checkpoint"] and not any(inside[0].iterdir()))
 
 
-RUN_FILES = (
-    "checkpoint/state.safetensors",
-    "record.json",
-    "predictions.npz",
-    "history.csv",
-    "model.safetensors",
-    "model.json",
-    "report.html",
-)
+def _cell(text: str | None) -> int | float | str | None:
+    """A cell of the history as what it is: a number, text, or nothing.
+
+    >>> [_cell(text) for text in ("3", "0.5", "RRL", "", "nan")]
+    [3, 0.5, 'RRL', None, None]
+    """
+    if not text:
+        return None
+    for kind in (int, float):
+        try:
+            value = kind(text)
+        except ValueError:
+            continue
+        return value if math.isfinite(value) else None
+    return text

@@ -6,6 +6,7 @@ from pathlib import Path
 from lmd.report import write_report
 from lmd.runs.rescore import compare_runs
 from lmd.runs.train import train
+from lmd.scoring.estimates import Estimate
 
 
 def run_demo(out: Path, *, device: str = "auto", say: Callable[[str], None]) -> Path:
@@ -18,18 +19,22 @@ def run_demo(out: Path, *, device: str = "auto", say: Callable[[str], None]) -> 
         )
         for method in ("ce", "lmd")
     }
-    report = write_report(runs["lmd"].path, compare=[runs["ce"].path])
+    report = write_report(runs["lmd"].read(), compare=[runs["ce"].read()])
     for method, run in runs.items():
-        metrics = run.read_record()["metrics"]["test"]
+        metrics = run.read_record().metrics["test"]
         shown = [
-            f"{title} {100 * metrics[key]['value']:5.1f} "
-            f"({100 * metrics[key]['low']:.1f} to {100 * metrics[key]['high']:.1f})"
+            f"{title} {_points(metrics[key])}"
             for key, title in (("balanced_accuracy", "balanced accuracy"), ("bacc_tail", "tail"))
         ]
         say(f"{method.upper():>4}: {', '.join(shown)}")
     say("")
     say(compare_runs(runs["lmd"].path, runs["ce"].path))
     return report
+
+
+def _points(found: Estimate) -> str:
+    value, low, high = (100 * (x or 0.0) for x in (found.value, found.low, found.high))
+    return f"{value:5.1f} ({low:.1f} to {high:.1f})"
 
 
 def _free(out: Path) -> Path:

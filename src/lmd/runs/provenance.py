@@ -11,7 +11,6 @@ from typing import Any
 import torch
 
 from lmd import __file__ as package
-from lmd import __version__
 
 
 def now() -> str:
@@ -56,11 +55,6 @@ def command() -> str:
     name = Path(sys.argv[0]).name
     words = ["lmd" if name in {"lmd", "__main__.py"} else name, *sys.argv[1:]]
     return " ".join(f"'{w}'" if " " in w else w for w in words)
-
-
-def versions() -> dict[str, str]:
-    """This package's own version."""
-    return {"lmd_version": __version__}
 
 
 def _git(root: Path, *words: str) -> str:

@@ -1,23 +1,34 @@
 """What a run's record says: at its start, and with its numbers at the end."""
 
 import hashlib
-from dataclasses import asdict
+import math
 from pathlib import Path
-from typing import Any
+from typing import get_args
 
 import torch
 
+from lmd import __version__
 from lmd.base.distributed import world
 from lmd.contract.method import Method
 from lmd.data.imbalance import imbalance_factor
 from lmd.data.prepare import Prepared
 from lmd.data.splits import groups_in_two_parts
-from lmd.data.table import PARTS
 from lmd.model import Model
 from lmd.protocol import Protocol
-from lmd.runfolder.folder import FORMAT, Request, RunFolder
-from lmd.runs.provenance import command, commit, machine, now, versions
-from lmd.runs.rescore import score_parts
+from lmd.runfolder.folder import RunFiles, RunFolder
+from lmd.runfolder.predictions import Predictions
+from lmd.runfolder.record import (
+    DataInfo,
+    Machine,
+    MethodInfo,
+    ModelInfo,
+    Record,
+    Request,
+    StageInfo,
+    TablePart,
+)
+from lmd.runs.provenance import command, commit, machine, now
+from lmd.runs.rescore import scored
 from lmd.training import Trainer
 
 
@@ -29,52 +40,54 @@ def first_record(
     data: Prepared,
     model: Model,
     device: torch.device,
-) -> dict[str, Any]:
+) -> Record:
     """All that is known before training; ``status`` is ``running``."""
-    table = data.table
-    return {
-        "format": FORMAT,
-        "status": "running",
-        "name": run.path.name,
-        "created": now(),
-        "finished": None,
-        **versions(),
-        "commit": commit(),
-        "command": command(),
-        "request": asdict(request),
-        "method": {
-            "key": method.key,
-            "title": method.title,
-            "paper": method.paper,
-            "note": method.note,
-            "profile": request.profile,
-            "settings": request.settings,
-        },
-        "protocol": request.protocol,
-        "data": {
-            "source": table.source,
-            "kind": table.kind,
-            "synthetic": table.synthetic,
-            "fingerprint": data.fingerprint(),
-            "file_sha256": _digest(Path(request.data)),
-            "classes": list(table.classes),
-            "counts": {part: data.counts(part).tolist() for part in PARTS},
-            "imbalance_factor": imbalance_factor(data.counts("train")),
-            "grouped": table.groups is not None,
-            "skipped": list(data.skipped),
-            "notes": _data_notes(data),
-        },
-        "groups": {"rule": data.tiers.rule, "assignment": list(data.tiers.assignment)},
-        "model": {
-            "backbone": protocol.backbone,
-            "weights": protocol.weights,
-            "head": method.head,
-            "feature_dim": model.classifier.in_features,
-            "parameters": sum(p.numel() for p in model.parameters()),
-            "selected": _selected(protocol),
-        },
-        "machine": machine(device) | {"processes": world()},
-    }
+    return Record(
+        status="running",
+        name=run.path.name,
+        created=now(),
+        lmd_version=__version__,
+        commit=commit(),
+        command=command(),
+        request=request,
+        method=MethodInfo(
+            key=method.key,
+            title=method.title,
+            paper=method.paper,
+            note=method.note,
+            profile=request.profile,
+            settings=request.settings,
+        ),
+        protocol=request.protocol,
+        data=_data(request, data),
+        tiers=data.tiers,
+        model=ModelInfo(
+            backbone=protocol.backbone,
+            weights=protocol.weights,
+            head=method.head,
+            feature_dim=model.classifier.in_features,
+            parameters=sum(p.numel() for p in model.parameters()),
+            selected=_selected(protocol),
+        ),
+        machine=Machine(**machine(device), processes=world()),
+    )
+
+
+def _data(request: Request, data: Prepared) -> DataInfo:
+    table, factor = data.table, imbalance_factor(data.counts("train"))
+    return DataInfo(
+        source=table.source,
+        kind=table.kind,
+        synthetic=table.synthetic,
+        fingerprint=data.fingerprint(),
+        file_sha256=_digest(Path(request.data)),
+        classes=list(table.classes),
+        counts={part: data.counts(part).tolist() for part in get_args(TablePart)},
+        imbalance_factor=factor if math.isfinite(factor) else None,
+        grouped=table.groups is not None,
+        skipped=list(data.skipped),
+        notes=_data_notes(data),
+    )
 
 
 def _digest(source: Path) -> str | None:
@@ -91,22 +104,22 @@ def _selected(protocol: Protocol) -> str:
     return "the epoch of each stage with the best validation balanced accuracy"
 
 
-def finish(
-    run: RunFolder,
-    record: dict[str, Any],
-    data: Prepared,
-    trainer: Trainer,
-    predictions: dict[str, dict[str, Any]],
-) -> None:
-    """Score the predictions and complete the record."""
-    run.write_predictions(data.table.classes, predictions)
-    record |= score_parts(predictions, data.table.classes, data.tiers, data.counts("train"))
-    record["notes"] = record["data"]["notes"] + record["notes"]
-    record["stages"] = _stages(trainer.history)
-    record["stage_1_from"] = trainer.taken_from
-    record["timings"] = {k: round(v, 3) for k, v in trainer.timings.seconds.items()}
-    record |= {"finished": now(), "status": "finished"}
+def finish(run: RunFolder, record: Record, trainer: Trainer, predictions: Predictions) -> RunFiles:
+    """Score the predictions, and write them and the completed record."""
+    run.write_predictions(predictions)
+    stages = [StageInfo.model_validate(stage) for stage in trainer.summaries]
+    chosen = {key: value for stage in stages for key, value in stage.chosen.items()}
+    record = scored(record, predictions).replaced(
+        method=record.method.model_copy(update={"chosen": chosen}),
+        stages=stages,
+        stage_1_from=trainer.taken_from,
+        history=trainer.history,
+        timings={k: round(v, 3) for k, v in trainer.timings.seconds.items()},
+        finished=now(),
+        status="finished",
+    )
     run.write_record(record)
+    return RunFiles(run.path, record, predictions, record.history)
 
 
 def _data_notes(data: Prepared) -> list[str]:
@@ -124,14 +137,3 @@ def _data_notes(data: Prepared) -> list[str]:
     if data.counts("validation").sum() == 0:
         notes.append("There is no validation part: nothing was chosen on held-out images.")
     return notes
-
-
-def _stages(history: list[dict[str, Any]]) -> list[dict[str, Any]]:
-    stages: dict[int, dict[str, Any]] = {}
-    for row in history:
-        stage = stages.setdefault(
-            row["stage"], {"name": row["stage_name"], "epochs": 0, "seconds": 0.0}
-        )
-        stage["epochs"] += 1
-        stage["seconds"] = round(stage["seconds"] + row["seconds"], 3)
-    return list(stages.values())

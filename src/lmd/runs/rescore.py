@@ -1,74 +1,57 @@
-"""Numbers and reports made anew from predictions: nothing is trained, no image is read."""
+"""Numbers and reports from predictions: nothing is trained, no image is read."""
 
-from collections.abc import Mapping
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
 from lmd.base.errors import LmdError
 from lmd.report import write_report
-from lmd.runfolder.folder import RunFolder
+from lmd.runfolder.folder import RunFiles, RunFolder
+from lmd.runfolder.predictions import PartPredictions, Predictions
+from lmd.runfolder.record import Record
 from lmd.scoring.definitions import definitions
 from lmd.scoring.intervals import holm, paired_differences
 from lmd.scoring.metrics import METRICS
 from lmd.scoring.sample import Sample
 from lmd.scoring.scores import score
-from lmd.scoring.tiers import Tiers
 
 
-def score_parts(
-    predictions: Mapping[str, Mapping[str, NDArray[Any]]],
-    classes: tuple[str, ...],
-    tiers: Tiers,
-    train_counts: NDArray[np.int64],
-    *,
-    resamples: int = 1000,
-) -> dict[str, Any]:
-    """The record's numbers from labels, probabilities and, if known, groups of each part."""
-    found: dict[str, Any] = {"metrics": {}, "per_class": {}, "confusion": {}, "notes": []}
-    for part, of in predictions.items():
-        one = score(
-            of["labels"],
-            of["probabilities"],
-            classes,
-            tiers,
-            train_counts,
-            groups=of.get("groups"),
+def scored(record: Record, predictions: Predictions, *, resamples: int = 1000) -> Record:
+    """The record with the numbers that follow from the predictions."""
+    found = {
+        part: score(
+            of.labels,
+            of.probabilities,
+            predictions.classes,
+            record.tiers,
+            record.data.counts["train"],
+            groups=of.groups,
             resamples=resamples,
             part=part,
-        ).model_dump()
-        for key in ("metrics", "per_class", "confusion"):
-            found[key][part] = one[key]
-        found["definitions"] = definitions(resamples, grouped="groups" in of)
-        found["notes"] += one["notes"]
-    return found
+        )
+        for part, of in predictions.parts.items()
+    }
+    grouped = any(of.groups is not None for of in predictions.parts.values())
+    return record.replaced(
+        metrics={part: one.metrics for part, one in found.items()},
+        per_class={part: one.per_class for part, one in found.items()},
+        confusion={part: one.confusion for part, one in found.items()},
+        definitions=definitions(resamples, grouped=grouped),
+        notes=[*record.data.notes, *(note for one in found.values() for note in one.notes)],
+    )
 
 
-def rescore(path: Path, *, resamples: int = 1000) -> dict[str, Any]:
+def rescore(path: Path, *, resamples: int = 1000) -> Record:
     """Recompute the record's numbers from ``predictions.npz`` and rewrite record and report."""
     run = RunFolder.open(path)
-    record = run.read_record()
-    if record["status"] != "finished":
-        raise LmdError(f"{path} is not finished: go on with `lmd train --resume --out {path}`")
-    arrays = run.read_predictions()
-    classes = tuple(str(c) for c in arrays["classes"])
-    tiers = Tiers(record["groups"]["rule"], tuple(record["groups"]["assignment"]))
-    counts = np.array(record["data"]["counts"]["train"], dtype=np.int64)
-    parts = {
-        part: {
-            key: arrays[f"{part}_{key}"]
-            for key in ("labels", "probabilities", "groups")
-            if f"{part}_{key}" in arrays
-        }
-        for part in ("validation", "test")
-        if f"{part}_labels" in arrays
-    }
-    record |= score_parts(parts, classes, tiers, counts, resamples=resamples)
-    record["notes"] = record["data"]["notes"] + record["notes"]
+    if run.read_record().status != "finished":
+        raise LmdError(f"{path} is not finished: continue with `lmd train --resume --out {path}`")
+    before = run.read()
+    predictions = before.predictions or run.read_predictions()
+    record = scored(before.record, predictions, resamples=resamples)
     run.write_record(record)
-    write_report(path)
+    write_report(RunFiles(path, record, predictions, before.history))
     return record
 
 
@@ -77,15 +60,14 @@ def compare_runs(a: Path, b: Path, *, resamples: int = 1000) -> str:
 
     The p-values are Holm's, corrected for the number of metrics.
     """
-    first, second = RunFolder.open(a), RunFolder.open(b)
-    left, right = first.read_predictions(), second.read_predictions()
-    order = _same_images(left, right, a, b)
-    tiers = first.read_record()["groups"]["assignment"]
-    mine, theirs = (
-        Sample(left["test_labels"], probabilities, tiers, left.get("test_groups"))
-        for probabilities in (left["test_probabilities"], right["test_probabilities"][order])
+    left, right = RunFolder.open(a), RunFolder.open(b)
+    tiers = left.read_record().tiers.assignment
+    mine, theirs, order = _paired(left, right)
+    first, second = (
+        Sample(mine.labels, probabilities, tiers, mine.groups)
+        for probabilities in (mine.probabilities, theirs.probabilities[order])
     )
-    found = paired_differences(mine, theirs, resamples=resamples)
+    found = paired_differences(first, second, resamples=resamples)
     known = {key: one for key, one in found.items() if np.isfinite(one.value)}
     corrected = dict(zip(known, holm([one.p_value for one in known.values()]), strict=True))
     lines = [
@@ -104,13 +86,20 @@ def compare_runs(a: Path, b: Path, *, resamples: int = 1000) -> str:
     return "\n".join(lines)
 
 
-def _same_images(left: dict[str, Any], right: dict[str, Any], a: Path, b: Path) -> Any:
-    """For each test image of the left run, its place in the right one."""
-    places = {name: i for i, name in enumerate(right["test_ids"].tolist())}
-    names = left["test_ids"].tolist()
-    if set(names) != set(places) or list(left["classes"]) != list(right["classes"]):
-        raise LmdError(f"{a} and {b} were not tested on the same images: they cannot be paired")
-    order = np.array([places[name] for name in names])
-    if not np.array_equal(left["test_labels"], right["test_labels"][order]):
-        raise LmdError(f"{a} and {b} have different labels for the same images")
-    return order
+def _paired(
+    left: RunFolder, right: RunFolder
+) -> tuple[PartPredictions, PartPredictions, NDArray[np.intp]]:
+    """The test parts of two runs, and for each image of the first its place in the second."""
+    first, second = left.read_predictions(), right.read_predictions()
+    mine, theirs = first.parts.get("test"), second.parts.get("test")
+    which = f"{left.path} and {right.path}"
+    if mine is None or theirs is None:
+        raise LmdError(f"{which} cannot be compared: one of them has no test predictions")
+    places = {name: i for i, name in enumerate(theirs.ids.tolist())}
+    names = mine.ids.tolist()
+    if set(names) != set(places) or first.classes != second.classes:
+        raise LmdError(f"{which} were not tested on the same images: they cannot be paired")
+    order = np.array([places[name] for name in names], dtype=np.intp)
+    if not np.array_equal(mine.labels, theirs.labels[order]):
+        raise LmdError(f"{which} have different labels for the same images")
+    return mine, theirs, order

@@ -2,7 +2,6 @@
 
 import time
 from collections.abc import Mapping
-from dataclasses import asdict
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -25,7 +24,10 @@ from lmd.methods import METHODS
 from lmd.model import Model, ModelSpec, Preprocessing, build_model, save_model
 from lmd.protocol import Protocol, current_names, load_protocol
 from lmd.report import write_report
-from lmd.runfolder.folder import Request, RunFolder
+from lmd.runfolder.folder import RunFolder
+from lmd.runfolder.predictions import PARTS as SCORED
+from lmd.runfolder.predictions import PartPredictions, Predictions
+from lmd.runfolder.record import Record, Request
 from lmd.runs.provenance import source_digest
 from lmd.runs.recording import finish, first_record
 from lmd.training import FirstStages, Trainer
@@ -88,19 +90,19 @@ def train(
     row = find_method(method)
     complete, own = resolve(row, protocol, settings or {}, profile)
     request = Request(
-        str(data) if data is not None else "",
-        method,
-        profile,
-        complete.model_dump(mode="json"),
-        own,
-        dict(columns or {}),
-        skip_bad,
+        data=str(data) if data is not None else "",
+        method=method,
+        profile=profile,
+        protocol=complete.model_dump(mode="json"),
+        settings=own,
+        columns=dict(columns or {}),
+        skip_bad=skip_bad,
     )
     folder = Path(out) if out is not None else default_folder(request, complete)
     here = own_device(choose_device(device))
     with joined(here):
         run, request = in_turn(partial(_open, folder, request, resume, overwrite))
-        if run.record_path.exists() and run.read_record()["status"] == "finished":
+        if run.record_path.exists() and run.read_record().status == "finished":
             return run
         with Display(quiet=quiet or rank() > 0) as display:
             _train(run, request, here, display, resume, first_stages)
@@ -129,9 +131,9 @@ def _open(
 
 def _reopen(folder: Path, request: Request, *, asked: bool) -> tuple[RunFolder, Request]:
     run = RunFolder.open(folder)
-    before = Request(**run.read_record()["request"])
-    if asked and asdict(before) != asdict(request):
-        old, new = asdict(before), asdict(request)
+    before = run.read_record().request
+    old, new = before.model_dump(mode="json"), request.model_dump(mode="json")
+    if asked and old != new:
         changed = [f"{k}: {old[k]} → {new[k]}" for k in old if old[k] != new[k]]
         raise LmdError(
             f"{folder} was started with other settings, so it cannot be resumed with these:\n  "
@@ -168,9 +170,9 @@ def _train(
     record = first_record(run, method, request, protocol, data, model, device)
     if resume and run.record_path.exists():
         before = run.read_record()
-        if before["data"]["fingerprint"] != record["data"]["fingerprint"]:
+        if before.data.fingerprint != record.data.fingerprint:
             raise LmdError(f"the data have changed since {run.path} was started: start a new run")
-        record["created"], record["command"] = before["created"], before["command"]
+        record = record.replaced(created=before.created, command=before.command)
     if rank() == 0:
         run.write_record(record)
     _announce(display, method, data, model)
@@ -198,25 +200,25 @@ def _train(
     def write() -> None:
         if rank() == 0:
             save_model(model, run.path, _spec(method, protocol, data, model, preprocessing))
-            finish(run, record, data, trainer, predictions)
+            finished = finish(run, record, trainer, predictions)
             display.step(2)
-            write_report(run.path)
+            write_report(finished)
 
     in_turn(write)
     display.stop()
 
 
-def _first_stages(folder: str | Path | None, record: Mapping[str, Any]) -> FirstStages | None:
+def _first_stages(folder: str | Path | None, record: Record) -> FirstStages | None:
     """The folder of first stages, for runs of the same code, data, protocol and kind of machine."""
     if folder is None:
         return None
     later = {"stage2_epochs", "stage2_lr", "methods", "workers"}
     context = {
         "code": source_digest(),
-        "machine": record["machine"],
-        "model": record["model"],
-        "data": record["data"]["fingerprint"],
-        "protocol": {k: v for k, v in record["protocol"].items() if k not in later},
+        "machine": record.machine.model_dump(),
+        "model": record.model.model_dump(),
+        "data": record.data.fingerprint,
+        "protocol": {k: v for k, v in record.protocol.items() if k not in later},
     }
     return FirstStages(Path(folder), context)
 
@@ -259,20 +261,17 @@ def _announce(display: Display, method: Method, data: Prepared, model: Model) ->
         display.say(f"  data: {len(data.skipped)} images were skipped; the record names them.")
 
 
-def _predictions(data: Prepared, trainer: Trainer) -> dict[str, dict[str, Any]]:
+def _predictions(data: Prepared, trainer: Trainer) -> Predictions:
     """Validation and test, each predicted once; several processes share the images."""
-    predictions = {}
-    for part in ("validation", "test"):
+    parts = {}
+    for part in SCORED:
         images = data.part(part)
         if len(images) == 0:
             continue
-        table = data.table.part(part)
-        predictions[part] = {
-            "ids": table.ids,
-            "labels": images.labels,
-            "probabilities": trainer.predict(images).softmax(1).numpy(),
-        }
+        table, groups = data.table.part(part), None
         if table.groups is not None:
             # Numbers, not names: who the patients are is nobody's business here.
-            predictions[part]["groups"] = np.unique(table.groups, return_inverse=True)[1]
-    return predictions
+            groups = np.unique(table.groups, return_inverse=True)[1]
+        probabilities = trainer.predict(images).softmax(1).numpy()
+        parts[part] = PartPredictions(table.ids, images.labels, probabilities, groups)
+    return Predictions(data.table.classes, parts)

@@ -15,7 +15,7 @@ from lmd.base.files import atomic_write
 from lmd.contract.stage import Stage
 from lmd.model import Model
 
-FORMAT = 1
+FORMAT = 2
 
 
 def save_checkpoint(

@@ -13,10 +13,10 @@ from lmd.base.distributed import agree, rank
 from lmd.base.seeds import derive_seed
 from lmd.contract.stage import Stage, prepare
 from lmd.data.loaders import batches_of
+from lmd.runfolder.folder import RunFolder
 from lmd.training.checkpoint import Checkpoint, clone_state, save_checkpoint
 from lmd.training.descent import make_optimizer, set_lr
 from lmd.training.epoch import EpochRun, train_batches
-from lmd.training.history import write_history
 from lmd.training.sharing import averaged
 
 if TYPE_CHECKING:
@@ -58,6 +58,7 @@ class StageTraining:
         progress = saved.progress
         self.best_score = progress["best_score"]
         self.trainer.history[:] = progress["history"]
+        self.trainer.summaries[:] = progress["stages"]
         self.trainer.timings.seconds.update(progress["timings"])
         self.trainer.taken_from = self.trainer.taken_from or progress.get("taken_from")
         recall = progress["val_recall"]
@@ -87,6 +88,7 @@ class StageTraining:
             **means,
         }
         trainer.history.append(row)
+        trainer.summaries[self.index :] = [self._summary()]
         self._save(epoch + 1)
         shown = " ".join(f"{k} {v:.4g}" for k, v in means.items())
         found = "" if score is None else f"  validation BACC {100 * score:.1f}"
@@ -118,6 +120,16 @@ class StageTraining:
                 self.best = clone_state(self.trainer.model)
         return score
 
+    def _summary(self) -> dict[str, Any]:
+        rows = [row for row in self.trainer.history if row["stage"] == self.index + 1]
+        return {
+            "name": type(self.stage).__name__,
+            "epochs": len(rows),
+            "seconds": round(sum(row["seconds"] for row in rows), 3),
+            "views": list(self.stage.views) if self.optimizer else [],
+            "chosen": dict(self.stage.chosen()),
+        }
+
     def _save(self, epochs_done: int) -> None:
         trainer = self.trainer
         if rank() > 0:
@@ -138,8 +150,9 @@ class StageTraining:
                     "epoch": epochs_done,
                     "best_score": self.best_score,
                     "history": trainer.history,
+                    "stages": trainer.summaries,
                     "timings": trainer.timings.seconds,
                     "val_recall": None if recall is None else recall.tolist(),
                 },
             )
-            write_history(trainer.folder / "history.csv", trainer.history)
+            RunFolder(trainer.folder).write_history(trainer.history)

@@ -32,6 +32,7 @@ class Trainer:
 
     ``folder`` gets ``history.csv`` and ``checkpoint/state.safetensors`` after every epoch. Where
     ``first_stages`` has this run's first stage already, ``taken_from`` names the run that made it.
+    ``summaries`` says of each stage its name, epochs, seconds, views and what it chose.
     """
 
     model: Model
@@ -44,6 +45,7 @@ class Trainer:
     device: torch.device
     display: Display
     history: list[dict[str, Any]] = field(default_factory=list)
+    summaries: list[dict[str, Any]] = field(default_factory=list)
     timings: Timings = field(default_factory=Timings)
     val_recall: Tensor | None = None
     first_stages: FirstStages | None = None

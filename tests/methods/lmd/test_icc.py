@@ -503,8 +503,8 @@ def test_regularisers_are_settled_once_and_kept():
     assert run.asked.count(("natural", "validation")) == 1
     again = stage.start_epoch(run, None)
     assert run.asked.count(("natural", "validation")) == 1
-    assert numbers["shrinkage"] == again["shrinkage"] == stage.chosen[0].item()
-    assert numbers["weight_penalty"] == again["weight_penalty"] == stage.chosen[1].item()
+    assert numbers["shrinkage"] == again["shrinkage"] == stage.chosen()["shrinkage"]
+    assert numbers["weight_penalty"] == again["weight_penalty"] == stage.chosen()["weight_penalty"]
 
 
 def test_regularisers_without_validation_images_or_as_given():

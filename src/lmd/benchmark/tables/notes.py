@@ -74,25 +74,26 @@ def _data(results: Results, table: TableData) -> list[str]:
 
 
 def _tiers(run: RunResult) -> str:
-    tiers = run.files.section("groups")
+    tiers = run.record.tiers
     members: dict[str, list[str]] = {tier: [] for tier in TIERS}
-    for name, tier in zip(run.files.classes, tiers.get("assignment", []), strict=True):
+    for name, tier in zip(run.record.data.classes, tiers.assignment, strict=True):
         members[tier].append(name)
     named = "; ".join(f"{tier}: {', '.join(of) or 'none'}" for tier, of in members.items())
-    return f"Tiers: {tiers.get('rule', '')} ({named})."
+    return f"Tiers: {tiers.rule} ({named})."
 
 
 def _smallest(run: RunResult) -> str:
-    counts = np.bincount(run.labels, minlength=len(run.files.classes))
+    classes = run.record.data.classes
+    counts = np.bincount(run.labels, minlength=len(classes))
     present = np.flatnonzero(counts)
     least = int(present[np.argmin(counts[present])])
     points = 100 / (len(present) * int(counts[least]))
-    absent = [name for name, n in zip(run.files.classes, counts, strict=True) if n == 0]
+    absent = [name for name, n in zip(classes, counts, strict=True) if n == 0]
     without = f" No test image of {', '.join(absent)}." if absent else ""
-    factor = run.files.section("data").get("imbalance_factor")
+    factor = run.record.data.imbalance_factor
     ratio = f"; imbalance factor of the training part {factor:.0f}" if factor else ""
     return (
-        f"{int(counts.sum())} test images, fewest of {run.files.classes[least]} "
+        f"{int(counts.sum())} test images, fewest of {classes[least]} "
         f"({int(counts[least])}): one image moves balanced accuracy by up to {points:.2f} points"
         f"{ratio}.{without}"
     )
@@ -101,16 +102,16 @@ def _smallest(run: RunResult) -> str:
 def _origin(runs: Sequence[RunResult]) -> list[str]:
     if not runs:
         return []
-    records = [run.files.record for run in runs]
-    commits = sorted({str(record.get("commit") or "unknown") for record in records})
-    days = sorted({str(record.get("finished") or "")[:10] for record in records} - {""})
+    records = [run.record for run in runs]
+    commits = sorted({record.commit or "unknown" for record in records})
+    days = sorted({record.finished[:10] for record in records if record.finished})
     span = days[0] if len(days) == 1 else f"{days[0]} to {days[-1]}" if days else "unknown"
-    versions = sorted({str(record.get("lmd_version")) for record in records})
+    versions = sorted({record.lmd_version for record in records})
     said = [
         f"{len(runs)} runs of {span}, lmd {', '.join(versions)}, "
         f"commit{'s' if len(commits) > 1 else ''} {', '.join(commits)}."
     ]
-    if any(run.files.section("data").get("synthetic") for run in runs):
+    if any(record.data.synthetic for record in records):
         said.insert(0, "The images are synthetic: these numbers say nothing about patients.")
     return said
 

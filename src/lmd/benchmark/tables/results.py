@@ -1,5 +1,6 @@
 """What a benchmark left on disk, by method and point: values, intervals, paired differences."""
 
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cached_property
@@ -12,7 +13,8 @@ from numpy.typing import NDArray
 
 from lmd.base.errors import LmdError
 from lmd.benchmark.plan import Plan
-from lmd.runfolder.reading import RunFiles, number, read_run
+from lmd.runfolder.folder import RunFiles, RunFolder
+from lmd.scoring import estimates
 from lmd.scoring.intervals import Difference, difference, interval
 from lmd.scoring.resampling import Draws, bootstrap
 from lmd.scoring.sample import Sample
@@ -32,33 +34,42 @@ class RunResult:
     """One finished run; its test images are kept in the order of their ids."""
 
     def __init__(self, files: RunFiles, seed: int, resamples: int) -> None:
-        self.files, self.seed, self.resamples = files, seed, resamples
-        arrays = files.predictions
-        if files.part != "test" or "test_ids" not in arrays:
+        self.folder, self.record, self.seed, self.resamples = (
+            files.folder,
+            files.record,
+            seed,
+            resamples,
+        )
+        found = files.predictions.parts.get("test") if files.predictions else None
+        if self.record.part != "test" or found is None:
             raise LmdError(f"{files.folder} has no test predictions: it cannot be in a table")
         # Same order, same seed: the resamples of two runs draw the same images.
-        order = np.argsort(arrays["test_ids"])
-        self.ids: NDArray[Any] = arrays["test_ids"][order]
-        self.labels: NDArray[Any] = arrays["test_labels"][order]
-        self._probabilities: NDArray[Any] = arrays["test_probabilities"][order]
-        # Which images are of one patient or lesion, where the run's data told it.
-        self.groups = arrays["test_groups"][order] if "test_groups" in arrays else None
+        order = np.argsort(found.ids)
+        self.ids: NDArray[Any] = found.ids[order]
+        self.labels: NDArray[Any] = found.labels[order]
+        self._probabilities: NDArray[Any] = found.probabilities[order]
+        # Which images are of one patient or lesion, where that is known.
+        self.groups = None if found.groups is None else found.groups[order]
+
+    def recorded(self, metric: str) -> estimates.Estimate:
+        """The record's value and interval."""
+        return self.record.metrics["test"].get(metric, estimates.Estimate(value=None))
 
     def value(self, metric: str) -> float | None:
         """The record's value."""
-        return number(self.files.section("metrics", "test", metric).get("value"))
+        return self.recorded(metric).value
 
     @cached_property
     def draws(self) -> Draws:
         """Every metric on the resamples."""
-        tiers = self.files.section("groups", "assignment")
+        tiers = self.record.tiers.assignment
         sample = Sample(self.labels, self._probabilities, tiers, self.groups)
         return bootstrap(sample, resamples=self.resamples)
 
     def same_images(self, other: "RunResult") -> bool:
         """Whether both were tested on the same images with the same classes."""
         return (
-            self.files.classes == other.files.classes
+            self.record.data.classes == other.record.data.classes
             and np.array_equal(self.ids, other.ids)
             and np.array_equal(self.labels, other.labels)
         )
@@ -80,15 +91,17 @@ class Entry:
         if not values or len(values) < len(self.runs):
             return None
         if len(values) == 1:
-            entry = self.runs[0].files.section("metrics", "test", metric)
-            return Estimate(values[0], number(entry.get("low")), number(entry.get("high")), None)
+            found = self.runs[0].recorded(metric)
+            return Estimate(values[0], found.low, found.high, None)
         mean = fmean(values)
         low, high = interval(_mean_draws(self.runs, metric), mean)
         if low == high:
             # Every class all right or all wrong: the records have limits that know better.
-            entries = [run.files.section("metrics", "test", metric) for run in self.runs]
-            low, high = (fmean(float(e[side]) for e in entries) for side in ("low", "high"))
-        return Estimate(mean, number(low), number(high), stdev(values))
+            entries = [run.recorded(metric) for run in self.runs]
+            low = fmean(mean if e.low is None else e.low for e in entries)
+            high = fmean(mean if e.high is None else e.high for e in entries)
+        known = math.isfinite(low) and math.isfinite(high)
+        return Estimate(mean, low if known else None, high if known else None, stdev(values))
 
     def difference(self, other: "Entry", metric: str) -> Difference | None:
         """Mean over the common seeds, this minus the other, with paired resamples.
@@ -153,12 +166,11 @@ def read_results(plan: Plan, folder: Path, *, resamples: int | None = None) -> R
     found: dict[tuple[str, int], list[RunResult]] = {}
     missing = []
     for run in plan.runs:
-        place = folder / run.name
-        files = read_run(place) if (place / "record.json").exists() else None
-        if files is None or files.record.get("status") != "finished":
+        place = RunFolder(folder / run.name)
+        if not place.record_path.exists() or place.read_record().status != "finished":
             missing.append(run.name)
             continue
-        result = RunResult(files, run.seed, resamples)
+        result = RunResult(place.read(), run.seed, resamples)
         found.setdefault((run.method, run.point), []).append(result)
     for point in range(len(plan.points)):
         _check_same_images([run for key, runs in found.items() if key[1] == point for run in runs])
@@ -174,7 +186,7 @@ def _check_same_images(runs: list[RunResult]) -> None:
     for run in runs[1:]:
         if not run.same_images(runs[0]):
             raise LmdError(
-                f"{run.files.folder} and {runs[0].files.folder} were not tested on the same "
+                f"{run.folder} and {runs[0].folder} were not tested on the same "
                 "images: they cannot stand in one table"
             )
 

@@ -70,7 +70,7 @@ class ICC(Stage):
     views: ClassVar[tuple[str, ...]] = ("weak",)
     class_counts: Tensor
     iteration: Tensor
-    chosen: Tensor
+    regularisers: Tensor
     weight_velocity: Tensor
     bias_velocity: Tensor
 
@@ -140,7 +140,7 @@ class ICC(Stage):
         self.register_buffer("class_counts", task.class_counts.clone(), persistent=False)
         self.register_buffer("iteration", torch.tensor(0))
         # Shrinkage and penalty in use; -1 until the first M step has settled them.
-        self.register_buffer("chosen", torch.full((2,), -1.0, dtype=torch.float64))
+        self.register_buffer("regularisers", torch.full((2,), -1.0, dtype=torch.float64))
         self.register_buffer("weight_velocity", torch.zeros_like(model.classifier.weight))
         self.register_buffer("bias_velocity", torch.zeros_like(self._bias()))
 
@@ -230,9 +230,9 @@ class ICC(Stage):
         if self.vfc:
             draws = min(self.virtual_features, enough_draws(len(self.class_counts)))
             problem = VirtualFeatures.of(gaussians, self.class_counts, draws, run.generator)
-        if (self.chosen < 0).any():
-            self.chosen.copy_(torch.tensor(self._settle(run, problem), dtype=torch.float64))
-        shrinkage, penalty = self.chosen.tolist()
+        if (self.regularisers < 0).any():
+            self.regularisers.copy_(torch.tensor(self._settle(run, problem), dtype=torch.float64))
+        shrinkage, penalty = self.regularisers.tolist()
         with torch.enable_grad():
             solution = problem.shrunk(shrinkage).solve(weight.detach(), bias.detach(), penalty)
         weight.copy_(solution.weight)
@@ -244,6 +244,14 @@ class ICC(Stage):
             "shrinkage": shrinkage,
             "weight_penalty": penalty,
         }
+
+    def chosen(self) -> Mapping[str, float]:
+        """Shrinkage and weight penalty, unless they were given or are not used."""
+        if self.m_step == "sgd":
+            return {}
+        asked = {"shrinkage": self.shrinkage, "weight_penalty": self.weight_penalty}
+        values = zip(asked.items(), self.regularisers.tolist(), strict=True)
+        return {key: value for (key, given), value in values if given == "validation"}
 
     def _settle(self, run: Run, problem: Problem) -> tuple[float, float]:
         """Shrinkage and penalty: as given, chosen on validation, or the fallbacks without one."""

@@ -1,0 +1,106 @@
+"""``predictions.npz``: what the model said of the images of each part."""
+
+import zipfile
+import zlib
+from collections.abc import Mapping
+from dataclasses import dataclass
+from io import BytesIO
+from pathlib import Path
+from typing import Any, get_args
+
+import numpy as np
+from numpy.typing import NDArray
+
+from lmd.base.errors import LmdError
+from lmd.runfolder.record import Part
+
+PARTS: tuple[Part, ...] = get_args(Part)
+_ARRAYS = ("ids", "labels", "probabilities", "groups")
+
+
+@dataclass(frozen=True)
+class PartPredictions:
+    """``ids (N,)``, ``labels (N,)``, ``probabilities (N, K)`` and, if known, ``groups (N,)``.
+
+    Images with the same number in ``groups`` are of one patient or lesion.
+    """
+
+    ids: NDArray[Any]
+    labels: NDArray[Any]
+    probabilities: NDArray[Any]
+    groups: NDArray[Any] | None = None
+
+    def arrays(self) -> dict[str, NDArray[Any]]:
+        """Those that are there, by name, in the order of the file."""
+        return {key: a for key in _ARRAYS if (a := getattr(self, key)) is not None}
+
+
+@dataclass(frozen=True)
+class Predictions:
+    """The names of the K classes, and what was predicted in each part."""
+
+    classes: tuple[str, ...]
+    parts: Mapping[Part, PartPredictions]
+
+    def __post_init__(self) -> None:
+        if not self.classes or len(set(self.classes)) < len(self.classes):
+            raise LmdError(f"predictions: class names must differ; they are {self.classes}")
+        for part, of in self.parts.items():
+            _check(part, of, len(self.classes))
+
+    def to_bytes(self) -> bytes:
+        """The file."""
+        arrays: dict[str, Any] = {
+            f"{part}_{key}": array
+            for part, of in self.parts.items()
+            for key, array in of.arrays().items()
+        }
+        buffer = BytesIO()
+        np.savez_compressed(buffer, classes=np.array(self.classes), **arrays)
+        return buffer.getvalue()
+
+
+def read_predictions(path: Path) -> Predictions:
+    """The predictions in a file; one line says what is wrong with a damaged one."""
+    try:
+        file = np.load(path, allow_pickle=False)
+        if not isinstance(file, np.lib.npyio.NpzFile):
+            raise ValueError("it is not an .npz file")
+        with file:
+            arrays = dict(file)
+        parts = {
+            part: PartPredictions(
+                arrays[f"{part}_ids"],
+                arrays[f"{part}_labels"],
+                arrays[f"{part}_probabilities"],
+                arrays.get(f"{part}_groups"),
+            )
+            for part in PARTS
+            if f"{part}_labels" in arrays
+        }
+        return Predictions(tuple(str(name) for name in arrays["classes"]), parts)
+    except KeyError as error:
+        why = f"it has no array {error}"
+    except (OSError, ValueError, EOFError, zipfile.BadZipFile, zlib.error, TypeError) as error:
+        why = (error.strerror if isinstance(error, OSError) else None) or str(error) or "it is cut"
+    except LmdError as error:
+        why = str(error)
+    raise LmdError(f"{path} cannot be read: {why}; restore the file, or train the run again")
+
+
+def _check(part: str, of: PartPredictions, classes: int) -> None:
+    images = len(of.labels) if of.labels.ndim else 0
+    expected = {"probabilities": (images, classes)}
+    for key, array in of.arrays().items():
+        shape = expected.get(key, (images,))
+        if array.shape != shape or array.dtype.hasobject:
+            raise LmdError(
+                f"predictions: {part}_{key} must have the shape {shape}; "
+                f"it is {array.dtype} {array.shape}"
+            )
+    if not np.issubdtype(of.labels.dtype, np.integer):
+        raise LmdError(f"predictions: {part}_labels must be whole numbers, not {of.labels.dtype}")
+    if not np.issubdtype(of.probabilities.dtype, np.floating):
+        raise LmdError(f"predictions: {part}_probabilities must be floats")
+    if images and not (of.labels.min() >= 0 and of.labels.max() < classes):
+        raise LmdError(f"predictions: {part}_labels must be below {classes}, the number of classes")
