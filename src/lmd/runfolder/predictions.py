@@ -1,7 +1,5 @@
 """``predictions.npz``: what the model said of the images of each part."""
 
-import zipfile
-import zlib
 from collections.abc import Mapping
 from dataclasses import dataclass
 from io import BytesIO
@@ -63,29 +61,33 @@ class Predictions:
 def read_predictions(path: Path) -> Predictions:
     """The predictions in a file; one line says what is wrong with a damaged one."""
     try:
-        file = np.load(path, allow_pickle=False)
-        if not isinstance(file, np.lib.npyio.NpzFile):
-            raise ValueError("it is not an .npz file")
-        with file:
-            arrays = dict(file)
-        parts = {
-            part: PartPredictions(
-                arrays[f"{part}_ids"],
-                arrays[f"{part}_labels"],
-                arrays[f"{part}_probabilities"],
-                arrays.get(f"{part}_groups"),
-            )
-            for part in PARTS
-            if f"{part}_labels" in arrays
-        }
-        return Predictions(tuple(str(name) for name in arrays["classes"]), parts)
+        return _parse(path.read_bytes())
     except KeyError as error:
         why = f"it has no array {error}"
-    except (OSError, ValueError, EOFError, zipfile.BadZipFile, zlib.error, TypeError) as error:
-        why = (error.strerror if isinstance(error, OSError) else None) or str(error) or "it is cut"
-    except LmdError as error:
-        why = str(error)
+    except OSError as error:
+        why = error.strerror or str(error)
+    except Exception as error:  # zipfile, zlib and numpy raise many kinds for a damaged file
+        why = " ".join(str(error).split()) or "it is cut short"
     raise LmdError(f"{path} cannot be read: {why}; restore the file, or train the run again")
+
+
+def _parse(content: bytes) -> Predictions:
+    file = np.load(BytesIO(content), allow_pickle=False)
+    if not isinstance(file, np.lib.npyio.NpzFile):
+        raise LmdError("it is not an .npz file")
+    with file:
+        arrays = dict(file)
+    parts = {
+        part: PartPredictions(
+            arrays[f"{part}_ids"],
+            arrays[f"{part}_labels"],
+            arrays[f"{part}_probabilities"],
+            arrays.get(f"{part}_groups"),
+        )
+        for part in PARTS
+        if f"{part}_labels" in arrays
+    }
+    return Predictions(tuple(str(name) for name in arrays["classes"]), parts)
 
 
 def _check(part: str, of: PartPredictions, classes: int) -> None:

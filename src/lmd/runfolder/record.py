@@ -116,7 +116,7 @@ class Record(_Plain):
     created: str = Field(description="UTC, ISO 8601")
     finished: str | None = None
     lmd_version: str
-    commit: str | None = Field(description='"+" is appended where the code was changed since')
+    commit: str | None = Field(description='with "+" where the code was changed since')
     command: str = Field(description="how to repeat the run")
     request: Request
     method: MethodInfo

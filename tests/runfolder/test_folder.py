@@ -1,0 +1,160 @@
+"""The run folder: what is written is read, and damaged files give one line."""
+
+import contextlib
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from runs_on_disk import begun, edited, edited_arrays, fake_history, make_run
+
+from lmd.base.errors import LmdError
+from lmd.runfolder.folder import RunFolder
+from lmd.runfolder.predictions import PartPredictions, Predictions
+
+
+@pytest.fixture
+def run(tmp_path: Path) -> RunFolder:
+    make_run(tmp_path / "run", ["a", "b", "c"])
+    return RunFolder(tmp_path / "run")
+
+
+def part(**changes: Any) -> PartPredictions:
+    arrays = {
+        "ids": np.array(["x", "y"]),
+        "labels": np.array([0, 1]),
+        "probabilities": np.array([[0.9, 0.1], [0.4, 0.6]], dtype=np.float32),
+    }
+    return PartPredictions(**(arrays | changes))
+
+
+def test_predictions_are_read_as_written(tmp_path: Path) -> None:
+    run = RunFolder.create(tmp_path / "run")
+    given = Predictions(
+        ("nevus", "wart"), {"validation": part(), "test": part(groups=np.array([7, 7]))}
+    )
+    run.write_predictions(given)
+    found = run.read_predictions()
+    assert found.classes == given.classes
+    assert found.parts["validation"].groups is None
+    for name, of in given.parts.items():
+        for key, array in of.arrays().items():
+            again = getattr(found.parts[name], key)
+            assert again.dtype == array.dtype
+            assert np.array_equal(again, array)
+    with np.load(run.predictions_path) as file:
+        assert file.files == [
+            "classes", "validation_ids", "validation_labels", "validation_probabilities",
+            "test_ids", "test_labels", "test_probabilities", "test_groups",
+        ]  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    ("changes", "words"),
+    [
+        ({"ids": np.array(["x"])}, r"test_ids must have the shape \(2,\)"),
+        ({"labels": np.array([0, 2])}, "test_labels must be below 2"),
+        ({"labels": np.array([-1, 0])}, "test_labels must be below 2"),
+        ({"labels": np.array([0.0, 1.0])}, "whole numbers"),
+        ({"labels": np.array(0)}, "must have the shape"),
+        ({"probabilities": np.zeros((2, 3))}, r"shape \(2, 2\)"),
+        ({"probabilities": np.zeros((2, 2), dtype=int)}, "floats"),
+        ({"groups": np.zeros(3)}, "test_groups"),
+        ({"ids": np.array(["x", None], dtype=object)}, "object"),
+    ],
+)
+def test_predictions_that_do_not_fit_are_refused(changes: dict[str, Any], words: str) -> None:
+    with pytest.raises(LmdError, match=words):
+        Predictions(("a", "b"), {"test": part(**changes)})
+
+
+@pytest.mark.parametrize("names", [(), ("a", "a")])
+def test_class_names_must_differ(names: tuple[str, ...]) -> None:
+    with pytest.raises(LmdError, match="class names"):
+        Predictions(names, {})
+
+
+def test_truncated_predictions_are_one_line(run: RunFolder) -> None:
+    whole = run.predictions_path.read_bytes()
+    for size in (0, 1, 10, 100, len(whole) // 2, len(whole) - 30, len(whole) - 1):
+        run.predictions_path.write_bytes(whole[:size])
+        _one_line(run)
+
+
+def test_predictions_with_changed_bytes_are_one_line_or_still_whole(run: RunFolder) -> None:
+    whole = run.predictions_path.read_bytes()
+    generator = np.random.default_rng(0)
+    for place in generator.integers(len(whole), size=300):
+        broken = bytearray(whole)
+        broken[place] ^= 1 << int(generator.integers(8))
+        run.predictions_path.write_bytes(broken)
+        with contextlib.suppress(LmdError):  # any other error fails
+            run.read_predictions()
+
+
+def test_foreign_files_are_one_line(run: RunFolder) -> None:
+    run.predictions_path.write_bytes(b"not a zip file")
+    _one_line(run)
+    np.savez(run.predictions_path, x=np.arange(3))
+    _one_line(run, "no array 'classes'")
+    with run.predictions_path.open("wb") as file:
+        np.save(file, np.arange(3))
+    _one_line(run, "not an .npz file")
+    run.predictions_path.unlink()
+    _one_line(run, "No such file")
+
+
+def test_a_missing_array_is_named(run: RunFolder) -> None:
+    with edited_arrays(run.path) as arrays:
+        del arrays["test_probabilities"]
+    _one_line(run, "no array 'test_probabilities'")
+
+
+def test_predictions_of_another_run_are_refused(run: RunFolder) -> None:
+    with edited(run.path) as record:
+        record["data"]["classes"] = ["a", "b", "d"]
+    with pytest.raises(LmdError, match="other classes"):
+        run.read()
+
+
+def test_history_is_read_as_written(tmp_path: Path) -> None:
+    run = RunFolder(tmp_path)
+    assert run.read_history() == []
+    rows = fake_history((2, 1), np.random.default_rng(0))
+    run.write_history(rows)
+    everything = dict.fromkeys(key for row in rows for key in row)
+    assert run.read_history() == [{key: row.get(key) for key in everything} for row in rows]
+    assert run.history_path.read_text().splitlines()[0] == ",".join(everything)
+
+
+@pytest.mark.parametrize("content", [b"\xff\xfe", b"x,y\n1,2\n", b'stage,epoch\n"1'])
+def test_a_damaged_history_is_one_line(tmp_path: Path, content: bytes) -> None:
+    run = RunFolder(tmp_path)
+    run.history_path.write_bytes(content)
+    with pytest.raises(LmdError, match=r"history\.csv") as caught:
+        run.read_history()
+    assert "\n" not in str(caught.value)
+
+
+def test_the_whole_run(run: RunFolder) -> None:
+    found = run.read()
+    assert found.record == run.read_record()
+    assert found.predictions is not None
+    assert list(found.predictions.classes) == found.record.data.classes
+    assert found.history == found.record.history
+    assert len(found.history) == 50
+
+
+def test_a_run_that_has_just_begun_has_no_predictions(tmp_path: Path) -> None:
+    run = RunFolder.create(tmp_path / "run")
+    run.write_record(begun("run", ["a", "b"], [3, 2]))
+    found = run.read()
+    assert found.predictions is None
+    assert found.history == []
+
+
+def _one_line(run: RunFolder, words: str = "cannot be read") -> None:
+    with pytest.raises(LmdError, match=words) as caught:
+        run.read_predictions()
+    assert "\n" not in str(caught.value)
+    assert str(run.predictions_path) in str(caught.value)
