@@ -20,7 +20,7 @@ from lmd.runfolder.record import (
     StageInfo,
 )
 from lmd.runs.rescore import scored
-from lmd.scoring.tiers import assign_groups
+from lmd.scoring.tiers import assign_tiers
 
 SKIN = [
     "melanocytic nevus",
@@ -64,7 +64,7 @@ def begun(name: str, classes: Sequence[str], train: Sequence[int], **method: str
             skipped=[],
             notes=[],
         ),
-        tiers=assign_groups(train, classes, "thirds"),
+        tiers=assign_tiers(train, classes, "thirds"),
         model=ModelInfo(
             backbone="resnet18",
             weights="imagenet",

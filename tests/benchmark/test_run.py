@@ -24,8 +24,9 @@ from lmd.benchmark.plan import Plan, PlannedRun, write_plan
 from lmd.benchmark.planning import plan_grid
 from lmd.benchmark.progress import Board, Snapshot
 from lmd.benchmark.run import Outcome, run_plan
-from lmd.benchmark.state import Progress, inspect, progress, read_record
+from lmd.benchmark.state import Progress, inspect, progress
 from lmd.cli.benchmark import benchmark, table
+from lmd.runfolder.folder import RunFolder
 
 app = Typer()
 app.command()(benchmark)
@@ -58,12 +59,11 @@ def test_a_failing_run_is_reported_and_the_others_finish(half_done: tuple[Path, 
     assert "failed: ce-lr=1e+30-seed0: loss term 'loss' is" in said
     assert str(log) in said
     assert "error: loss term 'loss' is" in log.read_text()
-    record = read_record(out / "ce-lr=0.05-seed0")
-    assert record is not None
-    assert record["status"] == "finished"
-    assert record["command"].startswith("lmd train ")
-    assert record["machine"]["threads"] == 1 or len(os.sched_getaffinity(0)) != 2
-    assert record["request"]["protocol"]["workers"] == 0
+    record = RunFolder(out / "ce-lr=0.05-seed0").read_record()
+    assert record.status == "finished"
+    assert record.command.startswith("lmd train ")
+    assert record.machine.threads == 1 or len(os.sched_getaffinity(0)) != 2
+    assert record.request.protocol["workers"] == 0
 
 
 def test_a_finished_run_is_never_repeated(half_done: tuple[Path, Path, str]) -> None:

@@ -6,19 +6,21 @@ import json
 import os
 import subprocess
 import sys
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
 import pytest
 from PIL import Image
+from runs_on_disk import begun
 from toys import write_npz
 
 import lmd
 from lmd.base.errors import LmdError
+from lmd.runfolder.folder import RunFolder
+from lmd.runfolder.predictions import Predictions
 from lmd.runs.rescore import rescore
 from lmd.runs.train import train
-from lmd.scoring.definitions import format_scores
-from lmd.scoring.estimates import PartScores
 
 QUICK = {
     "backbone": "resnet8",
@@ -75,19 +77,23 @@ def test_a_run_folder_is_complete(trained: Path) -> None:
         "record.json", "predictions.npz", "history.csv", "model.safetensors", "model.json",
         "checkpoint", "report.html",
     }  # fmt: skip
-    record = json.loads((trained / "record.json").read_text())
-    assert record["status"] == "finished"
-    assert record["command"].startswith("lmd train")
-    assert record["protocol"]["epochs"] == 1
-    assert record["data"]["counts"]["train"] == [16, 8, 4]
-    assert record["metrics"]["test"]["balanced_accuracy"]["low"] is not None
-    assert record["machine"]["threads"] >= 1
+    found = RunFolder(trained).read()
+    record = found.record
+    assert record.status == "finished"
+    assert record.command.startswith("lmd train")
+    assert record.protocol["epochs"] == 1
+    assert record.data.counts["train"] == [16, 8, 4]
+    assert record.metrics["test"]["balanced_accuracy"].low is not None
+    assert record.machine.threads >= 1
     data = (trained.parent / "toy.npz").read_bytes()
-    assert record["data"]["file_sha256"] == hashlib.sha256(data).hexdigest()
-    assert len(record["data"]["fingerprint"]) == 64
-    with np.load(trained / "predictions.npz") as arrays:
-        assert arrays["test_probabilities"].shape == (12, 3)
-        assert np.allclose(arrays["test_probabilities"].sum(1), 1, atol=1e-5)
+    assert record.data.file_sha256 == hashlib.sha256(data).hexdigest()
+    assert len(record.data.fingerprint) == 64
+    assert record.history == RunFolder(trained).read_history()
+    assert [stage.views for stage in record.stages] == [["weak"]]
+    assert found.predictions is not None
+    probabilities = found.predictions.parts["test"].probabilities
+    assert probabilities.shape == (12, 3)
+    assert np.allclose(probabilities.sum(1), 1, atol=1e-5)
 
 
 def test_the_shipped_model_is_the_evaluated_one(trained: Path) -> None:
@@ -116,31 +122,25 @@ def test_the_intervals_know_which_images_are_of_one_patient(tmp_path: Path) -> N
     data.write_text("\n".join(["image,label,group", *rows]))
     settings = QUICK | {"split": (0.5, 0.1, 0.4)}
     made = train(data, method="ce", settings=settings, out=tmp_path / "run", quiet=True)
-    record = json.loads((made.path / "record.json").read_text())
-    with np.load(made.path / "predictions.npz") as file:
-        arrays = dict(file)
-    assert np.issubdtype(arrays["test_groups"].dtype, np.integer)
-    assert len(np.unique(arrays["test_groups"])) * 4 == len(arrays["test_labels"])
-    assert [row["units"] * 4 for row in record["per_class"]["test"]] == [
-        row["support"] for row in record["per_class"]["test"]
-    ]
-    assert "groups (patients or lesions)" in record["definitions"]["interval"]["definition"]
-    assert any("of 4 patients or lesions" in note for note in record["notes"])
-    part = {key: record[key]["test"] for key in ("metrics", "per_class", "confusion")}
-    text = format_scores(PartScores.model_validate(part), record["definitions"])
-    assert "images (lesions, patients)" in text
-    assert " 16 (4) " in text
-    again = rescore(made.path)
-    assert again["metrics"] == record["metrics"]
-    assert again["per_class"] == record["per_class"]
+    record, predictions = made.read_record(), made.read_predictions()
+    test = predictions.parts["test"]
+    assert test.groups is not None
+    assert np.issubdtype(test.groups.dtype, np.integer)
+    assert len(np.unique(test.groups)) * 4 == len(test.labels)
+    assert [row.units for row in record.per_class["test"]] == [4, 4]
+    assert [row.support for row in record.per_class["test"]] == [16, 16]
+    assert "groups (patients or lesions)" in record.definitions["interval"].definition
+    assert any("of 4 patients or lesions" in note for note in record.notes)
+    done = run("evaluate", str(made.path))
+    assert "images (lesions, patients)" in done.stdout
+    assert " 16 (4) " in done.stdout
+    assert made.read_record() == record
     # Without the groups the same predictions look surer than they are.
-    arrays = {k: v for k, v in arrays.items() if not k.endswith("_groups")}
-    np.savez(made.path / "predictions.npz", **arrays)
+    made.write_predictions(Predictions(predictions.classes, {"test": replace(test, groups=None)}))
     surer = rescore(made.path)
-    for known, unknown in zip(record["per_class"]["test"], surer["per_class"]["test"], strict=True):
-        assert known["recall"]["value"] == unknown["recall"]["value"]
-        width = [row["recall"]["high"] - row["recall"]["low"] for row in (known, unknown)]
-        assert width[0] > width[1]
+    for known, unknown in zip(record.per_class["test"], surer.per_class["test"], strict=True):
+        assert known.recall.value == unknown.recall.value
+        assert known.recall.high - known.recall.low > unknown.recall.high - unknown.recall.low
 
 
 def test_predict_writes_a_csv(trained: Path, tmp_path: Path) -> None:
@@ -232,9 +232,9 @@ def test_truncated_image_is_named_and_can_be_skipped(tmp_path: Path) -> None:
     fails(r"7\.png(.|\n)*--skip-bad", data, out=tmp_path / "run")
     done = train(data, method="ce", settings=QUICK, out=tmp_path / "b", skip_bad=True, quiet=True)
     record = done.read_record()
-    assert len(record["data"]["skipped"]) == 1
-    assert "7.png" in record["data"]["skipped"][0]
-    assert any("1 images could not be used" in note for note in record["notes"])
+    assert len(record.data.skipped) == 1
+    assert "7.png" in record.data.skipped[0]
+    assert any("1 images could not be used" in note for note in record.notes)
 
 
 def test_label_column_not_there(tmp_path: Path) -> None:
@@ -293,7 +293,7 @@ def test_a_run_killed_before_its_record_can_start_again(tmp_path: Path) -> None:
     (tmp_path / "run" / "checkpoint").mkdir(parents=True)
     data = write_npz(tmp_path / "toy.npz")
     done = train(data, method="ce", settings=QUICK, out=tmp_path / "run", resume=True, quiet=True)
-    assert done.read_record()["status"] == "finished"
+    assert done.read_record().status == "finished"
 
 
 def test_resume_refuses_other_settings(trained: Path) -> None:
@@ -323,8 +323,9 @@ def test_a_model_that_is_not_ours(tmp_path: Path) -> None:
 
 
 def test_unfinished_run_cannot_be_evaluated(tmp_path: Path) -> None:
-    (tmp_path / "record.json").write_text('{"format": 1, "status": "running"}')
-    done = run("evaluate", str(tmp_path))
+    folder = RunFolder.create(tmp_path / "run")
+    folder.write_record(begun("run", ["a", "b"], [3, 2]))
+    done = run("evaluate", str(folder.path))
     assert done.returncode == 1
     assert "--resume" in done.stderr
 

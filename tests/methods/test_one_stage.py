@@ -390,6 +390,7 @@ def test_posthoc_adjustment_changes_the_bias_and_nothing_else() -> None:
     assert stage.epochs == 1
     assert stage.class_weights(run) == []
     assert stage.start_epoch(run, None) == {"tau": 0.7}
+    assert stage.chosen() == {"tau": 0.7}
     after = model.state_dict()
     changed = {name for name in after if not torch.equal(after[name], before[name])}
     assert changed == {"classifier.bias"}

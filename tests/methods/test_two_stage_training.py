@@ -249,6 +249,7 @@ def test_tau_norm_writes_the_best_tau_and_drops_the_bias():
     features, labels = world.run(0).features(part="validation")
     expected = decoupling.choose_tau(weight, features, labels, decoupling.TAUS)
     assert (report["tau"], report["tau_recall"]) == expected
+    assert stage.chosen() == {"tau": expected[0]}
     shipped = world.model.classifier
     torch.testing.assert_close(
         shipped.weight.detach(), decoupling.tau_normalise(weight, report["tau"])
@@ -271,6 +272,7 @@ def test_tau_can_be_given_and_is_asked_for_without_validation():
         stage.start_epoch(world.run(0), None)
     stage = world.to_stage(METHODS["tau_norm"], 1, tau=1.0)
     assert stage.start_epoch(world.run(0), None) == {"tau": 1.0}
+    assert stage.chosen() == {}
     lengths = world.model.classifier.weight.norm(dim=1)
     torch.testing.assert_close(lengths.detach(), torch.ones(3))
 

@@ -3,8 +3,9 @@
 import numpy as np
 import pytest
 
-from lmd.report.calibration import calibration_error, reliability_bins
-from lmd.scoring.metrics import expected_calibration_error
+from lmd.report.calibration import reliability_bins
+from lmd.scoring.metrics import METRICS
+from lmd.scoring.sample import Sample
 
 
 def test_bins_drawn_are_those_of_the_calibration_error() -> None:
@@ -12,10 +13,11 @@ def test_bins_drawn_are_those_of_the_calibration_error() -> None:
     probabilities = generator.dirichlet([0.4] * 5, size=400).astype(np.float32)
     probabilities[0] = [0, 0, 1, 0, 0]
     labels = generator.integers(5, size=400)
-    bins = reliability_bins(probabilities, labels)
+    sample = Sample(labels, probabilities)
+    bins = reliability_bins(sample)
     assert sum(each.count for each in bins) == 400
-    expected = expected_calibration_error(labels, probabilities)
-    assert calibration_error(bins) == pytest.approx(expected, abs=1e-9)
+    error = sum(each.count * abs(each.accuracy - each.confidence) for each in bins) / 400
+    assert error == pytest.approx(METRICS["ece"].value(sample), abs=1e-9)
     for each in bins:
         if each.count:
             assert each.left <= each.confidence <= each.right

@@ -68,6 +68,19 @@ def test_history_has_a_row_per_epoch_and_a_column_per_term(make_trainer: MakeTra
     assert float(rows[2]["m_loss"]) > 0
 
 
+def test_a_resumed_run_knows_what_its_stages_saw_and_chose(make_trainer: MakeTrainer) -> None:
+    trainer = make_trainer(METHODS["logit_adjust_posthoc"])
+    trainer.fit()
+    first, second = trainer.summaries
+    assert first["views"] == ["weak"]
+    assert (first["name"], first["epochs"], first["chosen"]) == ("Supervised", 2, {})
+    assert (second["name"], second["epochs"], second["views"]) == ("PosthocAdjustment", 1, [])
+    assert second["chosen"] == {"tau": trainer.history[-1]["tau"]}
+    resumed = make_trainer(METHODS["logit_adjust_posthoc"])
+    resumed.fit(resume=True)
+    assert resumed.summaries == trainer.summaries
+
+
 def test_features_are_those_of_the_evaluation_view(make_trainer: MakeTrainer) -> None:
     trainer = make_trainer(METHODS["ce"], counts=(20, 3))
     trainer.model.train()

@@ -12,6 +12,7 @@ from xml.etree import ElementTree
 
 import numpy as np
 import pytest
+from runs_on_disk import begun, edited_arrays, write_run
 from toys import toy_probabilities
 
 from lmd.base.errors import LmdError
@@ -19,12 +20,10 @@ from lmd.benchmark.plan import Plan
 from lmd.benchmark.planning import plan_grid
 from lmd.benchmark.tables import make_tables, read_results, sweep_figure
 from lmd.benchmark.tables.forms import Comparison, Value, build
-from lmd.runfolder.folder import RunFolder
+from lmd.runfolder.predictions import PartPredictions, Predictions
 from lmd.scoring.intervals import holm, interval, paired_differences
 from lmd.scoring.resampling import bootstrap
 from lmd.scoring.sample import Sample
-from lmd.scoring.scores import score
-from lmd.scoring.tiers import assign_tiers
 
 CLASSES = ("nevus", "melanoma", "wart", "DF_%", "a|b")
 TRAIN = np.array([500, 200, 80, 20, 5])
@@ -39,29 +38,14 @@ def probabilities(labels: np.ndarray[Any, Any], skill: float, seed: int) -> np.n
     return toy_probabilities(labels, len(CLASSES), skill, seed).astype(np.float32)
 
 
-def write_run(folder: Path, method: dict[str, str], given: np.ndarray[Any, Any], seed: int) -> None:
+def write_one(folder: Path, method: dict[str, str], given: np.ndarray[Any, Any], seed: int) -> None:
     """A finished run whose numbers come from the real scoring, shuffled as a run may be."""
     labels = np.repeat(np.arange(len(CLASSES)), SUPPORT)
     ids = np.array([f"image{i:03d}" for i in range(len(labels))])
     order = np.random.default_rng(seed).permutation(len(labels))
-    labels, ids, given = labels[order], ids[order], given[order]
-    tiers = assign_tiers(TRAIN, CLASSES, "thirds")
-    scored = score(labels, given, CLASSES, tiers, TRAIN, resamples=200)
-    run = RunFolder.create(folder)
-    run.write_predictions(CLASSES, {"test": {"ids": ids, "labels": labels, "probabilities": given}})
-    record = {
-        "format": 1,
-        "status": "finished",
-        "name": folder.name,
-        "finished": "2026-01-02T03:04:05+00:00",
-        "lmd_version": "0.1.0",
-        "commit": "abc",
-        "method": method,
-        "data": {"classes": list(CLASSES), "imbalance_factor": 100.0, "synthetic": False},
-        "groups": {"rule": tiers.rule, "assignment": list(tiers.assignment)},
-        "metrics": {"test": scored.model_dump()["metrics"]},
-    }
-    run.write_record(record)
+    test = PartPredictions(ids[order], labels[order], given[order])
+    record = begun(folder.name, CLASSES, TRAIN.tolist(), **method)
+    write_run(folder, record, Predictions(CLASSES, {"test": test}), resamples=200)
 
 
 def write_runs(plan: Plan, folder: Path, leave_out: tuple[str, ...] = ()) -> None:
@@ -73,7 +57,7 @@ def write_runs(plan: Plan, folder: Path, leave_out: tuple[str, ...] = ()) -> Non
             given = probabilities(labels, skill, 100 * run.point + run.seed)
             row = rows[run.method]
             method = {"key": row.key, "title": row.title, "note": row.note}
-            write_run(folder / run.name, method, given, run.seed)
+            write_one(folder / run.name, method, given, run.seed)
 
 
 def make_plan(tmp_path: Path, text: str) -> Plan:
@@ -200,7 +184,7 @@ def test_equal_numbers_are_marked_alike(tmp_path: Path) -> None:
     labels = np.repeat(np.arange(len(CLASSES)), SUPPORT)
     for run, skill in zip(plan.runs, (2.0, 2.0, 0.5), strict=True):
         given = probabilities(labels, skill, 0)
-        write_run(tmp_path / "out" / run.name, {"key": run.method}, given, 0)
+        write_one(tmp_path / "out" / run.name, {"key": run.method}, given, 0)
     table = build(read_results(plan, tmp_path / "out", resamples=20), "metrics")[0]
     marks = [[c.mark for c in line.cells if isinstance(c, Value)] for line in table.lines]
     assert marks == [["best"] * 6, ["best"] * 6, ["second"] * 6]
@@ -247,7 +231,7 @@ def test_text_says_what_a_reader_must_know(compared: tuple[Plan, Path]) -> None:
         "Holm's correction (comparisons: 4; the least that these resamples can show is 0.16)",
         "head: nevus, melanoma; medium: wart, DF_%; tail: a|b",
         "104 test images, fewest of a|b (4): one image moves balanced accuracy by up to 5.00",
-        "14 runs of 2026-01-02, lmd 0.1.0, commit abc.",
+        "14 runs of 2026-03-02, lmd 0.1.0, commit 55a4177c0ffe.",
         "Missing (1 of 15 runs): rs-seed2.",
     ):
         assert words in text
@@ -374,10 +358,9 @@ def test_errors(compared: tuple[Plan, Path]) -> None:
     with pytest.raises(LmdError, match="a figure needs"):
         sweep_figure(results)
     labels = np.repeat(np.arange(len(CLASSES)), SUPPORT)
-    write_run(folder / "rs-seed2", {"key": "rs"}, probabilities(labels, 1.0, 0), 0)
-    arrays = dict(np.load(folder / "rs-seed2" / "predictions.npz"))
-    arrays["test_ids"][0] = "other"
-    np.savez(folder / "rs-seed2" / "predictions.npz", **arrays)
+    write_one(folder / "rs-seed2", {"key": "rs"}, probabilities(labels, 1.0, 0), 0)
+    with edited_arrays(folder / "rs-seed2") as arrays:
+        arrays["test_ids"][0] = "other"
     with pytest.raises(LmdError, match="not tested on the same images"):
         read_results(plan, folder)
 

@@ -135,8 +135,8 @@ def test_the_cleaned_manifest_of_a_ruin_trains(patient: Patient, tmp_path: Path)
         quiet=True,
     )
     record = run.read_record()
-    assert record["status"] == "finished"
-    assert sum(sum(n) for n in record["data"]["counts"].values()) == len(cleaned.cases)
+    assert record.status == "finished"
+    assert sum(sum(n) for n in record.data.counts.values()) == len(cleaned.cases)
 
 
 def test_a_near_copy_stays_with_the_copy_that_is_kept(patient: Patient, tmp_path: Path) -> None:

@@ -517,6 +517,7 @@ def test_regularisers_without_validation_images_or_as_given():
     stage, _, run, _ = setup(shrinkage=0.25, weight_penalty=0.125)
     numbers = stage.start_epoch(run, None)
     assert (numbers["shrinkage"], numbers["weight_penalty"]) == (0.25, 0.125)
+    assert stage.chosen() == {}
     assert ("natural", "validation") not in run.asked
 
 
