@@ -30,21 +30,9 @@ class RunFolder:
 
     def __init__(self, path: Path) -> None:
         self.path = path
-
-    @property
-    def record_path(self) -> Path:
-        """``record.json``."""
-        return self.path / "record.json"
-
-    @property
-    def predictions_path(self) -> Path:
-        """``predictions.npz``."""
-        return self.path / "predictions.npz"
-
-    @property
-    def history_path(self) -> Path:
-        """``history.csv``."""
-        return self.path / "history.csv"
+        self.record_path = path / "record.json"
+        self.predictions_path = path / "predictions.npz"
+        self.history_path = path / "history.csv"
 
     @classmethod
     def create(cls, path: Path, *, overwrite: bool = False) -> "RunFolder":

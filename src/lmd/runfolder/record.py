@@ -224,7 +224,9 @@ def upgrade(record: dict[str, Any]) -> dict[str, Any]:
         new["request"] = request | {"protocol": protocol}
     if isinstance(new.get("per_class"), dict):
         new["per_class"] = {
-            part: [_renamed(row, "group", "tier") for row in rows] if _is_list(rows) else rows
+            part: [_renamed(row, "group", "tier") for row in rows]
+            if isinstance(rows, list)
+            else rows
             for part, rows in new["per_class"].items()
         }
     return new
@@ -234,10 +236,6 @@ def _renamed(value: Any, old: str, new: str) -> Any:
     if not isinstance(value, dict):
         return value
     return {new if key == old else key: entry for key, entry in value.items()}
-
-
-def _is_list(value: Any) -> bool:
-    return isinstance(value, list)
 
 
 def _finite(value: Any) -> Any:

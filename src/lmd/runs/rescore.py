@@ -3,12 +3,12 @@
 from pathlib import Path
 
 import numpy as np
-from numpy.typing import NDArray
 
 from lmd.base.errors import LmdError
 from lmd.report import write_report
 from lmd.runfolder.folder import RunFiles, RunFolder
-from lmd.runfolder.predictions import PartPredictions, Predictions
+from lmd.runfolder.pairing import paired
+from lmd.runfolder.predictions import Predictions
 from lmd.runfolder.record import Record
 from lmd.scoring.definitions import definitions
 from lmd.scoring.intervals import holm, paired_differences
@@ -60,18 +60,18 @@ def compare_runs(a: Path, b: Path, *, resamples: int = 1000) -> str:
 
     The p-values are Holm's, corrected for the number of metrics.
     """
-    left, right = RunFolder.open(a), RunFolder.open(b)
-    tiers = left.read_record().tiers.assignment
-    mine, theirs, order = _paired(left, right)
+    left, right = RunFolder.open(a).read(), RunFolder.open(b).read()
+    mine, theirs = paired(left, right)
+    tiers = left.record.tiers.assignment
     first, second = (
         Sample(mine.labels, probabilities, tiers, mine.groups)
-        for probabilities in (mine.probabilities, theirs.probabilities[order])
+        for probabilities in (mine.probabilities, theirs)
     )
     found = paired_differences(first, second, resamples=resamples)
     known = {key: one for key, one in found.items() if np.isfinite(one.value)}
     corrected = dict(zip(known, holm([one.p_value for one in known.values()]), strict=True))
     lines = [
-        f"{a.name} minus {b.name}, in points, on the same {len(order)} test images (paired "
+        f"{a.name} minus {b.name}, in points, on the same {len(mine.ids)} test images (paired "
         "bootstrap; p by Holm)"
     ]
     for key, one in found.items():
@@ -84,22 +84,3 @@ def compare_runs(a: Path, b: Path, *, resamples: int = 1000) -> str:
         else:
             lines.append(f"  {title:<26} not computable")
     return "\n".join(lines)
-
-
-def _paired(
-    left: RunFolder, right: RunFolder
-) -> tuple[PartPredictions, PartPredictions, NDArray[np.intp]]:
-    """The test parts of two runs, and for each image of the first its place in the second."""
-    first, second = left.read_predictions(), right.read_predictions()
-    mine, theirs = first.parts.get("test"), second.parts.get("test")
-    which = f"{left.path} and {right.path}"
-    if mine is None or theirs is None:
-        raise LmdError(f"{which} cannot be compared: one of them has no test predictions")
-    places = {name: i for i, name in enumerate(theirs.ids.tolist())}
-    names = mine.ids.tolist()
-    if set(names) != set(places) or first.classes != second.classes:
-        raise LmdError(f"{which} were not tested on the same images: they cannot be paired")
-    order = np.array([places[name] for name in names], dtype=np.intp)
-    if not np.array_equal(mine.labels, theirs.labels[order]):
-        raise LmdError(f"{which} have different labels for the same images")
-    return mine, theirs, order

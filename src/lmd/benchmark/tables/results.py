@@ -34,12 +34,8 @@ class RunResult:
     """One finished run; its test images are kept in the order of their ids."""
 
     def __init__(self, files: RunFiles, seed: int, resamples: int) -> None:
-        self.folder, self.record, self.seed, self.resamples = (
-            files.folder,
-            files.record,
-            seed,
-            resamples,
-        )
+        self.folder, self.record = files.folder, files.record
+        self.seed, self.resamples = seed, resamples
         found = files.predictions.parts.get("test") if files.predictions else None
         if self.record.part != "test" or found is None:
             raise LmdError(f"{files.folder} has no test predictions: it cannot be in a table")

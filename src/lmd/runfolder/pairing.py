@@ -1,0 +1,42 @@
+"""Two runs on the same test images, side by side."""
+
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from lmd.base.errors import LmdError
+from lmd.runfolder.folder import RunFiles
+from lmd.runfolder.predictions import PartPredictions
+
+
+def paired(run: RunFiles, other: RunFiles) -> tuple[PartPredictions, NDArray[Any]]:
+    """The test part of a run, and the probabilities ``(N, K)`` of another one in the same order.
+
+    The order is that of images and classes; runs on other images, classes or labels are refused.
+    """
+    mine, theirs = _tested(run), _tested(other)
+    classes, names = run.record.data.classes, other.record.data.classes
+    if set(classes) != set(names):
+        raise LmdError(f"{other.folder} has other classes than {run.folder}: they cannot be paired")
+    places = {name: i for i, name in enumerate(theirs.ids.tolist())}
+    rows = [places[name] for name in mine.ids.tolist() if name in places]
+    if not len(rows) == len(mine.ids) == len(theirs.ids):
+        raise LmdError(
+            f"{other.folder} was tested on other images than {run.folder} ({len(rows)} of "
+            f"{len(mine.ids)} in common): they cannot be paired; give runs on the same split"
+        )
+    columns = [names.index(name) for name in classes]
+    if not np.array_equal(mine.labels, np.argsort(columns)[theirs.labels[rows]]):
+        raise LmdError(f"{run.folder} and {other.folder} have different labels for the same images")
+    return mine, theirs.probabilities[np.ix_(rows, columns)]
+
+
+def _tested(run: RunFiles) -> PartPredictions:
+    found = run.predictions.parts.get("test") if run.predictions else None
+    if run.record.part != "test" or found is None:
+        raise LmdError(
+            f"{run.folder} has no test metrics in record.json or no test predictions in "
+            "predictions.npz: only runs whose test part was scored can be compared"
+        )
+    return found
