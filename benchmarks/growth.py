@@ -21,8 +21,8 @@ from common import Result, above, clock, finish, in_process, long_tailed_feature
 from scipy.optimize import nnls
 
 from lmd.methods.lmd.calibrate import LOGITS, enough_draws, sgd_pass
+from lmd.methods.lmd.e_step import fdc_loss
 from lmd.methods.lmd.gaussians import ClassGaussians
-from lmd.methods.lmd.icc import fdc_loss
 from lmd.methods.lmd.selection import VirtualFeatures
 from lmd.methods.lmd.virtual_pass import pays, virtual_pass
 

@@ -76,7 +76,7 @@ def last_stage(model: Model, task: Task, settings: dict[str, Any]) -> Stage:
     """The ICC stage of LMD as its recipe makes it, with a classifier initialised anew."""
     torch.manual_seed(0)
     method = METHODS["lmd"]
-    *_, stage = method.make(model, task, **method.settings(settings))
+    *_, stage = method.stages_for(model, task, settings)
     return stage
 
 

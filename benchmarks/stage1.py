@@ -23,7 +23,7 @@ from torch.nn import functional as F
 
 from lmd.base.progress import Display
 from lmd.data.loaders import ImageSet, Normalise, training_batches
-from lmd.methods.lmd.rrl import RRL
+from lmd.methods.lmd.rrl import RRL, RRLSettings
 from lmd.model import build_model, channels_last
 from lmd.protocol import Protocol
 from lmd.training import Trainer
@@ -62,7 +62,7 @@ def real(backbone: str, images: ImageSet) -> dict[str, float]:
         (Path(folder) / "checkpoint").mkdir()
         trainer = Trainer(
             model=model,
-            stages=lambda: iter([RRL(model, warmup=0.0)]),
+            stages=lambda: iter([RRL(model, RRLSettings(warmup=0.0))]),
             train=images,
             validation=None,
             protocol=protocol,

@@ -28,8 +28,8 @@ from common import (
 from torch import nn
 
 from lmd.methods.lmd.calibrate import enough_draws
+from lmd.methods.lmd.e_step import fdc_loss
 from lmd.methods.lmd.gaussians import ClassGaussians
-from lmd.methods.lmd.icc import fdc_loss
 from lmd.methods.lmd.selection import VirtualFeatures
 from lmd.methods.lmd.virtual_pass import virtual_pass
 

@@ -67,12 +67,11 @@ def make_trainer(tmp_path: Path) -> MakeTrainer:
         )
         train = toy_images(counts)
         task = Task(torch.tensor(counts), model.classifier.in_features)
-        own = method.settings(settings or {})
         cpu = torch.device("cpu")
         (tmp_path / folder / "checkpoint").mkdir(parents=True, exist_ok=True)
         return Trainer(
             model=model,
-            stages=lambda: wrap(method.make(model, task, **own)),
+            stages=lambda: wrap(method.stages_for(model, task, settings or {})),
             train=train,
             validation=toy_images((3,) * len(counts), seed=1),
             protocol=complete,

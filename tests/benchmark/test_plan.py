@@ -7,14 +7,14 @@ from pathlib import Path
 import pytest
 
 from lmd.base.errors import LmdError
-from lmd.benchmark.grid import PAPER, load_grid, shipped_grids
+from lmd.benchmark.grid import load_grid, shipped_grids
 from lmd.benchmark.plan import grid_hash, read_plan, write_plan
 from lmd.benchmark.planning import as_toml, plan_grid
 from lmd.benchmark.state import differences
 from lmd.cli.commands import parse_settings
-from lmd.methods import METHODS
+from lmd.methods import METHODS, PAPER
 from lmd.protocol import load_protocol
-from lmd.runs.train import resolve
+from lmd.runs.request import resolve
 
 BASE = 'data = "toy.npz"\nprotocol = "demo"\n'
 
@@ -98,10 +98,10 @@ allow_outside = true
     assert words[words.index("--label-column") + 1] == "dx"
     assert "--allow-outside" in words
     given = parse_settings([words[i + 1] for i, w in enumerate(words) if w == "--set"])
-    protocol, own = resolve(METHODS["lmd"], words[words.index("--protocol") + 1], given, "paper")
-    assert protocol.model_dump(mode="json") == run.request["protocol"]
-    assert own == run.request["settings"]
-    assert own["lambda_1"] == 3.0
+    asked = resolve(METHODS["lmd"], words[words.index("--protocol") + 1], given, "paper")
+    assert asked.protocol.model_dump(mode="json") == run.request["protocol"]
+    assert asked.settings == run.request["settings"]
+    assert asked.settings["lambda_1"] == 3.0
 
 
 @pytest.mark.parametrize(
@@ -141,6 +141,13 @@ def test_a_plan_survives_the_disk_and_knows_its_grid(tmp_path: Path) -> None:
     assert plan.source == grid_hash(path)
     write(tmp_path, BASE + 'methods = ["ce"]\n')
     assert plan.source != grid_hash(path)
+    # An earlier benchmark's plan says nothing of the rows that belong to the reference.
+    file = tmp_path / "plan.json"
+    earlier = json.loads(file.read_text())
+    for row in earlier["rows"]:
+        del row["own"]
+    file.write_text(json.dumps(earlier))
+    assert read_plan(tmp_path) == plan
 
 
 def test_requests_are_compared_but_for_loader_workers() -> None:

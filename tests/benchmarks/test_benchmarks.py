@@ -11,8 +11,8 @@ from torch.nn import functional as F
 from toys import ROOT
 
 from lmd.methods.lmd.calibrate import expected_cross_entropy, normal_draws, sgd_pass
+from lmd.methods.lmd.e_step import fdc_loss
 from lmd.methods.lmd.gaussians import ClassGaussians, mixed_counts
-from lmd.methods.lmd.icc import fdc_loss
 from lmd.methods.lmd.virtual_pass import pays, virtual_pass
 
 K, C, N = 4, 12, 240

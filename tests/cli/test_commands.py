@@ -17,6 +17,7 @@ from toys import write_npz
 
 import lmd
 from lmd.base.errors import LmdError
+from lmd.methods import METHODS
 from lmd.runfolder.folder import RunFolder
 from lmd.runfolder.predictions import Predictions
 from lmd.runs.rescore import rescore
@@ -33,7 +34,9 @@ QUICK = {
 }
 
 
-def run(*words: str, cwd: Path | None = None) -> "subprocess.CompletedProcess[str]":
+def run(
+    *words: str, cwd: Path | None = None, columns: int = 200
+) -> "subprocess.CompletedProcess[str]":
     return subprocess.run(
         [sys.executable, "-m", "lmd", *words],
         capture_output=True,
@@ -41,7 +44,7 @@ def run(*words: str, cwd: Path | None = None) -> "subprocess.CompletedProcess[st
         timeout=180,
         check=False,
         cwd=cwd,
-        env=os.environ | {"OMP_NUM_THREADS": "1", "COLUMNS": "200"},
+        env=os.environ | {"OMP_NUM_THREADS": "1", "COLUMNS": str(columns)},
     )
 
 
@@ -180,12 +183,17 @@ def test_help_is_quick_to_import() -> None:
 
 
 def test_methods_lists_settings_and_profiles() -> None:
-    done = run("methods")
+    done = run("methods", columns=80)
     assert done.returncode == 0
-    assert "lmd_wo_vfc" in done.stdout
-    done = run("methods", "lmd")
-    assert "lambda_1" in done.stdout
-    assert "profile paper" in done.stdout
+    assert all(f"  {key} " in done.stdout for key in METHODS)
+    one = run("methods", "lmd").stdout
+    assert "  lambda_1 = 10.0             Weight of the consistency losses" in one
+    assert "profile paper\n  warmup = 0.0\n" in one
+    assert run("methods", "logit_adjust_posthoc").stdout.count("2.5]") == 1
+    for text in (done.stdout, one):
+        assert max(len(line) for line in text.splitlines()) <= 80
+        assert "\x1b" not in text
+        assert "…" not in text
 
 
 def test_python_in_a_few_lines(tmp_path: Path) -> None:

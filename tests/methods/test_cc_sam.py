@@ -1,4 +1,4 @@
-"""The formulas of CC-SAM: naive loops, known limits, the authors' numbers."""
+"""CC-SAM: flat and shifted losses against loops, limits and the authors' numbers; its stages."""
 
 import copy
 import math
@@ -7,12 +7,12 @@ import pytest
 import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
-from toys import close, gradient
+from toys import COUNTS, LABELS, World, close, gradient
 
+from lmd.contract.stage import Batch, prepare
+from lmd.methods import cc_sam
 from lmd.methods.cc_sam import class_radius, draw_mixup, flat_loss, shift_strengths, shifted_loss
 
-COUNTS = torch.tensor([100, 40, 10, 4])
-LABELS = torch.tensor([0, 1, 2, 3, 0])
 FEATURES = torch.tensor([[1.0, 0.2], [0.4, 0.9], [-0.3, 0.7], [0.5, -0.6], [0.8, 0.1]])
 
 
@@ -154,3 +154,41 @@ def test_mixup_keeps_the_larger_share_of_the_image_whose_label_it_bears():
     # Folded at ½, a uniform share is uniform on [½, 1].
     assert shares.mean().item() == pytest.approx(0.75, abs=0.03)
     assert all(sorted(order.tolist()) == list(range(6)) for _, order in draws)
+
+
+def test_cc_sam_terms_and_reach_of_stage_one():
+    world = World([9, 3, 1])
+    stage = world.to_stage("cc_sam", 0, rho=0.05)
+    prepare(stage)
+    images, labels = world.train
+    terms = stage.loss(Batch({"weak": images}, labels))
+    assert terms["flat"] > terms["ce"]
+    torch.testing.assert_close(terms["loss"], 0.7 * terms["ce"] + 0.3 * terms["flat"])
+    grads = torch.autograd.grad(terms["flat"], list(world.model.parameters()))
+    # All but the bias of the convolution, which BatchNorm cancels.
+    assert all(g.abs().sum() > 0 for i, g in enumerate(grads) if i != 1)
+
+
+def test_cc_sam_alpha_grows_to_its_limit():
+    world = World([9, 3], epochs=4)
+    stage = world.to_stage("cc_sam", 1, limit=0.6)
+    alphas = [stage.start_epoch(world.run(e), None)["alpha"] for e in range(4)]
+    assert alphas == pytest.approx([0.25, 0.5, 0.6, 0.6])
+    images, labels = world.train
+    terms = stage.loss(Batch({"weak": images}, labels))
+    torch.testing.assert_close(terms["loss"], 0.6 * terms["shifted"] + 0.4 * terms["ce"])
+
+
+def test_cc_sam_mixup_has_mixed_labels_in_ce_and_own_labels_in_the_flat_term():
+    world = World([9, 3, 1])
+    stage = world.to_stage("cc_sam", 0, mixup=1.0, rho=0.0)
+    prepare(stage)
+    images, labels = world.train
+    torch.manual_seed(5)
+    share, order = cc_sam.draw_mixup(1.0, len(labels))
+    torch.manual_seed(5)
+    terms = stage.loss(Batch({"weak": images}, labels))
+    logits = world.model(share * images + (1 - share) * images[order])
+    own, other = F.cross_entropy(logits, labels), F.cross_entropy(logits, labels[order])
+    torch.testing.assert_close(terms["ce"], share * own + (1 - share) * other)
+    torch.testing.assert_close(terms["flat"], own)

@@ -1,25 +1,17 @@
-"""The formulas of GCL: naive loops, known limits, the authors' numbers."""
+"""GCL: both forms against loops, limits and the authors' numbers; its stages."""
 
 import math
 
 import pytest
 import torch
 from torch.nn import functional as F
-from toys import close, gradient
+from toys import COSINE, COUNTS, LABELS, World, close, gradient, small_model
 
+from lmd.base.errors import LmdError
+from lmd.contract.stage import Batch, prepare
+from lmd.methods import METHODS
 from lmd.methods.gcl import cloud_sizes, draw_noise, gcl_angular_loss, gcl_loss
 
-COUNTS = torch.tensor([100, 40, 10, 4])
-LABELS = torch.tensor([0, 1, 2, 3, 0])
-COSINE = torch.tensor(
-    [
-        [0.9, 0.1, -0.3, 0.05],
-        [0.2, 0.7, 0.1, -0.4],
-        [0.5, 0.1, 0.3, -0.2],
-        [0.4, -0.1, 0.0, 0.35],
-        [-0.2, 0.6, 0.15, 0.1],
-    ]
-)
 NOISE = torch.tensor(
     [
         [0.3, -0.1, 0.5, -0.2],
@@ -131,3 +123,46 @@ def test_angular_form_beyond_pi_keeps_falling_and_is_smooth_at_the_poles():
         below, labels[:1], counts, noise[:1], margin=0.5, scale=5, epsilon=0.1, gamma=0
     )
     close(loss, expected)
+
+
+@pytest.mark.parametrize("form", ["angular", "cosine"])
+def test_gcl_noise_is_seeded_and_only_in_training_and_its_scale_ships(form):
+    world = World([9, 3, 1])
+    scales = []
+    for stage in world.start("gcl", form=form):
+        prepare(stage)
+        images, labels = world.train
+        losses = []
+        for seed in (1, 1, 2):
+            torch.manual_seed(seed)
+            losses.append(stage.loss(Batch({"weak": images}, labels))["loss"].item())
+        assert losses[0] == losses[1] != losses[2]
+        world.train_stage(stage)
+        scales.append(world.model.classifier.scale.item())
+    assert scales == [30, 20]
+    world.model.eval()
+    assert torch.equal(world.model(images), world.model(images))
+    cosine = world.model.classifier.cosine(world.model.features(images))
+    torch.testing.assert_close(world.model(images), 20 * cosine)
+
+
+def test_gcl_balances_stage_two_and_keeps_the_classifier():
+    world = World([9, 3, 1])
+    stages = world.start("gcl")
+    first = next(stages)
+    assert first.class_weights(world.run(0)) == [None]
+    world.train_stage(first)
+    weight = world.model.classifier.weight.detach().clone()
+    second = next(stages)
+    assert torch.equal(world.model.classifier.weight, weight)
+    (weights,) = second.class_weights(world.run(0))
+    torch.testing.assert_close(weights * world.task.class_counts, torch.ones(3))
+
+
+def test_gcl_with_mixup_trains_and_needs_a_cosine_classifier():
+    world = World([9, 3, 1])
+    assert METHODS["gcl"].settings({}, profile="authors")["mixup"] == 1
+    for row in world.train_stage(world.to_stage("gcl", 0, mixup=1.0)):
+        assert torch.tensor(row["loss"]).isfinite()
+    with pytest.raises(LmdError, match=r"cosine classifier.*Linear"):
+        next(METHODS["gcl"].stages_for(small_model(), world.task, {}))

@@ -1,4 +1,4 @@
-"""Each loss four ways: a naive loop, a known limit, a reference vector, gradient reach."""
+"""The losses of one-stage methods: naive loops, known limits, reference numbers, gradients."""
 
 import math
 from collections.abc import Callable
@@ -8,39 +8,18 @@ import pytest
 import torch
 from torch import Tensor
 from torch.nn import functional as F
-from toys import gradient
+from toys import COSINE, COUNTS, LOGITS, gradient, inputs
 
-from lmd.base.errors import LmdError
 from lmd.contract.weighting import class_balanced_weights
-from lmd.methods.balanced_mixup import draw_share, mix, mixed_cross_entropy
+from lmd.methods.balanced_mixup import mixed_cross_entropy
 from lmd.methods.balanced_softmax import balanced_softmax_loss
-from lmd.methods.cb_focal import class_balanced_focal_loss, sigmoid_focal_loss
+from lmd.methods.cb_focal import class_balanced_focal_loss
 from lmd.methods.focal import focal_loss
 from lmd.methods.ldam import ldam_loss, ldam_margins
-from lmd.methods.logit_adjustment import (
-    adjust_logits,
-    choose_tau,
-    logit_adjusted_loss,
-)
+from lmd.methods.logit_adjustment import logit_adjusted_loss
 from lmd.methods.seesaw import seesaw_loss
-from lmd.methods.vs_loss import vs_loss, vs_scales
+from lmd.methods.vs_loss import vs_loss
 
-COUNTS = [100, 40, 10, 4]
-LABELS = [0, 1, 2, 3, 0]
-LOGITS = [
-    [2.0, 0.5, -1.0, 0.1],
-    [0.3, 1.2, 0.0, -0.7],
-    [1.5, 0.2, 0.4, -0.3],
-    [0.8, -0.2, 0.1, 0.6],
-    [-0.5, 0.9, 0.3, 0.2],
-]
-COSINE = [
-    [0.9, 0.1, -0.3, 0.05],
-    [0.2, 0.7, 0.1, -0.4],
-    [0.5, 0.1, 0.3, -0.2],
-    [0.4, -0.1, 0.0, 0.35],
-    [-0.2, 0.6, 0.15, 0.1],
-]
 Loss = Callable[[Tensor, Tensor, Tensor], Tensor]
 Row = list[float]
 
@@ -208,15 +187,14 @@ CASES: dict[str, tuple[Loss, Callable[[Row, int, Row], float], float, str, str]]
 }
 
 
-def inputs(case: str) -> tuple[Tensor, Tensor, Tensor]:
-    scores = torch.tensor(COSINE if case == "ldam" else LOGITS)
-    return scores.requires_grad_(), torch.tensor(LABELS), torch.tensor(COUNTS)
+def inputs_of(case: str) -> tuple[Tensor, Tensor, Tensor]:
+    return inputs(COSINE if case == "ldam" else LOGITS)
 
 
 @pytest.mark.parametrize("case", CASES)
 def test_value_is_the_recorded_one(case: str) -> None:
     loss, _, expected, _, _ = CASES[case]
-    assert loss(*inputs(case)).item() == pytest.approx(expected, rel=1e-5)
+    assert loss(*inputs_of(case)).item() == pytest.approx(expected, rel=1e-5)
 
 
 @pytest.mark.parametrize("case", CASES)
@@ -228,7 +206,7 @@ def test_value_and_gradient_are_those_of_the_reference_file(
     assert vector[name] == expected
     recorded = vector.get("grad_logits", vector.get("grad_cosine"))
     if recorded is not None and name in ("mean", "value"):
-        scores, labels, counts = inputs(case)
+        scores, labels, counts = inputs_of(case)
         found = gradient(loss(scores, labels, counts), scores)
         torch.testing.assert_close(found, torch.tensor(recorded), rtol=1e-4, atol=2e-7)
 
@@ -261,7 +239,7 @@ def test_value_and_gradient_are_those_of_the_reference_file(
     ],
 )
 def test_gradient_is_the_recorded_one(case: str, first: Row, fourth: Row) -> None:
-    scores, labels, counts = inputs(case)
+    scores, labels, counts = inputs_of(case)
     found = gradient(CASES[case][0](scores, labels, counts), scores)
     torch.testing.assert_close(found[[0, 3]], torch.tensor([first, fourth]), rtol=1e-4, atol=2e-7)
 
@@ -295,17 +273,9 @@ def test_extreme_scores_and_counts_stay_finite(case: str, size: float, counts: l
     assert gradient(loss, scores).isfinite().all()
 
 
-@pytest.mark.parametrize("gamma", [0.0, 0.5, 2.0])
-def test_focal_slope_of_a_sure_prediction_is_zero_and_not_nan(gamma: float) -> None:
-    # 1 - p_y rounds to 0 here, where the slope of its square root is infinite.
-    logits = torch.tensor([[40.0, 0.0]], requires_grad=True)
-    loss = focal_loss(logits, torch.tensor([0]), gamma)
-    torch.testing.assert_close(gradient(loss, logits), torch.zeros(1, 2))
-
-
 @pytest.mark.parametrize("case", CASES)
 def test_loss_under_bfloat16_autocast_keeps_its_value(case: str) -> None:
-    scores, labels, counts = inputs(case)
+    scores, labels, counts = inputs_of(case)
     with torch.autocast("cpu", dtype=torch.bfloat16):
         loss = CASES[case][0](scores.detach().bfloat16(), labels, counts)
     assert loss.item() == pytest.approx(CASES[case][2], rel=0.02)
@@ -316,12 +286,12 @@ def test_loss_under_bfloat16_autocast_keeps_its_value(case: str) -> None:
     [
         lambda z, y: focal_loss(z, y, 0.0),
         lambda z, y: ldam_loss(z / 30, y, torch.zeros(4), 30.0),
-        lambda z, y: seesaw_loss(z, y, torch.tensor(COUNTS), 0.0, 0.0),
+        lambda z, y: seesaw_loss(z, y, COUNTS, 0.0, 0.0),
         # Balanced counts, as a class-balanced sampler makes them: the mitigation vanishes.
         lambda z, y: seesaw_loss(z, y, torch.full((4,), 9), 0.8, 0.0),
         lambda z, y: balanced_softmax_loss(z, y, torch.full((4,), 9)),
-        lambda z, y: logit_adjusted_loss(z, y, torch.tensor(COUNTS), 0.0),
-        lambda z, y: vs_loss(z, y, torch.tensor(COUNTS), 0.0, 0.0),
+        lambda z, y: logit_adjusted_loss(z, y, COUNTS, 0.0),
+        lambda z, y: vs_loss(z, y, COUNTS, 0.0, 0.0),
         lambda z, y: vs_loss(z, y, torch.full((4,), 9), 0.3, 1.0),
         lambda z, y: mixed_cross_entropy(z, y, 3 - y, 0.0),
         lambda z, y: mixed_cross_entropy(z, 3 - y, y, 1.0),
@@ -329,146 +299,9 @@ def test_loss_under_bfloat16_autocast_keeps_its_value(case: str) -> None:
     ],
 )
 def test_limit_is_cross_entropy_with_its_gradient(limit: Callable[..., Tensor]) -> None:
-    logits, labels, _ = inputs("")
+    logits, labels, _ = inputs()
     expected = F.cross_entropy(logits, labels)
     assert expected.item() == pytest.approx(1.2118708, rel=1e-6)
     found = limit(logits, labels)
     torch.testing.assert_close(found, expected)
     torch.testing.assert_close(gradient(found, logits), gradient(expected, logits))
-
-
-def test_cb_focal_without_focus_and_weights_is_binary_cross_entropy() -> None:
-    logits, labels, counts = inputs("")
-    found = class_balanced_focal_loss(logits, labels, counts, 0.0, 0.0)
-    target = F.one_hot(labels, 4).float()
-    expected = F.binary_cross_entropy_with_logits(logits, target, reduction="sum") / len(labels)
-    torch.testing.assert_close(found, expected)
-    torch.testing.assert_close(gradient(found, logits), gradient(expected, logits))
-
-
-def test_cb_focal_weights_stay_out_of_the_focusing_factor() -> None:
-    logits, labels, counts = inputs("")
-    weights = class_balanced_weights(counts, 0.9999)
-    once = sigmoid_focal_loss(logits, labels, weights, 2.0)
-    torch.testing.assert_close(sigmoid_focal_loss(logits, labels, 3 * weights, 2.0), 3 * once)
-
-
-def test_cb_focal_pulls_the_true_output_up_and_all_others_down() -> None:
-    logits, labels, counts = inputs("")
-    slope = gradient(class_balanced_focal_loss(logits, labels, counts, 0.9999, 0.0), logits)
-    true = F.one_hot(labels, 4).bool()
-    assert (slope[true] < 0).all()
-    assert (slope[~true] > 0).all()
-
-
-def test_softmax_of_sigmoid_logits_is_the_exclusive_event() -> None:
-    logits = torch.tensor([0.7, -1.1, 2.0])
-    p = torch.sigmoid(logits)
-    alone = torch.stack([p[k] * (1 - p[torch.arange(3) != k]).prod() for k in range(3)])
-    torch.testing.assert_close(torch.softmax(logits, 0), alone / alone.sum())
-
-
-def test_ldam_margins_are_the_recorded_ones_and_largest_for_the_rarest() -> None:
-    margins = ldam_margins(torch.tensor(COUNTS), 0.5)
-    torch.testing.assert_close(margins, torch.tensor([0.2236068, 0.2811707, 0.3976354, 0.5]))
-    torch.testing.assert_close(ldam_margins(torch.tensor([16, 1]), 0.5), torch.tensor([0.25, 0.5]))
-    # A class without images takes the largest margin and leaves the others theirs.
-    torch.testing.assert_close(
-        ldam_margins(torch.tensor([64, 0, 4]), 0.5), torch.tensor([0.25, 0.5, 0.5])
-    )
-
-
-def test_vs_scales_are_the_recorded_ones() -> None:
-    expected = torch.tensor([1.0, 1.3163822, 1.9952623, 2.6265278])
-    torch.testing.assert_close(vs_scales(torch.tensor(COUNTS), 0.3), expected)
-
-
-def test_ldam_second_phase_is_a_weighted_mean() -> None:
-    cosine, labels, counts = inputs("ldam")
-    assert ldam(weighted=True)(cosine, labels, counts).item() == pytest.approx(15.7578344, rel=1e-5)
-    # The same from single images: Σ w l / Σ w.
-    weight = class_balanced_weights(counts, 0.9999)[labels]
-    single = torch.stack(
-        [ldam(weighted=False)(cosine[i : i + 1], labels[i : i + 1], counts) for i in range(5)]
-    )
-    expected = (weight * single).sum() / weight.sum()
-    torch.testing.assert_close(ldam(weighted=True)(cosine, labels, counts), expected)
-
-
-def test_seesaw_compensation_sends_no_gradient() -> None:
-    logits, labels, counts = inputs("")
-    found = gradient(seesaw_loss(logits, labels, counts, 0.8, 2.0), logits)
-    # With both factors held fixed the slope is that of cross-entropy at the shifted logits.
-    n, p = torch.tensor(COUNTS).float(), logits.detach().softmax(1)
-    shift = (n / n[labels][:, None]).clamp(max=1).pow(0.8)
-    shift = shift * (p / p.gather(1, labels[:, None]).clamp(min=0.01)).clamp(min=1).pow(2)
-    expected = ((logits + shift.log()).softmax(1) - F.one_hot(labels, 4)) / len(labels)
-    torch.testing.assert_close(found, expected.detach())
-
-
-def test_mixup_share_is_the_balanced_batch_s() -> None:
-    instance, balanced = torch.zeros(2, 3), torch.ones(2, 3)
-    torch.testing.assert_close(mix(instance, balanced, 0.25), torch.full((2, 3), 0.25))
-
-
-def test_mixed_cross_entropy_is_soft_cross_entropy() -> None:
-    logits, labels, _ = inputs("")
-    other = torch.tensor([2, 3, 1, 0, 3])
-    soft = 0.75 * F.one_hot(labels, 4) + 0.25 * F.one_hot(other, 4)
-    expected = F.cross_entropy(logits, soft)
-    found = mixed_cross_entropy(logits, labels, other, 0.25)
-    assert found.item() == pytest.approx(1.4218708, rel=1e-6)  # a recorded number
-    torch.testing.assert_close(found, expected)
-    torch.testing.assert_close(gradient(found, logits), gradient(expected, logits))
-
-
-@pytest.mark.parametrize("alpha", [0.1, 0.3, 1.0])
-def test_share_is_beta_distributed(alpha: float) -> None:
-    generator = torch.Generator().manual_seed(3)
-    shares = torch.tensor([draw_share(alpha, generator) for _ in range(20000)])
-    assert float(shares.mean()) == pytest.approx(alpha / (1 + alpha), abs=0.01)
-    for point in (0.01, 0.3, 0.8):
-        assert float((shares < point).float().mean()) == pytest.approx(point**alpha, abs=0.015)
-
-
-def test_training_adds_the_prior_and_does_not_subtract_it() -> None:
-    logits, labels, counts = inputs("")
-    assert logit_adjusted_loss(logits, labels, counts, 1.0).item() == pytest.approx(1.8161812, 1e-5)
-    wrong = F.cross_entropy(adjust_logits(logits, counts, 1.0), labels)
-    assert wrong.item() == pytest.approx(1.7672924, rel=1e-5)
-
-
-def test_posthoc_adjustment_is_the_recorded_one() -> None:
-    logits, _, counts = inputs("")
-    adjusted = adjust_logits(logits.detach(), counts, 1.0)
-    expected = [[2.4317825, 1.8480731, 1.7343676, 3.750658]]
-    torch.testing.assert_close(adjusted[:1], torch.tensor(expected))
-    assert adjusted.argmax(1).tolist() == [3, 3, 3, 3, 3]
-
-
-def test_posthoc_adjustment_with_tau_one_balances_exact_posteriors() -> None:
-    likelihood = torch.tensor([[0.3, 0.1, 0.6], [0.2, 0.5, 0.4]])
-    counts = torch.tensor([90, 9, 1])
-    posterior = likelihood * counts
-    logits = (posterior / posterior.sum(1, keepdim=True)).log()
-    found = adjust_logits(logits, counts, 1.0).softmax(1)
-    torch.testing.assert_close(found, likelihood / likelihood.sum(1, keepdim=True))
-
-
-def test_tau_is_the_best_of_the_grid_and_among_equals_nearest_to_one() -> None:
-    counts = torch.tensor([1000, 1])
-    gap = math.log(1000)
-    # Class 1 needs more than 0.55 of the prior's gap, class 0 less than 1.45 of it.
-    logits = torch.tensor([[1.45 * gap, 0.0], [0.55 * gap, 0.0]])
-    labels = torch.tensor([0, 1])
-    assert choose_tau(logits, labels, counts, [0.0, 0.5, 1.0, 1.5]) == 1.0
-    assert choose_tau(logits, labels, counts, [0.0, 0.6, 1.3, 1.5]) == 1.3
-    assert choose_tau(logits, labels, counts, [0.0, 0.5, 1.5]) in (0.5, 1.5)
-    assert choose_tau(logits[1:], labels[1:], counts, [0.0, 2.5]) == 2.5
-    assert choose_tau(logits[:0], labels[:0], counts, [0.0, 2.0]) == 1.0
-
-
-def test_a_beta_of_one_is_refused_by_the_loss_too() -> None:
-    logits, labels, counts = inputs("")
-    with pytest.raises(LmdError, match="beta"):
-        class_balanced_focal_loss(logits, labels, counts, 1.0, 1.0)

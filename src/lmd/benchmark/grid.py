@@ -12,13 +12,6 @@ from lmd.protocol import OLD_NAMES, current_names
 
 Form = Literal["metrics", "tiers", "factors", "sweep"]
 
-# The rows of the paper's tables, in its order; the last five are LMD and its ablations.
-PAPER = (
-    *("ce", "rs", "focal", "ldam_rs", "cb_focal", "decoupling", "seesaw", "cicl", "bal_mixup"),
-    *("cb_wd_max", "fcd", "fs", "cc_sam", "gcl"),
-    *("lmd_wo_rrl", "lmd_wo_icc", "lmd_wo_vfc", "lmd_wo_fdc", "lmd"),
-)
-
 
 class Grid(BaseModel):
     """The keys of a grid file.
@@ -41,7 +34,7 @@ class Grid(BaseModel):
     seeds: Annotated[list[int], Field(min_length=1)] = [0]
     settings: dict[str, Any] = Field(default_factory=dict)
     sweep: dict[str, list[Any] | dict[str, Any]] = Field(default_factory=dict)
-    reference: str = "lmd"
+    reference: str | None = None
     form: Form = "metrics"
 
     @model_validator(mode="before")

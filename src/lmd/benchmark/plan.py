@@ -15,11 +15,12 @@ FORMAT = 1
 
 @dataclass(frozen=True)
 class Row:
-    """A method as a table shows it."""
+    """A method as a table shows it; ``own`` is the reference and its ablations."""
 
     key: str
     title: str
     note: str
+    own: bool = False
 
 
 @dataclass(frozen=True)

@@ -8,21 +8,23 @@ from pathlib import Path
 from typing import Any
 
 from lmd.base.errors import LmdError
-from lmd.benchmark.grid import PAPER, Grid, load_grid, sweep_values
+from lmd.benchmark.grid import Grid, load_grid, sweep_values
 from lmd.benchmark.plan import Plan, PlannedRun, Point, Row, grid_hash
 from lmd.contract.method import Method
+from lmd.methods import DEFAULT, METHODS, PAPER, find_method, in_paper_order, related
 from lmd.protocol import Protocol
 from lmd.runfolder.record import Request
-from lmd.runs.train import find_method, resolve
+from lmd.runs.request import Resolved, resolve
 
 
 def plan_grid(name: str | Path) -> Plan:
     """All runs of a grid: every method of the first seed first, so that tables fill early."""
     grid = load_grid(name)
     methods = _methods(grid)
+    reference = find_method(grid.reference or DEFAULT)
     _check_settings(grid, methods)
     combinations = _combinations(grid)
-    points = _points(grid, methods, combinations)
+    points = _points(grid, methods, reference, combinations)
     runs: dict[str, PlannedRun] = {}
     for seed in grid.seeds:
         for index, combination in enumerate(combinations):
@@ -39,10 +41,10 @@ def plan_grid(name: str | Path) -> Plan:
     return Plan(
         name=grid.name,
         title=grid.title or grid.name,
-        reference=grid.reference,
+        reference=reference.key,
         form=grid.form,
         seeds=grid.seeds,
-        rows=[Row(m.key, m.title, m.note) for m in methods],
+        rows=[Row(m.key, m.title, m.note, related(m.key, reference.key)) for m in methods],
         points=points,
         runs=list(runs.values()),
         source=grid_hash(name),
@@ -50,21 +52,9 @@ def plan_grid(name: str | Path) -> Plan:
 
 
 def _methods(grid: Grid) -> list[Method]:
-    """In the order of the paper's tables; what is not in them comes before LMD's own rows."""
-    from lmd.methods import METHODS
-
-    asked = grid.methods
-    if asked == "paper":
-        keys = list(PAPER)
-    elif asked == "all":
-        keys = list(METHODS)
-    else:
-        keys = list(asked)
-    own = PAPER.index("lmd_wo_rrl")
-    order = {key: (i, 0) for i, key in enumerate(PAPER)}
-    keys.sort(key=lambda key: order.get(key, (own, -1)))
-    find_method(grid.reference)
-    return [find_method(key) for key in keys]
+    named = {"paper": PAPER, "all": METHODS}
+    keys = named[grid.methods] if isinstance(grid.methods, str) else grid.methods
+    return in_paper_order(keys)
 
 
 def _combinations(grid: Grid) -> list[dict[str, tuple[str, Any]]]:
@@ -98,14 +88,14 @@ def _check_settings(grid: Grid, methods: list[Method]) -> None:
 
 
 def _points(
-    grid: Grid, methods: list[Method], combinations: list[dict[str, tuple[str, Any]]]
+    grid: Grid,
+    methods: list[Method],
+    reference: Method,
+    combinations: list[dict[str, tuple[str, Any]]],
 ) -> list[Point]:
     """The points, and which of them has the values that would hold without the sweep."""
-    usual: dict[str, Any] = {}
-    keys = {m.key: m for m in methods}
-    for method in [keys[grid.reference]] if grid.reference in keys else methods[-1:]:
-        protocol, own = _resolved(grid, method, {})
-        usual = protocol.model_dump(mode="json") | own
+    found = _resolved(grid, reference if reference in methods else methods[-1], {})
+    usual = found.protocol.model_dump(mode="json") | found.settings
     return [
         Point(
             {key: label for key, (label, _) in chosen.items()},
@@ -116,9 +106,7 @@ def _points(
     ]
 
 
-def _resolved(
-    grid: Grid, method: Method, extra: Mapping[str, Any]
-) -> tuple[Protocol, dict[str, Any]]:
+def _resolved(grid: Grid, method: Method, extra: Mapping[str, Any]) -> Resolved:
     base, given = _given(grid, method, extra)
     return resolve(method, base, given, _profile(grid, method))
 
@@ -145,14 +133,14 @@ def _run(
 ) -> PlannedRun:
     extra = {key: value for key, (_, value) in known.items() if key != "data"}
     data = known["data"][1] if "data" in known else grid.data
-    protocol, settings = _resolved(grid, method, extra | {"seed": seed})
+    asked = _resolved(grid, method, extra | {"seed": seed})
     profile = _profile(grid, method)
     request = Request(
         data=str(data),
         method=method.key,
         profile=profile,
-        protocol=protocol.model_dump(mode="json"),
-        settings=settings,
+        protocol=asked.protocol.model_dump(mode="json"),
+        settings=asked.settings,
         columns=dict(grid.columns),
         skip_bad=grid.skip_bad,
     )
@@ -166,7 +154,7 @@ def _run(
         stages=len(method.stages),
         request=request.model_dump(mode="json"),
         command=_command(grid, method, extra | {"seed": seed}, str(data)),
-        first=_first(method, settings),
+        first=_first(method, asked.settings),
     )
 
 

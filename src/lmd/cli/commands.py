@@ -5,6 +5,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
+from rich import box
 from rich.console import Console
 from rich.table import Table
 
@@ -12,6 +13,7 @@ from lmd import __version__
 from lmd.base.errors import LmdError
 from lmd.cli.benchmark import benchmark, table
 from lmd.cli.data import data_app
+from lmd.cli.describe import describe
 from lmd.cli.export import export_command
 from lmd.cli.options import (
     SOURCES,
@@ -85,7 +87,9 @@ def train(
         str | None,
         typer.Argument(help=SOURCES),
     ] = None,
-    method: Annotated[str, typer.Option(help="See `lmd methods`.")] = "lmd",
+    method: Annotated[
+        str | None, typer.Option(help="See `lmd methods`.", show_default="LMD")
+    ] = None,
     protocol: Annotated[
         str | None, typer.Option(help="A TOML file, or the name of a protocol that ships.")
     ] = None,
@@ -114,6 +118,7 @@ def train(
     quiet: Quiet = False,
 ) -> None:
     """Train a method and write a run folder: model, predictions, record and report."""
+    from lmd.methods import DEFAULT
     from lmd.runs.train import train as run_training
 
     given = parse_settings(settings or [])
@@ -129,7 +134,7 @@ def train(
     }
     run = run_training(
         data,
-        method=method,
+        method=method or DEFAULT,
         protocol=protocol,
         settings=given,
         profile=profile,
@@ -202,22 +207,17 @@ def methods(
         str | None, typer.Argument(help="One method: its settings and profiles.")
     ] = None,
 ) -> None:
-    """List every method with its paper, stages and hyper-parameters."""
-    from lmd.methods import METHODS
-    from lmd.runs.train import find_method
+    """List every method, or describe one: paper, stages, settings and profiles."""
+    from lmd.methods import METHODS, find_method
 
-    console = Console()
-    rows = [find_method(name)] if name else list(METHODS.values())
-    table = Table("method", "title", "stages", "settings (default)", "paper", show_lines=True)
-    for row in rows:
-        settings = ", ".join(f"{k}={v}" for k, v in row.defaults().items()) or "–"
-        paper = row.paper + (f"\n[yellow]{row.note}[/yellow]" if row.note else "")
-        table.add_row(row.key, row.title, " → ".join(row.stages), settings, paper)
-    console.print(table)
-    if name:
-        for profile, values in rows[0].profiles.items():
-            changes = ", ".join(f"{k}={v}" for k, v in values.items())
-            console.print(f"profile {profile}: {changes}", highlight=False)
+    if name is not None:
+        typer.echo(describe(find_method(name)))
+        return
+    table = Table(*("method", "title", "stages"), box=box.SIMPLE_HEAD)
+    for row in METHODS.values():
+        table.add_row(row.key, row.title, " → ".join(row.stages))
+    Console().print(table)
+    typer.echo("`lmd methods NAME` describes one: its paper, settings and profiles.")
 
 
 def parse_settings(words: list[str]) -> dict[str, Any]:

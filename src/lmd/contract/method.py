@@ -1,56 +1,73 @@
 """What the table of methods knows about each of its rows."""
 
-import inspect
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Any, Literal
 
 from lmd.base.errors import LmdError
-from lmd.contract.stage import Stage
+from lmd.contract.settings import Setting, Settings, keywords_of
+from lmd.contract.stage import Stages, Task
+from lmd.model import Model
 
 
 @dataclass(frozen=True)
 class Method:
-    """One row: ``make(model, task, **settings)`` yields its stages.
+    """One row: ``make(model, task, *, …)`` yields its stages.
 
-    ``preset`` are the settings that make this row differ from its family (an ablation);
-    ``profiles`` name further sets of values for the same keywords; ``head`` is ``linear`` or
-    ``cosine``. A ``note`` says what a reader of a table must know (a reconstruction, say).
-    ``first_settings`` are those that shape the first of several stages (``None``: all do); a
-    benchmark expects rows to have it in common where its name and these settings agree.
+    The keyword-only arguments of ``make`` are the settings (``lmd.contract.settings``). ``preset``
+    has the values that make this row differ from its ``family``; an ``ablation`` leaves a part of
+    its family's method out. ``profiles`` name further sets of values. A ``note`` says what a reader
+    of a table must know (a reconstruction, say). ``first_settings`` are those that shape the first
+    of several stages (``None``: all do); a benchmark expects rows to have it in common where its
+    name and these settings agree.
     """
 
     key: str
     title: str
-    make: Callable[..., Iterator[Stage]]
+    make: Callable[..., Stages]
     paper: str
     stages: tuple[str, ...]
     head: Literal["linear", "cosine"] = "linear"
     family: str = ""
+    ablation: bool = False
     note: str = ""
     preset: Mapping[str, Any] = field(default_factory=dict)
     profiles: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)
     first_settings: tuple[str, ...] | None = None
 
+    def __post_init__(self) -> None:
+        keywords_of(self.make)  # a mistake in the settings is an error at import
+
+    def describe(self) -> list[Setting]:
+        """Every setting with its rule and description."""
+        return keywords_of(self.make).describe()
+
     def defaults(self) -> dict[str, Any]:
-        """Every keyword of ``make`` with its default, the preset applied."""
-        keywords = {
-            name: parameter.default
-            for name, parameter in inspect.signature(self.make).parameters.items()
-            if parameter.kind is parameter.KEYWORD_ONLY
-        }
-        return keywords | dict(self.preset)
+        """Every setting with its default, the preset applied."""
+        return self.settings({})
 
     def settings(self, given: Mapping[str, Any], profile: str = "default") -> dict[str, Any]:
-        """All settings: defaults, then the profile's, the preset's, and last what was given."""
+        """All settings: defaults, then the profile's, the preset's, and last what was given.
+
+        They are checked, flat, and as JSON has them: a record keeps them as they are.
+        """
+        return self._checked(given, profile).model_dump(mode="json")
+
+    def stages_for(self, model: Model, task: Task, settings: Mapping[str, Any]) -> Stages:
+        """Start the method: its stages under these flat settings; those left out are defaults."""
+        values = keywords_of(self.make).arguments(self._checked(settings, "default"))
+        return self.make(model, task, **values)
+
+    def _checked(self, given: Mapping[str, Any], profile: str) -> Settings:
         if profile != "default" and profile not in self.profiles:
             valid = ", ".join(["default", *self.profiles])
             raise LmdError(f"method {self.key!r} has no profile {profile!r}; it has: {valid}")
-        known = self.defaults()
+        keywords = keywords_of(self.make)
         for name in given:
-            if name not in known:
-                valid = ", ".join(sorted(known)) or "none"
+            if name not in keywords.flat.model_fields:
+                valid = ", ".join(sorted(keywords.flat.model_fields)) or "none"
                 raise LmdError(
                     f"method {self.key!r} has no setting {name!r}; its settings are: {valid}"
                 )
-        return known | dict(self.profiles.get(profile, {})) | dict(self.preset) | dict(given)
+        values = {**self.profiles.get(profile, {}), **self.preset, **given}
+        return keywords.check(values, f"method {self.key!r}")

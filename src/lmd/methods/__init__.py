@@ -1,5 +1,8 @@
 """Every method, one line each: a new one is its file, its line here and its test."""
 
+from collections.abc import Iterable
+
+from lmd.base.errors import LmdError
 from lmd.contract.method import Method
 from lmd.methods import (
     balanced_mixup,
@@ -45,3 +48,35 @@ METHODS: dict[str, Method] = {
         *vs_loss.METHODS,
     )
 }
+
+# The rows of the paper's tables, in its order; the last five are LMD and its ablations.
+PAPER = (
+    *("ce", "rs", "focal", "ldam_rs", "cb_focal", "decoupling", "seesaw", "cicl", "bal_mixup"),
+    *("cb_wd_max", "fcd", "fs", "cc_sam", "gcl"),
+    *("lmd_wo_rrl", "lmd_wo_icc", "lmd_wo_vfc", "lmd_wo_fdc", "lmd"),
+)
+# What is trained, and what a table compares with, unless another method is named.
+DEFAULT = "lmd"
+# What `lmd demo` trains: the baseline, then the method that is compared with it.
+DEMO = ("ce", DEFAULT)
+
+
+def find_method(key: str) -> Method:
+    """The row of ``METHODS`` with this key."""
+    if key not in METHODS:
+        raise LmdError(f"unknown method {key!r}; the methods are: {', '.join(METHODS)}")
+    return METHODS[key]
+
+
+def in_paper_order(keys: Iterable[str]) -> list[Method]:
+    """The rows of the paper's tables in its order; others stand before LMD's own rows."""
+    found = [find_method(key) for key in keys]
+    own = next(i for i, key in enumerate(PAPER) if METHODS[key].ablation)
+    place = {key: float(i) for i, key in enumerate(PAPER)}
+    return sorted(found, key=lambda method: place.get(method.key, own - 0.5))
+
+
+def related(key: str, reference: str) -> bool:
+    """Whether a row is the reference itself or an ablation of it."""
+    row = METHODS[key]
+    return key == reference or (row.ablation and row.family == METHODS[reference].family)

@@ -2,14 +2,15 @@
 
 import math
 from collections.abc import Mapping
+from typing import Annotated
 
 import torch
 from torch import Tensor
 from torch.nn import functional as F
 from torch.optim import Optimizer
 
-from lmd.base.errors import LmdError
 from lmd.contract.method import Method
+from lmd.contract.settings import Positive
 from lmd.contract.stage import Batch, Run, Stage, Stages, Task, Terms
 from lmd.contract.weighting import image_weights
 from lmd.model import Model
@@ -71,12 +72,13 @@ class BalancedMixup(Stage):
         return {"loss": mixed_cross_entropy(self.model(images), *labels, share)}
 
 
-def balanced_mixup(model: Model, task: Task, *, alpha: float = 0.1) -> Stages:
+def balanced_mixup(
+    model: Model,
+    task: Task,
+    *,
+    alpha: Annotated[Positive, "Draws the share of the balanced image from Beta(α, 1)."] = 0.1,
+) -> Stages:
     """Balanced-MixUp; of α = 0.1, 0.2, 0.3 in Galdran et al., MICCAI 2021, their example's 0.1."""
-    if alpha <= 0:
-        raise LmdError(
-            f"bal_mixup: alpha must be positive (towards 0 nothing is mixed in); it is {alpha}"
-        )
     yield BalancedMixup(model, image_weights(task.class_counts), alpha)
 
 

@@ -1,14 +1,14 @@
 """Class-balanced focal loss (CB-Focal): one sigmoid per class, weighted by effective number."""
 
 import math
-from typing import Any
+from typing import Annotated, Any
 
 import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from lmd.base.errors import LmdError
 from lmd.contract.method import Method
+from lmd.contract.settings import BelowOne, NonNegative
 from lmd.contract.stage import Batch, Stage, Stages, Task, Terms
 from lmd.contract.weighting import class_balanced_weights
 from lmd.model import Model
@@ -70,7 +70,13 @@ class ClassBalancedFocal(Stage):
         return {"loss": sigmoid_focal_loss(logits, batch.labels, self.weights, self.gamma)}
 
 
-def cb_focal(model: Model, task: Task, *, beta: float = 0.9999, gamma: float = 1.0) -> Stages:
+def cb_focal(
+    model: Model,
+    task: Task,
+    *,
+    beta: Annotated[BelowOne, "β of the effective number; 0 weighs all classes alike."] = 0.9999,
+    gamma: Annotated[NonNegative, "How strongly well-classified images are down-weighted."] = 1.0,
+) -> Stages:
     """Class-balanced focal loss on the images as they come; β and γ as in the authors' script.
 
     With fewer than about 1000 images per class β = 0.9999 smooths nothing (the weights are 1/n);
@@ -82,8 +88,6 @@ def cb_focal(model: Model, task: Task, *, beta: float = 0.9999, gamma: float = 1
     ``∝ σ(z_k) / (1 - σ(z_k)) = exp(z_k)``. Weights and focusing leave it uncalibrated, as every
     re-weighted loss does.
     """
-    if gamma < 0:
-        raise LmdError(f"cb_focal: gamma must be at least 0; it is {gamma}")
     yield ClassBalancedFocal(model, class_balanced_weights(task.class_counts, beta), gamma)
 
 

@@ -5,6 +5,7 @@ Zhou et al., Class-Conditional Sharpness-Aware Minimization for Deep Long-Tailed
 """
 
 from collections.abc import Mapping
+from typing import Annotated
 
 import torch
 from torch import Tensor, nn
@@ -14,6 +15,7 @@ from torch.optim import Optimizer
 
 from lmd.contract.method import Method
 from lmd.contract.sam import ascent
+from lmd.contract.settings import NonNegative, Share
 from lmd.contract.stage import Batch, ParameterGroups, Run, Stage, Stages, Task, Terms
 from lmd.contract.weighting import image_weights
 from lmd.model import Model
@@ -172,10 +174,10 @@ def cc_sam(
     model: Model,
     task: Task,
     *,
-    rho: float = 1e-6,
-    flat_ratio: float = 0.3,
-    limit: float = 1.0,
-    mixup: float = 0.0,
+    rho: Annotated[NonNegative, "Radius of the classifier's perturbation in stage 1."] = 1e-6,
+    flat_ratio: Annotated[Share, "Share of the flat loss in the loss of stage 1."] = 0.3,
+    limit: Annotated[Share, "Largest share of the shifted loss in stage 2."] = 1.0,
+    mixup: Annotated[NonNegative, "α of mixup in stage 1; 0 is off."] = 0.0,
 ) -> Stages:
     """Class-conditional sharpness-aware stage 1, then the classifier on shifted features.
 

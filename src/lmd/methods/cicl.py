@@ -4,13 +4,14 @@ Marrakchi et al., Fighting Class Imbalance with Contrastive Learning, MICCAI 202
 of Khosla et al., Supervised Contrastive Learning, NeurIPS 2020.
 """
 
-from typing import ClassVar
+from typing import Annotated, ClassVar
 
 import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
 from lmd.contract.method import Method
+from lmd.contract.settings import Count, Positive
 from lmd.contract.stage import Batch, Run, Stage, Stages, Task, Terms
 from lmd.contract.supervised import Supervised
 from lmd.contract.weighting import image_weights
@@ -93,9 +94,9 @@ def cicl(
     model: Model,
     task: Task,
     *,
-    temperature: float = 0.1,
-    base_temperature: float = 0.07,
-    projection: int = 128,
+    temperature: Annotated[Positive, "Temperature τ of the contrastive loss."] = 0.1,
+    base_temperature: Annotated[Positive, "τ₀: the loss is multiplied by τ / τ₀."] = 0.07,
+    projection: Annotated[Count, "Width of the projection that the contrastive loss sees."] = 128,
 ) -> Stages:
     """Supervised contrastive encoder, then a linear probe, both on class-balanced batches.
 

@@ -5,6 +5,7 @@ Kang et al., Decoupling Representation and Classifier for Long-Tailed Recognitio
 """
 
 from collections.abc import Mapping, Sequence
+from typing import Annotated
 
 import torch
 from torch import Tensor, nn
@@ -14,6 +15,7 @@ from torch.optim import Optimizer
 
 from lmd.base.errors import LmdError
 from lmd.contract.method import Method
+from lmd.contract.settings import Candidates, NonNegative, Positive
 from lmd.contract.stage import ParameterGroups, Run, Stage, Stages, Task
 from lmd.contract.supervised import Supervised
 from lmd.contract.weighting import image_weights
@@ -166,7 +168,13 @@ def crt(model: Model, task: Task) -> Stages:
 
 
 def tau_norm(
-    model: Model, task: Task, *, tau: float | None = None, taus: Sequence[float] = TAUS
+    model: Model,
+    task: Task,
+    *,
+    tau: Annotated[
+        NonNegative | None, "Power of the norm; none: chosen on the validation part."
+    ] = None,
+    taus: Annotated[Candidates, "Values of tau that are tried on the validation part."] = TAUS,
 ) -> Stages:
     """Weights ``w_k / ‖w_k‖^τ`` without a bias.
 
@@ -194,7 +202,12 @@ def lws(model: Model, task: Task) -> Stages:
         parametrize.remove_parametrizations(classifier, name)
 
 
-def ncm(model: Model, task: Task, *, scale: float = 10.0) -> Stages:
+def ncm(
+    model: Model,
+    task: Task,
+    *,
+    scale: Annotated[Positive, "Inverse temperature of the softmax; changes no prediction."] = 10.0,
+) -> Stages:
     """Nearest class mean on centred, L2-normalised features, as a linear classifier.
 
     It predicts exactly what the nearest unit mean predicts (``nearest_mean_classifier``). ``scale``

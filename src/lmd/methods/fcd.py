@@ -7,6 +7,7 @@ the classifier on class-balanced images and stays near the stage-1 classifier by
 """
 
 import copy
+from typing import Annotated
 
 from torch import Tensor
 from torch.nn import functional as F
@@ -14,6 +15,7 @@ from torch.optim import Optimizer
 
 from lmd.contract.method import Method
 from lmd.contract.sam import ascent, perturb, restore, still_statistics
+from lmd.contract.settings import NonNegative, Positive
 from lmd.contract.stage import Batch, ParameterGroups, Run, Stage, Stages, Task, Terms
 from lmd.contract.weighting import image_weights
 from lmd.model import Model
@@ -99,9 +101,9 @@ def fcd(
     model: Model,
     task: Task,
     *,
-    rho: float = 0.05,
-    distill: float = 0.5,
-    temperature: float = 2.0,
+    rho: Annotated[NonNegative, "Radius of the sharpness-aware step of stage 1."] = 0.05,
+    distill: Annotated[NonNegative, "Weight of the distillation loss in stage 2."] = 0.5,
+    temperature: Annotated[Positive, "Temperature of the distillation."] = 2.0,
 ) -> Stages:
     """A flat stage 1, then the classifier fine-tuned, class-balanced and distilled.
 

@@ -6,10 +6,13 @@ later in the MONICA benchmark: after each epoch the weight of an image is one ov
 recall of its class.
 """
 
+from typing import Annotated
+
 from torch import Tensor
 from torch.nn import functional as F
 
 from lmd.contract.method import Method
+from lmd.contract.settings import Positive
 from lmd.contract.stage import Batch, Run, Stage, Stages, Task, Terms
 from lmd.contract.weighting import image_weights
 from lmd.model import Model
@@ -59,8 +62,12 @@ def fs(
     model: Model,
     task: Task,
     *,
-    epsilon: float = 0.05,
-    combine_with_inverse_count: bool = False,
+    epsilon: Annotated[
+        Positive, "Added to each recall; the smaller, the more the sampler swings."
+    ] = 0.05,
+    combine_with_inverse_count: Annotated[
+        bool, "Draw classes by their difficulty alone, not by their size."
+    ] = False,
 ) -> Stages:
     """Cross-entropy with a sampler that follows the validation recall of each class.
 

@@ -1,12 +1,13 @@
 """Focal loss in its softmax form: images that are classified well already count less."""
 
 from functools import partial
+from typing import Annotated
 
 import torch
 from torch import Tensor
 
-from lmd.base.errors import LmdError
 from lmd.contract.method import Method
+from lmd.contract.settings import NonNegative
 from lmd.contract.stage import Stages, Task
 from lmd.contract.supervised import Supervised
 from lmd.model import Model
@@ -26,13 +27,16 @@ def focal_loss(logits: Tensor, labels: Tensor, gamma: float) -> Tensor:
     return -((gamma * log_rest).exp() * log_p.gather(1, true).squeeze(1)).mean()
 
 
-def focal(model: Model, task: Task, *, gamma: float = 2.0) -> Stages:
+def focal(
+    model: Model,
+    task: Task,
+    *,
+    gamma: Annotated[NonNegative, "How strongly well-classified images are down-weighted."] = 2.0,
+) -> Stages:
     """Focal loss on the images as they come, without class weights.
 
     γ = 2 is the value Lin et al. recommend (Section 5.1); Cao et al. (NeurIPS 2019) use 1.
     """
-    if gamma < 0:
-        raise LmdError(f"focal: gamma must be at least 0 (0 is cross-entropy); it is {gamma}")
     yield Supervised(model, partial(focal_loss, gamma=gamma))
 
 

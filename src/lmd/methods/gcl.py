@@ -6,7 +6,7 @@ angular form), and Long-Tailed Visual Recognition via Gaussian Clouded Logit Adj
 """
 
 from functools import partial
-from typing import Literal, Protocol
+from typing import Annotated, Literal, Protocol
 
 import torch
 from torch import Tensor
@@ -14,6 +14,7 @@ from torch.nn import functional as F
 
 from lmd.base.errors import LmdError
 from lmd.contract.method import Method
+from lmd.contract.settings import NonNegative, Positive
 from lmd.contract.stage import Batch, ParameterGroups, Run, Stage, Stages, Task, Terms
 from lmd.contract.weighting import image_weights
 from lmd.model import CosineClassifier, Model
@@ -156,15 +157,19 @@ def gcl(
     model: Model,
     task: Task,
     *,
-    form: Literal["angular", "cosine"] = "angular",
-    epsilon: float = 0.1,
-    noise_mul: float = 0.5,
-    margin: float = 0.0,
-    scale: float = 30.0,
-    stage2_margin: float = 0.1,
-    stage2_scale: float = 20.0,
-    stage2_gamma: float = 1.0,
-    mixup: float = 0.0,
+    form: Annotated[
+        Literal["angular", "cosine"], "Where the noise acts: on the angle or on the cosine."
+    ] = "angular",
+    epsilon: Annotated[NonNegative, "Strength of the noise in the angular form."] = 0.1,
+    noise_mul: Annotated[NonNegative, "Strength of the noise in the cosine form."] = 0.5,
+    margin: Annotated[NonNegative, "Margin of the true class in stage 1."] = 0.0,
+    scale: Annotated[Positive, "Scale of the cosine classifier in stage 1."] = 30.0,
+    stage2_margin: Annotated[NonNegative, "Margin of the true class in stage 2."] = 0.1,
+    stage2_scale: Annotated[Positive, "Scale in stage 2, which ships."] = 20.0,
+    stage2_gamma: Annotated[
+        NonNegative, "How strongly well-classified images are down-weighted in stage 2."
+    ] = 1.0,
+    mixup: Annotated[NonNegative, "α of mixup in stage 1; 0 is off."] = 0.0,
 ) -> Stages:
     """Clouded logits in stage 1; the same classifier, class-balanced and focal, in stage 2.
 
@@ -174,8 +179,6 @@ def gcl(
     (``profile="authors"``); here it is off, since augmentation is the protocol's. With few classes
     a lower ``scale`` may help the tail.
     """
-    if form not in ("angular", "cosine"):
-        raise LmdError(f"setting 'form' of method 'gcl' must be angular or cosine; it is {form!r}")
 
     def criterion(margin: float, scale: float, gamma: float) -> Criterion:
         if form == "angular":

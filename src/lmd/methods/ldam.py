@@ -1,6 +1,7 @@
 """LDAM: margins that grow as classes shrink, with resampling or deferred re-weighting."""
 
 from collections.abc import Mapping
+from typing import Annotated, Literal
 
 import torch
 from torch import Tensor
@@ -9,11 +10,12 @@ from torch.optim import Optimizer
 
 from lmd.base.errors import LmdError
 from lmd.contract.method import Method
+from lmd.contract.settings import BelowOne, NonNegative, Positive, Share
 from lmd.contract.stage import Batch, Run, Stage, Stages, Task, Terms
 from lmd.contract.weighting import class_balanced_weights, deferred
 from lmd.model import CosineClassifier, Model
 
-RULES = ("rs", "drs", "drw")
+Rule = Literal["rs", "drs", "drw"]
 PAPER = "Cao et al., Learning imbalanced datasets with label-distribution-aware margin loss"
 
 
@@ -56,7 +58,7 @@ class LDAM(Stage):
         balance: Tensor,
         *,
         scale: float,
-        rule: str,
+        rule: Rule,
         defer: float,
     ) -> None:
         super().__init__()
@@ -100,11 +102,11 @@ def ldam(
     model: Model,
     task: Task,
     *,
-    rule: str = "rs",
-    max_margin: float = 0.5,
-    scale: float = 30.0,
-    beta: float = 0.9999,
-    defer: float = 0.8,
+    rule: Annotated[Rule, "Resample, resample late, or re-weight late."] = "rs",
+    max_margin: Annotated[NonNegative, "Margin of the rarest class, as a cosine."] = 0.5,
+    scale: Annotated[Positive, "Scale of the cosine classifier, which ships."] = 30.0,
+    beta: Annotated[BelowOne, "β of the effective number; 0 weighs all classes alike."] = 0.9999,
+    defer: Annotated[Share, "Share of the epochs before drs and drw balance the classes."] = 0.8,
 ) -> Stages:
     """LDAM loss (Cao et al., NeurIPS 2019) with the authors' values.
 
@@ -112,12 +114,6 @@ def ldam(
     re-weight from ``defer`` of the epochs on (160 of 200). There is no rule that does both:
     sampler and weights together would count the imbalance twice.
     """
-    if rule not in RULES:
-        raise LmdError(f"ldam: rule must be one of {', '.join(RULES)}; it is {rule!r}")
-    if not 0 <= defer <= 1:
-        raise LmdError(f"ldam: defer must be a fraction of the epochs in [0, 1]; it is {defer}")
-    if scale <= 0:
-        raise LmdError(f"ldam: scale must be positive; it is {scale}")
     counts = task.class_counts
     margins = ldam_margins(counts, max_margin)
     balance = class_balanced_weights(counts, beta)

@@ -1,14 +1,15 @@
 """Logit adjustment: the class prior is taken out of the logits, in training or afterwards."""
 
 from collections.abc import Mapping, Sequence
+from typing import Annotated
 
 import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 from torch.optim import Optimizer
 
-from lmd.base.errors import LmdError
 from lmd.contract.method import Method
+from lmd.contract.settings import Candidates, NonNegative
 from lmd.contract.stage import ParameterGroups, Run, Stage, Stages, Task
 from lmd.contract.supervised import Supervised
 from lmd.contract.weighting import log_priors
@@ -102,23 +103,27 @@ class PosthocAdjustment(Stage):
         return {"tau": float(self.tau)}
 
 
-def logit_adjust(model: Model, task: Task, *, tau: float = 1.0) -> Stages:
+def logit_adjust(
+    model: Model,
+    task: Task,
+    *,
+    tau: Annotated[NonNegative, "How much of the log prior is added; 0 is cross-entropy."] = 1.0,
+) -> Stages:
     """Logit-adjusted loss on the images as they come; τ = 1 as in Menon et al., Section 6.1."""
-    if tau < 0:
-        raise LmdError(f"logit_adjust: tau must be at least 0 (0 is cross-entropy); it is {tau}")
     yield Supervised(model, LogitAdjusted(task.class_counts, tau))
 
 
-def logit_adjust_posthoc(model: Model, task: Task, *, grid: Sequence[float] = GRID) -> Stages:
+def logit_adjust_posthoc(
+    model: Model,
+    task: Task,
+    *,
+    grid: Annotated[Candidates, "Values of tau that are tried on the validation part."] = GRID,
+) -> Stages:
     """Cross-entropy, then ``z - τ ln π`` with τ from ``grid``, chosen by mean recall.
 
     Menon et al., ICLR 2021, Section 4.2, tune τ on held-out data. The choice uses the validation
     part, so the validation results of this method are optimistic.
     """
-    if not grid or min(grid) < 0:
-        raise LmdError(
-            f"logit_adjust_posthoc: grid must name one or more values of at least 0; it is {grid}"
-        )
     yield Supervised(model)
     yield PosthocAdjustment(model, task.class_counts, grid)
 

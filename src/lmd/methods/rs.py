@@ -1,22 +1,27 @@
 """Class-balanced resampling (RS): every class is drawn equally often."""
 
-from lmd.base.errors import LmdError
+from typing import Annotated
+
 from lmd.contract.method import Method
+from lmd.contract.settings import Share
 from lmd.contract.stage import Stages, Task
 from lmd.contract.supervised import Supervised
 from lmd.contract.weighting import image_weights
 from lmd.model import Model
 
 
-def rs(model: Model, task: Task, *, q: float = 1.0) -> Stages:
+def rs(
+    model: Model,
+    task: Task,
+    *,
+    q: Annotated[Share, "0 draws images alike, 1 classes alike."] = 1.0,
+) -> Stages:
     """Cross-entropy; an image of class k is drawn with weight ``n_k^-q``, with replacement.
 
     Kang et al., Decoupling representation and classifier for long-tailed recognition, ICLR 2020:
     q = 1 balances the classes, q = ½ is square-root sampling, q = 0 draws images alike. The images
     of a tiny class come many times an epoch, so only augmentation tells the copies apart.
     """
-    if not 0 <= q <= 1:
-        raise LmdError(f"rs: q must lie in [0, 1], from instance to class sampling; it is {q}")
     yield Supervised(model, weights=image_weights(task.class_counts, q))
 
 

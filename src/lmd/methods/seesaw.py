@@ -1,13 +1,14 @@
 """Seesaw loss: softens the push of frequent classes on rare ones, hardens it where they err."""
 
 import math
+from typing import Annotated
 
 import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from lmd.base.errors import LmdError
 from lmd.contract.method import Method
+from lmd.contract.settings import NonNegative
 from lmd.contract.stage import Stages, Task
 from lmd.contract.supervised import Supervised
 from lmd.model import Model
@@ -49,15 +50,18 @@ class Seesaw(nn.Module):
         return seesaw_loss(logits, labels, self.counts, self.p, self.q)
 
 
-def seesaw(model: Model, task: Task, *, p: float = 0.8, q: float = 2.0) -> Stages:
+def seesaw(
+    model: Model,
+    task: Task,
+    *,
+    p: Annotated[NonNegative, "Power of the mitigation by class size; 0 turns it off."] = 0.8,
+    q: Annotated[NonNegative, "Power of the compensation of mistakes; 0 turns it off."] = 2.0,
+) -> Stages:
     """Seesaw loss with online counts; p and q as in Wang et al., CVPR 2021, Section 4.
 
     The images come as they are: class-balanced batches would balance the counts as well, and with
     them the mitigation would vanish.
     """
-    for name, value in (("p", p), ("q", q)):
-        if value < 0:
-            raise LmdError(f"seesaw: {name} must be at least 0 (0 turns it off); it is {value}")
     yield Supervised(model, Seesaw(len(task.class_counts), p, q))
 
 

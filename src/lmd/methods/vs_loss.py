@@ -1,10 +1,12 @@
 """Vector scaling (VS): logits are shifted by the class prior and scaled by the class size."""
 
+from typing import Annotated
+
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from lmd.base.errors import LmdError
 from lmd.contract.method import Method
+from lmd.contract.settings import NonNegative
 from lmd.contract.stage import Stages, Task
 from lmd.contract.supervised import Supervised
 from lmd.contract.weighting import log_priors
@@ -45,14 +47,17 @@ class VectorScaling(nn.Module):
         return vs_loss(logits, labels, self.counts, self.gamma, self.tau)
 
 
-def vector_scaling(model: Model, task: Task, *, gamma: float = 0.3, tau: float = 1.0) -> Stages:
+def vector_scaling(
+    model: Model,
+    task: Task,
+    *,
+    gamma: Annotated[NonNegative, "Power of the scale by class size; 0 turns it off."] = 0.3,
+    tau: Annotated[NonNegative, "How much of the log prior is added; 0 turns it off."] = 1.0,
+) -> Stages:
     """VS loss on the images as they come; γ and τ are the defaults of the authors' code.
 
     What ships are the bare logits: the scale of training makes those of small classes larger.
     """
-    for name, value in (("gamma", gamma), ("tau", tau)):
-        if value < 0:
-            raise LmdError(f"vs_loss: {name} must be at least 0 (0 turns it off); it is {value}")
     yield Supervised(model, VectorScaling(task.class_counts, gamma, tau))
 
 

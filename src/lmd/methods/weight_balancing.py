@@ -6,15 +6,15 @@ loss, weight decay and a MaxNorm constraint.
 """
 
 from collections.abc import Mapping
-from typing import Literal
+from typing import Annotated, Literal
 
 import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 from torch.optim import Optimizer
 
-from lmd.base.errors import LmdError
 from lmd.contract.method import Method
+from lmd.contract.settings import BelowOne, NonNegative, Share
 from lmd.contract.stage import Batch, ParameterGroups, Run, Stage, Stages, Task, Terms
 from lmd.contract.weighting import class_balanced_weights
 from lmd.model import Model
@@ -123,11 +123,15 @@ def cb_wd_max(
     model: Model,
     task: Task,
     *,
-    stage1_weight_decay: float = 5e-3,
-    stage2_weight_decay: float = 0.1,
-    beta: float = 0.9999,
-    threshold: float = 0.1,
-    cb_loss: Literal["softmax_bce", "cross_entropy"] = "softmax_bce",
+    stage1_weight_decay: Annotated[NonNegative, "Weight decay of stage 1."] = 5e-3,
+    stage2_weight_decay: Annotated[NonNegative, "Weight decay of the classifier in stage 2."] = 0.1,
+    beta: Annotated[BelowOne, "β of the effective number; 0 weighs all classes alike."] = 0.9999,
+    threshold: Annotated[
+        Share, "MaxNorm radius, from the shortest (0) to the longest (1) row."
+    ] = 0.1,
+    cb_loss: Annotated[
+        Literal["softmax_bce", "cross_entropy"], "Class-balanced loss of stage 2."
+    ] = "softmax_bce",
 ) -> Stages:
     """Strong weight decay, then a class-balanced loss and MaxNorm on the classifier alone.
 
@@ -136,11 +140,6 @@ def cb_wd_max(
     which its weight decay was found; ``cross_entropy`` is the class-balanced softmax loss of Cui et
     al. Their test-time flips are left out.
     """
-    if cb_loss not in ("softmax_bce", "cross_entropy"):
-        raise LmdError(
-            f"setting 'cb_loss' of method 'cb_wd_max' must be softmax_bce or cross_entropy; "
-            f"it is {cb_loss!r}"
-        )
     yield Decayed(model, weight_decay=stage1_weight_decay)
     yield MaxNorm(
         model,

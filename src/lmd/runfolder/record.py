@@ -45,6 +45,7 @@ class MethodInfo(_Plain):
     note: str = Field(description="what a reader of the numbers must know; may be empty")
     profile: str
     settings: dict[str, Any]
+    notes: list[str] = Field(default=[], description="what the protocol changes in the profile")
     chosen: dict[str, float] = Field(
         default={}, description="values that the method chose for itself, on the validation part"
     )

@@ -1,8 +1,9 @@
-"""The demonstration: CE and LMD on the embedded synthetic images, side by side."""
+"""The demonstration: a baseline and a method on the embedded synthetic images, side by side."""
 
 from collections.abc import Callable
 from pathlib import Path
 
+from lmd.methods import DEMO, METHODS
 from lmd.report import write_report
 from lmd.runs.rescore import compare_runs
 from lmd.runs.train import train
@@ -12,23 +13,25 @@ from lmd.scoring.estimates import Estimate
 def run_demo(out: Path, *, device: str = "auto", say: Callable[[str], None]) -> Path:
     """Train both under the same protocol; returns the report that compares them."""
     folder = _free(out)
-    say("Synthetic images, 8 classes, imbalance factor 100: CE first, then LMD.")
+    baseline, method = (METHODS[key] for key in DEMO)
+    say(
+        "Synthetic images, 8 classes, imbalance factor 100: "
+        f"{baseline.title} first, then {method.title}."
+    )
     runs = {
-        method: train(
-            "synthetic", method=method, protocol="demo", out=folder / method, device=device
-        )
-        for method in ("ce", "lmd")
+        key: train("synthetic", method=key, protocol="demo", out=folder / key, device=device)
+        for key in DEMO
     }
-    report = write_report(runs["lmd"].read(), compare=[runs["ce"].read()])
-    for method, run in runs.items():
+    report = write_report(runs[method.key].read(), compare=[runs[baseline.key].read()])
+    for key, run in runs.items():
         metrics = run.read_record().metrics["test"]
         shown = [
-            f"{title} {_points(metrics[key])}"
-            for key, title in (("balanced_accuracy", "balanced accuracy"), ("bacc_tail", "tail"))
+            f"{title} {_points(metrics[name])}"
+            for name, title in (("balanced_accuracy", "balanced accuracy"), ("bacc_tail", "tail"))
         ]
-        say(f"{method.upper():>4}: {', '.join(shown)}")
+        say(f"{METHODS[key].title:>4}: {', '.join(shown)}")
     say("")
-    say(compare_runs(runs["lmd"].path, runs["ce"].path))
+    say(compare_runs(runs[method.key].path, runs[baseline.key].path))
     return report
 
 

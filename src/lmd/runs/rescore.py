@@ -38,7 +38,11 @@ def scored(record: Record, predictions: Predictions, *, resamples: int = 1000) -
         per_class={part: one.per_class for part, one in found.items()},
         confusion={part: one.confusion for part, one in found.items()},
         definitions=definitions(resamples, grouped=grouped),
-        notes=[*record.data.notes, *(note for one in found.values() for note in one.notes)],
+        notes=[
+            *record.data.notes,
+            *record.method.notes,
+            *(note for one in found.values() for note in one.notes),
+        ],
     )
 
 

@@ -20,9 +20,9 @@ from lmd.data.doctor import quick_check
 from lmd.data.loaders import Normalise
 from lmd.data.prepare import Prepared, prepare_data
 from lmd.data.table import PARTS
-from lmd.methods import METHODS
+from lmd.methods import DEFAULT, find_method
 from lmd.model import Model, ModelSpec, Preprocessing, build_model, save_model
-from lmd.protocol import Protocol, current_names, load_protocol
+from lmd.protocol import Protocol
 from lmd.report import write_report
 from lmd.runfolder.folder import RunFolder
 from lmd.runfolder.predictions import PARTS as SCORED
@@ -30,44 +30,14 @@ from lmd.runfolder.predictions import PartPredictions, Predictions
 from lmd.runfolder.record import Record, Request
 from lmd.runs.provenance import source_digest
 from lmd.runs.recording import finish, first_record
+from lmd.runs.request import resolve
 from lmd.training import FirstStages, Trainer
-
-
-def find_method(key: str) -> Method:
-    """The row of ``METHODS`` with this key."""
-    if key not in METHODS:
-        raise LmdError(f"unknown method {key!r}; the methods are: {', '.join(METHODS)}")
-    return METHODS[key]
-
-
-def resolve(
-    method: Method, protocol: str | Path | None, given: Mapping[str, Any], profile: str = "default"
-) -> tuple[Protocol, dict[str, Any]]:
-    """Sort settings into the protocol's and the method's, and complete both.
-
-    A key of the protocol overrides its file; every other key must be a setting of the method.
-    """
-    given = current_names(given)
-    shared = {k: v for k, v in given.items() if k in Protocol.model_fields}
-    own = {k: v for k, v in given.items() if k not in Protocol.model_fields}
-    known = method.defaults()
-    for key in own:
-        if key not in known:
-            raise LmdError(
-                f"unknown setting {key!r}. Settings of method {method.key!r}: "
-                f"{', '.join(sorted(known)) or 'none'}. Settings of the protocol: "
-                f"{', '.join(sorted(Protocol.model_fields))}."
-            )
-    complete = load_protocol(protocol, shared)
-    in_file = complete.methods.get(method.family or method.key, {})
-    in_file = in_file | complete.methods.get(method.key, {})
-    return complete, method.settings({**in_file, **own}, profile)
 
 
 def train(
     data: str | Path | None = None,
     *,
-    method: str = "lmd",
+    method: str = DEFAULT,
     protocol: str | Path | None = None,
     settings: Mapping[str, Any] | None = None,
     profile: str = "default",
@@ -88,24 +58,24 @@ def train(
     folder as ``first_stages`` train a first stage that they have in common only once.
     """
     row = find_method(method)
-    complete, own = resolve(row, protocol, settings or {}, profile)
+    asked = resolve(row, protocol, settings or {}, profile)
     request = Request(
         data=str(data) if data is not None else "",
         method=method,
         profile=profile,
-        protocol=complete.model_dump(mode="json"),
-        settings=own,
+        protocol=asked.protocol.model_dump(mode="json"),
+        settings=asked.settings,
         columns=dict(columns or {}),
         skip_bad=skip_bad,
     )
-    folder = Path(out) if out is not None else default_folder(request, complete)
+    folder = Path(out) if out is not None else default_folder(request, asked.protocol)
     here = own_device(choose_device(device))
     with joined(here):
         run, request = in_turn(partial(_open, folder, request, resume, overwrite))
         if run.record_path.exists() and run.read_record().status == "finished":
             return run
         with Display(quiet=quiet or rank() > 0) as display:
-            _train(run, request, here, display, resume, first_stages)
+            _train(run, request, asked.notes, here, display, resume, first_stages)
     return run
 
 
@@ -146,6 +116,7 @@ def _reopen(folder: Path, request: Request, *, asked: bool) -> tuple[RunFolder, 
 def _train(
     run: RunFolder,
     request: Request,
+    notes: list[str],
     device: torch.device,
     display: Display,
     resume: bool,
@@ -167,18 +138,21 @@ def _train(
     decoding = time.perf_counter() - started
     model, preprocessing = in_turn(lambda: _build(method, protocol, len(data.table.classes)))
     task = Task(torch.from_numpy(data.counts("train")).to(device), model.classifier.in_features)
-    record = first_record(run, method, request, protocol, data, model, device)
+    record = first_record(run, method, request, protocol, notes, data, model, device)
     if resume and run.record_path.exists():
         before = run.read_record()
         if before.data.fingerprint != record.data.fingerprint:
             raise LmdError(f"the data have changed since {run.path} was started: start a new run")
-        record = record.replaced(created=before.created, command=before.command)
+        kept = record.method.model_copy(update={"notes": before.method.notes})
+        record = record.replaced(created=before.created, command=before.command, method=kept)
     if rank() == 0:
         run.write_record(record)
     _announce(display, method, data, model)
+    for note in record.method.notes:
+        display.say(f"  settings: {note}")
     trainer = Trainer(
         model=model,
-        stages=lambda: method.make(model, task, **request.settings),
+        stages=lambda: method.stages_for(model, task, request.settings),
         train=data.part("train"),
         validation=data.part("validation"),
         protocol=protocol,

@@ -18,6 +18,7 @@ from typing import Any
 
 from torch import Tensor, nn
 
+from lmd.contract.settings import Settings
 from lmd.contract.stage import Stage
 from lmd.model import Model
 from lmd.training.checkpoint import Checkpoint, load_checkpoint
@@ -83,6 +84,8 @@ def _value(value: Any, known: Mapping[int, str]) -> Any:
         return _digest(value)
     if isinstance(value, list | tuple):
         return [_value(v, known) for v in value]
+    if isinstance(value, Settings):
+        value = value.model_dump()
     if isinstance(value, Mapping):
         return {str(k): _value(v, known) for k, v in value.items()}
     if isinstance(value, partial):

@@ -114,10 +114,10 @@ def build(results: Results, form: str | None = None) -> list[TableData]:
 
 
 def _by_method(results: Results, points: Sequence[int]) -> list[_Place]:
-    """A line for each method; LMD's own rows stand below a rule, as in the paper."""
+    """A line for each method; the reference and its ablations stand below a rule."""
     plan = results.plan
     lines: list[_Place] = []
-    own = [row.key for row in plan.rows if row.key.split("_wo_")[0] == plan.reference]
+    own = [row.key for row in plan.rows if row.own or row.key == plan.reference]
     for row in plan.rows:
         entries = tuple(results.entry(row.key, p) for p in points)
         references = tuple(

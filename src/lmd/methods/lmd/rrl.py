@@ -7,7 +7,7 @@ relations among samples and the relations among channels must agree between the 
 import copy
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
-from typing import ClassVar, Literal
+from typing import Annotated, ClassVar, Literal
 
 import torch
 from torch import Tensor, nn
@@ -15,12 +15,38 @@ from torch.nn import functional as F
 from torch.nn.modules.batchnorm import _BatchNorm
 from torch.optim import Optimizer
 
+from lmd.contract.settings import NonNegative, Settings, Share
 from lmd.contract.stage import Batch, ParameterGroups, Run, Stage, Terms
-from lmd.methods.lmd.checks import between, one_of
 from lmd.model import Model
 
 Gram = Literal["normalised", "raw"]
 Direction = Literal["teacher_student", "student_teacher"]
+
+
+class RRLSettings(Settings):
+    """Settings of stage 1; the rows are those of the table of differences."""
+
+    ce_view: Annotated[
+        Literal["weak", "strong"], "View on which cross-entropy is taken (row 1)."
+    ] = "weak"
+    warmup: Annotated[Share, "Share of all steps with cross-entropy alone (row 2)."] = 0.2
+    gram: Annotated[Gram, "Gram matrices with rows of length 1, or as they are (row 3)."] = (
+        "normalised"
+    )
+    channel_divisor: Annotated[
+        Literal["channels", "samples"], "What the channel loss is divided by (row 4)."
+    ] = "channels"
+    kl: Annotated[Direction, "Which way the KL divergence is taken (row 5)."] = "teacher_student"
+    lambda_1: Annotated[NonNegative, "Weight of the consistency losses (row 6)."] = 10.0
+    teacher: Annotated[
+        Literal["copy", "own"],
+        "A copy of the student when consistency starts, or a head of its own (row 7).",
+    ] = "copy"
+    ema_horizon: Annotated[
+        Share | None, "Horizon of the teacher's average as a share of all steps (row 7)."
+    ] = 0.3
+    ema_decay: Annotated[Share, "Decay of that average where there is no horizon (row 7)."] = 0.999
+    ema_ramp: Annotated[bool, "Let the decay grow from 0 in the first steps (row 7)."] = True
 
 
 def _gram(z: Tensor, gram: Gram) -> Tensor:
@@ -92,71 +118,44 @@ class RRL(Stage):
     there, has the student's BatchNorm statistics and runs in ``eval`` mode. ``teacher="own"``
     starts with a head of its own, is averaged from the first step in its parameters only, and
     runs in ``train`` mode with BatchNorm statistics of its own. The limit of the decay has the
-    horizon ``ema_horizon`` (a part of all steps) or, without one, is ``ema_decay``.
+    horizon ``ema_horizon`` (a share of all steps) or, without one, is ``ema_decay``.
     """
 
     views: ClassVar[tuple[str, ...]] = ("weak", "strong")
-    done: Tensor
-    total: Tensor
 
-    def __init__(
-        self,
-        model: Model,
-        *,
-        lambda_1: float = 10.0,
-        ce_view: Literal["weak", "strong"] = "weak",
-        warmup: float = 0.2,
-        gram: Gram = "normalised",
-        channel_divisor: Literal["channels", "samples"] = "channels",
-        kl: Direction = "teacher_student",
-        teacher: Literal["copy", "own"] = "copy",
-        ema_horizon: float | None = 0.3,
-        ema_decay: float = 0.999,
-        ema_ramp: bool = True,
-    ) -> None:
+    def __init__(self, model: Model, settings: RRLSettings | None = None) -> None:
         super().__init__()
-        one_of("ce_view", ce_view, ("weak", "strong"))
-        one_of("gram", gram, ("normalised", "raw"))
-        one_of("channel_divisor", channel_divisor, ("channels", "samples"))
-        one_of("kl", kl, ("teacher_student", "student_teacher"))
-        one_of("teacher", teacher, ("copy", "own"))
-        between("warmup", warmup, 0, 1)
-        between("ema_decay", ema_decay, 0, 1)
-        between("ema_horizon", ema_horizon, 0, 1)
-        self.lambda_1, self.ce_view, self.warmup = lambda_1, ce_view, warmup
-        self.gram, self.channel_divisor, self.kl = gram, channel_divisor, kl
-        self.own = teacher == "own"
-        self.ema_horizon, self.ema_decay, self.ema_ramp = ema_horizon, ema_decay, ema_ramp
+        self.settings = settings or RRLSettings()
+        self.own = self.settings.teacher == "own"
         self.model = model
         self.teacher = copy.deepcopy(model)
         if self.own:
             self.teacher.classifier.reset_parameters()
-        self.register_buffer("done", torch.tensor(0))
-        self.register_buffer("total", torch.tensor(0))
+        self.done = self.total = 0  # steps, counted from the start of the stage
 
     def trainable(self) -> ParameterGroups:
         """The student; the teacher only follows."""
         return list(self.model.parameters())
 
     def start_epoch(self, run: Run, optimizer: Optimizer | None) -> Mapping[str, float] | None:
-        """Learn how long the run is: the warm-up and the teacher's horizon are parts of it."""
-        self.total.fill_(run.steps * run.epochs)
+        """Learn how long the run is: the warm-up and the teacher's horizon are shares of it."""
+        self.done, self.total = run.epoch * run.steps, run.epochs * run.steps
         return None
 
     def _warmup_steps(self) -> int:
-        return round(self.warmup * int(self.total))
+        return round(self.settings.warmup * self.total)
 
     def loss(self, *batches: Batch) -> Terms:
         """Terms ``loss``, ``ce``, ``sample``, ``channel``, ``prob``; the last three 0 at first."""
         (batch,) = batches
-        if int(self.done) < self._warmup_steps():
+        if self.done < self._warmup_steps():
             with self.clock("student"):
-                ce = F.cross_entropy(self.model(batch.views[self.ce_view]), batch.labels)
+                ce = F.cross_entropy(self.model(batch.views[self.settings.ce_view]), batch.labels)
             zero = torch.zeros_like(ce)
             return {"loss": ce, "ce": ce, "sample": zero, "channel": zero, "prob": zero}
         weak, strong = batch.views["weak"], batch.views["strong"]
         with self.clock("student"):
-            if self.ce_view == "weak":
+            if self.settings.ce_view == "weak":
                 ce = F.cross_entropy(self.model(weak), batch.labels)
                 # The running statistics are for images as they are met in use; the weak view is
                 # the nearest to those, and a mixture with distorted ones would fit neither.
@@ -179,15 +178,16 @@ class RRL(Stage):
         # Gram matrices are differences of large sums: never in half precision.
         with self.clock("losses"), torch.autocast(features.device.type, enabled=False):
             z, goal = _full(features), _full(goal)
-            sample = sample_relation_loss(z, goal, self.gram)
-            channel = channel_relation_loss(z, goal, self.gram, self.channel_divisor)
-            prob = probability_loss(_full(logits), _full(goal_logits), self.kl)
-            loss = ce + self.lambda_1 * (sample + channel + prob / 2)
+            given = self.settings
+            sample = sample_relation_loss(z, goal, given.gram)
+            channel = channel_relation_loss(z, goal, given.gram, given.channel_divisor)
+            prob = probability_loss(_full(logits), _full(goal_logits), given.kl)
+            loss = ce + given.lambda_1 * (sample + channel + prob / 2)
         return {"loss": loss, "sample": sample, "channel": channel, "prob": prob}
 
     def step(self, optimizer: Optimizer, *batches: Batch) -> Terms:
         """One update of the student, then of the teacher."""
-        if not self.own and int(self.done) == self._warmup_steps():
+        if not self.own and self.done == self._warmup_steps():
             self.teacher.load_state_dict(self.model.state_dict())
         terms = super().step(optimizer, *batches)
         with self.clock("teacher"):
@@ -198,13 +198,13 @@ class RRL(Stage):
     @torch.no_grad()
     def _follow(self) -> None:
         """Move the teacher towards the student."""
-        t = int(self.done) - (0 if self.own else self._warmup_steps())
+        t = self.done - (0 if self.own else self._warmup_steps())
         if t < 0:
             return
-        limit = self.ema_decay
-        if self.ema_horizon is not None:
-            limit = 1 - 1 / max(self.ema_horizon * int(self.total), 1)
-        weight = 1 - teacher_decay(t, limit, self.ema_ramp)
+        limit = self.settings.ema_decay
+        if self.settings.ema_horizon is not None:
+            limit = 1 - 1 / max(self.settings.ema_horizon * self.total, 1)
+        weight = 1 - teacher_decay(t, limit, self.settings.ema_ramp)
         goals: list[Tensor] = list(self.teacher.parameters())
         torch._foreach_lerp_(goals, [p.data for p in self.model.parameters()], weight)
         if not self.own:

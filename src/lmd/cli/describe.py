@@ -1,0 +1,45 @@
+"""One method in plain text, as `lmd methods NAME` prints it: 80 columns, no colours."""
+
+import textwrap
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from lmd.contract.method import Method
+
+WIDTH = 80
+INDENT = 30  # of a setting's description
+
+
+def describe(method: "Method") -> str:
+    """Title, paper, stages and note, then each setting with its default, then the profiles."""
+    facts = {"paper": method.paper, "stages": " → ".join(method.stages), "note": method.note}
+    lines = [f"{method.key}: {method.title}"]
+    lines += [_wrapped(f"{name}: {text}", 2) for name, text in facts.items() if text]
+    defaults = method.defaults()
+    lines += ["", "settings" if defaults else "no settings"]
+    for setting in method.describe():
+        head = f"  {setting.name} = {_text(defaults[setting.name])}"
+        rule = f" {setting.rule[0].upper()}{setting.rule[1:]}."
+        said = _wrapped(setting.description + rule, INDENT)
+        if len(head) < INDENT:
+            lines.append(head.ljust(INDENT) + said.lstrip())
+        else:
+            lines += [_wrapped(head.strip(), 2, hang=4), said]
+    for profile, values in method.profiles.items():
+        lines += ["", f"profile {profile}"]
+        lines += [f"  {name} = {_text(value)}" for name, value in values.items()]
+    return "\n".join(lines)
+
+
+def _wrapped(text: str, indent: int, hang: int | None = None) -> str:
+    rest = " " * (indent if hang is None else hang)
+    return textwrap.fill(text, WIDTH, initial_indent=" " * indent, subsequent_indent=rest)
+
+
+def _text(value: object) -> str:
+    """A value as ``--set`` takes it, where TOML has it."""
+    if isinstance(value, list):
+        return "[" + ", ".join(_text(one) for one in value) + "]"
+    if isinstance(value, bool) or value is None:
+        return str(value).lower()
+    return str(value)

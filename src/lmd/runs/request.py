@@ -1,0 +1,57 @@
+"""What a run is asked to do: a protocol and a method's settings, complete and checked."""
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from lmd.base.errors import LmdError
+from lmd.contract.method import Method
+from lmd.protocol import Protocol, current_names, load_protocol
+
+
+@dataclass(frozen=True)
+class Resolved:
+    """The complete protocol and settings; ``notes`` says what the protocol changes in a profile."""
+
+    protocol: Protocol
+    settings: dict[str, Any]
+    notes: list[str]
+
+
+def resolve(
+    method: Method, protocol: str | Path | None, given: Mapping[str, Any], profile: str = "default"
+) -> Resolved:
+    """Sort settings into the protocol's and the method's, and complete both.
+
+    A key of the protocol overrides its file; every other key must be a setting of the method.
+    """
+    given = current_names(given)
+    shared = {k: v for k, v in given.items() if k in Protocol.model_fields}
+    own = {k: v for k, v in given.items() if k not in Protocol.model_fields}
+    known = method.defaults()
+    for key in own:
+        if key not in known:
+            raise LmdError(
+                f"unknown setting {key!r}. Settings of method {method.key!r}: "
+                f"{', '.join(sorted(known)) or 'none'}. Settings of the protocol: "
+                f"{', '.join(sorted(Protocol.model_fields))}."
+            )
+    complete = load_protocol(protocol, shared)
+    in_file = complete.methods.get(method.family or method.key, {})
+    in_file = in_file | complete.methods.get(method.key, {})
+    settings = method.settings({**in_file, **own}, profile)
+    notes: list[str] = []
+    if profile != "default":
+        before = method.settings({}, profile)
+        name = f"Protocol {protocol}" if protocol is not None else "The protocol"
+        notes = [
+            f"{name} sets {key} = {_text(value)}; profile {profile} has {_text(before[key])}."
+            for key, value in in_file.items()
+            if settings[key] == value != before[key]
+        ]
+    return Resolved(complete, settings, notes)
+
+
+def _text(value: Any) -> str:
+    return f"{value:g}" if isinstance(value, float) else str(value)

@@ -1,0 +1,56 @@
+"""What a run is asked to do: protocol, settings, and what a protocol changes in a profile."""
+
+from pathlib import Path
+
+import pytest
+from toys import write_npz
+
+import lmd
+from lmd.base.errors import LmdError
+from lmd.methods import METHODS
+from lmd.runs.request import resolve
+from lmd.runs.rescore import rescore
+
+PROTOCOL = """image_size = 16
+backbone = "resnet8"
+weights = "none"
+epochs = 1
+stage2_epochs = 1
+batch_size = 8
+workers = 0
+[methods.lmd]
+lambda_1 = 1.0
+virtual_features = 40
+m_step = "sgd"
+"""
+
+
+def test_a_protocol_that_changes_a_profile_says_so() -> None:
+    asked = resolve(METHODS["lmd"], "small", {}, "paper")
+    assert asked.settings["lambda_1"] == 1
+    assert asked.notes == ["Protocol small sets lambda_1 = 1; profile paper has 10."]
+    # Without a profile the protocol's values are the ones that are meant.
+    assert resolve(METHODS["lmd"], "small", {}).notes == []
+    # What is set by hand is no longer the protocol's.
+    assert resolve(METHODS["lmd"], "small", {"lambda_1": 3}, "paper").notes == []
+
+
+def test_settings_go_to_the_protocol_or_to_the_method() -> None:
+    asked = resolve(METHODS["focal"], None, {"epochs": 3, "gamma": 1})
+    assert (asked.protocol.epochs, asked.settings) == (3, {"gamma": 1.0})
+    with pytest.raises(LmdError, match="Settings of method 'focal': gamma"):
+        resolve(METHODS["focal"], None, {"gama": 1})
+
+
+def test_the_run_prints_and_records_it(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    protocol = tmp_path / "short.toml"
+    protocol.write_text(PROTOCOL)
+    data, out = write_npz(tmp_path / "toy.npz"), tmp_path / "run"
+    run = lmd.train(data, method="lmd", protocol=protocol, profile="official", out=out)
+    notes = [
+        f"Protocol {protocol} sets lambda_1 = 1; profile official has 10.",
+        f"Protocol {protocol} sets virtual_features = 40; profile official has 50000.",
+    ]
+    assert [note for note in run.read_record().notes if note in notes] == notes
+    assert "sets lambda_1 = 1" in " ".join(capsys.readouterr().err.split())
+    assert [note for note in rescore(out, resamples=20).notes if note in notes] == notes
