@@ -6,6 +6,7 @@ benchmark takes up again.
 
 import json
 import os
+import shlex
 import signal
 import sys
 import threading
@@ -42,8 +43,6 @@ def _train(job: dict[str, Any]) -> None:
     torch.set_num_threads(job["threads"])
     cv2.setNumThreads(job["threads"] if job["threads"] > 1 else 0)
     out, request = Path(job["out"]), job["request"]
-    # The record's command is what makes this run again without the benchmark.
-    sys.argv = [*job["command"], "--out", str(out)]
     begun = (out / "record.json").exists()
     protocol = request["protocol"] | {"workers": job["loaders"]}
     train(
@@ -57,6 +56,8 @@ def _train(job: dict[str, Any]) -> None:
         resume=True,
         device=job["device"],
         first_stages=job["first_stages"],
+        # What makes this run again without the benchmark.
+        command=shlex.join([*job["command"], "--out", str(out)]),
     )
 
 

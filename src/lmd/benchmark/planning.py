@@ -14,7 +14,7 @@ from lmd.contract.method import Method
 from lmd.methods import DEFAULT, METHODS, PAPER, find_method, in_paper_order, related
 from lmd.protocol import Protocol
 from lmd.runfolder.record import Request
-from lmd.runs.request import Resolved, resolve
+from lmd.runs.request import Resolved, resolve, train_command
 
 
 def plan_grid(name: str | Path) -> Plan:
@@ -153,7 +153,7 @@ def _run(
         seed=seed,
         stages=len(method.stages),
         request=request.model_dump(mode="json"),
-        command=_command(grid, method, extra | {"seed": seed}, str(data)),
+        command=train_command(request, *_given(grid, method, extra | {"seed": seed})),
         first=_first(method, asked.settings),
     )
 
@@ -161,31 +161,3 @@ def _run(
 def _first(method: Method, settings: Mapping[str, Any]) -> str:
     shaping = settings if method.first_settings is None else method.first_settings
     return json.dumps([method.stages[0], {key: settings[key] for key in shaping}])
-
-
-def _command(grid: Grid, method: Method, extra: Mapping[str, Any], data: str) -> list[str]:
-    """What a person would type to make the run alone, without the folder."""
-    base, given = _given(grid, method, extra)
-    words = ["lmd", "train", data, "--method", method.key]
-    words += ["--protocol", base] if base else []
-    profile = _profile(grid, method)
-    words += ["--profile", profile] if profile != "default" else []
-    for key, value in given.items():
-        words += ["--set", f"{key}={as_toml(value)}"]
-    for key, value in grid.columns.items():
-        option = "--" + key.replace("_", "-")
-        words += ([option] if value else []) if isinstance(value, bool) else [option, str(value)]
-    return words + (["--skip-bad"] if grid.skip_bad else [])
-
-
-def as_toml(value: Any) -> str:
-    """A value as TOML writes it in one line.
-
-    >>> as_toml({"lmd": {"lambda_1": 1.0, "rrl": True}, "split": [0.7, 0.3]})
-    '{"lmd" = {"lambda_1" = 1.0, "rrl" = true}, "split" = [0.7, 0.3]}'
-    """
-    if isinstance(value, dict):
-        return "{" + ", ".join(f"{json.dumps(k)} = {as_toml(v)}" for k, v in value.items()) + "}"
-    if isinstance(value, list | tuple):
-        return "[" + ", ".join(as_toml(v) for v in value) + "]"
-    return json.dumps(value)

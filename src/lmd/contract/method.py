@@ -16,10 +16,12 @@ class Method:
 
     The keyword-only arguments of ``make`` are the settings (``lmd.contract.settings``). ``preset``
     has the values that make this row differ from its ``family``; an ``ablation`` leaves a part of
-    its family's method out. ``profiles`` name further sets of values. A ``note`` says what a reader
-    of a table must know (a reconstruction, say). ``first_settings`` are those that shape the first
-    of several stages (``None``: all do); a benchmark expects rows to have it in common where its
-    name and these settings agree.
+    its family's method out. ``profiles`` name further sets of values. ``prior`` is the class mix
+    that the probabilities answer for: uniform where training balances the classes, that of the
+    training part where it does not. A ``note`` says what a reader of a table must know (a
+    reconstruction, say). ``first_settings`` are those that shape the first of several stages
+    (``None``: all do); a benchmark expects rows to share it where its name and these settings
+    agree.
     """
 
     key: str
@@ -28,6 +30,7 @@ class Method:
     paper: str
     stages: tuple[str, ...]
     head: Literal["linear", "cosine"] = "linear"
+    prior: Literal["uniform", "training"] = "uniform"
     family: str = ""
     ablation: bool = False
     note: str = ""

@@ -90,5 +90,6 @@ METHODS = (
         "Galdran et al., Balanced-MixUp for highly imbalanced medical image classification, "
         "MICCAI 2021",
         ("Balanced-MixUp",),
+        prior="training",
     ),
 )

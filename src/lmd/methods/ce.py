@@ -11,4 +11,4 @@ def ce(model: Model, task: Task) -> Stages:
     yield Supervised(model)
 
 
-METHODS = (Method("ce", "CE", ce, "cross-entropy", ("cross-entropy",)),)
+METHODS = (Method("ce", "CE", ce, "cross-entropy", ("cross-entropy",), prior="training"),)

@@ -47,5 +47,6 @@ METHODS = (
         focal,
         "Lin et al., Focal loss for dense object detection, ICCV 2017",
         ("focal loss",),
+        prior="training",
     ),
 )

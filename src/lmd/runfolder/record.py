@@ -78,6 +78,9 @@ class ModelInfo(_Plain):
     feature_dim: int
     parameters: int
     selected: str = Field(description="a sentence: which epoch is reported")
+    temperature: float = Field(
+        default=1.0, gt=0, description="divides the shipped model's logits; fitted on validation"
+    )
 
 
 class StageInfo(_Plain):

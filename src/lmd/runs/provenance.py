@@ -3,7 +3,6 @@
 import hashlib
 import platform
 import subprocess
-import sys
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
@@ -48,13 +47,6 @@ def source_digest() -> str:
     for path in sorted(Path(package).resolve().parent.rglob("*.py")):
         digest.update(path.read_bytes())
     return digest.hexdigest()
-
-
-def command() -> str:
-    """How this process was called, as a person would type it."""
-    name = Path(sys.argv[0]).name
-    words = ["lmd" if name in {"lmd", "__main__.py"} else name, *sys.argv[1:]]
-    return " ".join(f"'{w}'" if " " in w else w for w in words)
 
 
 def _git(root: Path, *words: str) -> str:

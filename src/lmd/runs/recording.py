@@ -5,17 +5,13 @@ import math
 from pathlib import Path
 from typing import get_args
 
-import torch
-
 from lmd import __version__
 from lmd.base.distributed import world
-from lmd.contract.method import Method
 from lmd.data.imbalance import imbalance_factor
 from lmd.data.prepare import Prepared
 from lmd.data.splits import groups_in_two_parts
-from lmd.model import Model
 from lmd.protocol import Protocol
-from lmd.runfolder.folder import RunFiles, RunFolder
+from lmd.runfolder.folder import RunFolder
 from lmd.runfolder.predictions import Predictions
 from lmd.runfolder.record import (
     DataInfo,
@@ -27,29 +23,22 @@ from lmd.runfolder.record import (
     StageInfo,
     TablePart,
 )
-from lmd.runs.provenance import command, commit, machine, now
-from lmd.runs.rescore import scored
+from lmd.runs.prepare import Ready
+from lmd.runs.provenance import commit, machine, now
+from lmd.runs.score import scored
 from lmd.training import Trainer
 
 
-def first_record(
-    run: RunFolder,
-    method: Method,
-    request: Request,
-    protocol: Protocol,
-    notes: list[str],
-    data: Prepared,
-    model: Model,
-    device: torch.device,
-) -> Record:
+def first_record(run: RunFolder, ready: Ready, command: str, notes: list[str]) -> Record:
     """All that is known before training; ``status`` is ``running``."""
+    request, method, protocol, model = ready.request, ready.method, ready.protocol, ready.model
     return Record(
         status="running",
         name=run.path.name,
         created=now(),
         lmd_version=__version__,
         commit=commit(),
-        command=command(),
+        command=command,
         request=request,
         method=MethodInfo(
             key=method.key,
@@ -61,8 +50,8 @@ def first_record(
             notes=notes,
         ),
         protocol=request.protocol,
-        data=_data(request, data),
-        tiers=data.tiers,
+        data=_data(request, ready.data),
+        tiers=ready.data.tiers,
         model=ModelInfo(
             backbone=protocol.backbone,
             weights=protocol.weights,
@@ -71,7 +60,7 @@ def first_record(
             parameters=sum(p.numel() for p in model.parameters()),
             selected=_selected(protocol),
         ),
-        machine=Machine(**machine(device), processes=world()),
+        machine=Machine(**machine(ready.device), processes=world()),
     )
 
 
@@ -106,13 +95,15 @@ def _selected(protocol: Protocol) -> str:
     return "the epoch of each stage with the best validation balanced accuracy"
 
 
-def finish(run: RunFolder, record: Record, trainer: Trainer, predictions: Predictions) -> RunFiles:
-    """Score the predictions, and write them and the completed record."""
-    run.write_predictions(predictions)
+def finished_record(
+    record: Record, trainer: Trainer, predictions: Predictions, temperature: float
+) -> Record:
+    """The record of a finished run, with every number."""
     stages = [StageInfo.model_validate(stage) for stage in trainer.summaries]
     chosen = {key: value for stage in stages for key, value in stage.chosen.items()}
-    record = scored(record, predictions).replaced(
+    return scored(record, predictions).replaced(
         method=record.method.model_copy(update={"chosen": chosen}),
+        model=record.model.model_copy(update={"temperature": temperature}),
         stages=stages,
         stage_1_from=trainer.taken_from,
         history=trainer.history,
@@ -120,8 +111,6 @@ def finish(run: RunFolder, record: Record, trainer: Trainer, predictions: Predic
         finished=now(),
         status="finished",
     )
-    run.write_record(record)
-    return RunFiles(run.path, record, predictions, record.history)
 
 
 def _data_notes(data: Prepared) -> list[str]:

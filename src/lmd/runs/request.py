@@ -1,5 +1,6 @@
 """What a run is asked to do: a protocol and a method's settings, complete and checked."""
 
+import json
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -8,6 +9,7 @@ from typing import Any
 from lmd.base.errors import LmdError
 from lmd.contract.method import Method
 from lmd.protocol import Protocol, current_names, load_protocol
+from lmd.runfolder.record import Request
 
 
 @dataclass(frozen=True)
@@ -55,3 +57,31 @@ def resolve(
 
 def _text(value: Any) -> str:
     return f"{value:g}" if isinstance(value, float) else str(value)
+
+
+def train_command(
+    request: Request, protocol: str | Path | None, given: Mapping[str, Any]
+) -> list[str]:
+    """The words that a person would type to make a run, without its folder."""
+    words = ["lmd", "train", *filter(None, [request.data]), "--method", request.method]
+    words += ["--protocol", str(protocol)] if protocol is not None else []
+    words += ["--profile", request.profile] if request.profile != "default" else []
+    for key, value in given.items():
+        words += ["--set", f"{key}={as_toml(value)}"]
+    for key, value in request.columns.items():
+        option = "--" + key.replace("_", "-")
+        words += ([option] if value else []) if isinstance(value, bool) else [option, str(value)]
+    return words + (["--skip-bad"] if request.skip_bad else [])
+
+
+def as_toml(value: Any) -> str:
+    """A value as TOML writes it in one line.
+
+    >>> as_toml({"lmd": {"lambda_1": 1.0, "rrl": True}, "split": [0.7, 0.3]})
+    '{"lmd" = {"lambda_1" = 1.0, "rrl" = true}, "split" = [0.7, 0.3]}'
+    """
+    if isinstance(value, dict):
+        return "{" + ", ".join(f"{json.dumps(k)} = {as_toml(v)}" for k, v in value.items()) + "}"
+    if isinstance(value, list | tuple):
+        return "[" + ", ".join(as_toml(v) for v in value) + "]"
+    return json.dumps(value)

@@ -8,42 +8,11 @@ from lmd.base.errors import LmdError
 from lmd.report import write_report
 from lmd.runfolder.folder import RunFiles, RunFolder
 from lmd.runfolder.pairing import paired
-from lmd.runfolder.predictions import Predictions
 from lmd.runfolder.record import Record
-from lmd.scoring.definitions import definitions
+from lmd.runs.score import scored
 from lmd.scoring.intervals import holm, paired_differences
 from lmd.scoring.metrics import METRICS
 from lmd.scoring.sample import Sample
-from lmd.scoring.scores import score
-
-
-def scored(record: Record, predictions: Predictions, *, resamples: int = 1000) -> Record:
-    """The record with the numbers that follow from the predictions."""
-    found = {
-        part: score(
-            of.labels,
-            of.probabilities,
-            predictions.classes,
-            record.tiers,
-            record.data.counts["train"],
-            groups=of.groups,
-            resamples=resamples,
-            part=part,
-        )
-        for part, of in predictions.parts.items()
-    }
-    grouped = any(of.groups is not None for of in predictions.parts.values())
-    return record.replaced(
-        metrics={part: one.metrics for part, one in found.items()},
-        per_class={part: one.per_class for part, one in found.items()},
-        confusion={part: one.confusion for part, one in found.items()},
-        definitions=definitions(resamples, grouped=grouped),
-        notes=[
-            *record.data.notes,
-            *record.method.notes,
-            *(note for one in found.values() for note in one.notes),
-        ],
-    )
 
 
 def rescore(path: Path, *, resamples: int = 1000) -> Record:

@@ -1,36 +1,27 @@
-"""From a data set to a run folder: the whole way through the house, in one function."""
+"""The whole way of one run: prepare, fit, score, write."""
 
-import time
+import shlex
 from collections.abc import Mapping
 from functools import partial
 from pathlib import Path
 from typing import Any
 
-import numpy as np
-import torch
-
 from lmd.base.device import choose_device
 from lmd.base.distributed import NotShareable, in_turn, joined, own_device, rank
 from lmd.base.errors import LmdError
 from lmd.base.progress import Display
-from lmd.base.seeds import derive_seed
-from lmd.contract.method import Method
-from lmd.contract.stage import Task
-from lmd.data.doctor import quick_check
 from lmd.data.loaders import Normalise
-from lmd.data.prepare import Prepared, prepare_data
-from lmd.data.table import PARTS
 from lmd.methods import DEFAULT, find_method
-from lmd.model import Model, ModelSpec, Preprocessing, build_model, save_model
-from lmd.protocol import Protocol
+from lmd.model import save_model
 from lmd.report import write_report
-from lmd.runfolder.folder import RunFolder
-from lmd.runfolder.predictions import PARTS as SCORED
-from lmd.runfolder.predictions import PartPredictions, Predictions
+from lmd.runfolder.folder import RunFiles, RunFolder
+from lmd.runfolder.predictions import Predictions
 from lmd.runfolder.record import Record, Request
+from lmd.runs.prepare import Ready, announce, prepare
 from lmd.runs.provenance import source_digest
-from lmd.runs.recording import finish, first_record
-from lmd.runs.request import resolve
+from lmd.runs.recording import finished_record, first_record
+from lmd.runs.request import resolve, train_command
+from lmd.runs.score import predict_parts
 from lmd.training import FirstStages, Trainer
 
 
@@ -49,47 +40,92 @@ def train(
     device: str = "auto",
     quiet: bool = False,
     first_stages: str | Path | None = None,
+    command: str | None = None,
 ) -> RunFolder:
     """Train one method on one data set and write a complete run folder.
 
-    ``data`` is what ``lmd.data.sources.open_table`` accepts; ``settings`` may hold keys of the
-    protocol and of the method. With ``resume`` an interrupted run in ``out`` goes on, and ends
-    with the very weights that it would have had without the interruption. Runs that are given one
-    folder as ``first_stages`` train a first stage that they have in common only once.
+    ``data`` is anything that ``lmd.data.sources.open_table`` accepts; ``settings`` may hold keys of
+    the protocol and of the method. With ``resume`` an interrupted run in ``out`` continues and ends
+    with exactly the weights that it would have had without the interruption. Runs that are given
+    the same folder as ``first_stages`` train a first stage that they share only once. ``command``
+    is what the record says the run was started with; by default it is derived from the arguments.
     """
-    row = find_method(method)
-    asked = resolve(row, protocol, settings or {}, profile)
+    resolved = resolve(find_method(method), protocol, settings or {}, profile)
     request = Request(
         data=str(data) if data is not None else "",
         method=method,
         profile=profile,
-        protocol=asked.protocol.model_dump(mode="json"),
-        settings=asked.settings,
+        protocol=resolved.protocol.model_dump(mode="json"),
+        settings=resolved.settings,
         columns=dict(columns or {}),
         skip_bad=skip_bad,
     )
-    folder = Path(out) if out is not None else default_folder(request, asked.protocol)
+    words = train_command(request, protocol, settings or {})
+    typed = command or shlex.join([*words, *(["--out", str(out)] if out is not None else [])])
+    folder = Path(out) if out is not None else default_folder(request)
     here = own_device(choose_device(device))
     with joined(here):
         run, request = in_turn(partial(_open, folder, request, resume, overwrite))
         if run.record_path.exists() and run.read_record().status == "finished":
             return run
         with Display(quiet=quiet or rank() > 0) as display:
-            _train(run, request, asked.notes, here, display, resume, first_stages)
+            ready = prepare(request, here, display)
+            record = _start(run, ready, typed, resolved.notes, resume=resume)
+            announce(ready, resolved.notes, display)
+            trainer = fit(run, ready, record, display, resume=resume, first_stages=first_stages)
+            display.start("scoring", 3)
+            predictions, temperature = predict_parts(ready, trainer)
+            display.step(1)
+            if rank() == 0:
+                record = finished_record(record, trainer, predictions, temperature)
+                display.step(2)
+            in_turn(partial(_write, run, ready, record, predictions))
+            display.stop()
     return run
 
 
-def default_folder(request: Request, protocol: Protocol) -> Path:
+def default_folder(request: Request) -> Path:
     """``runs/DATA-METHOD-seedN``, with the profile where it is not the default."""
     data = Path(request.data).stem or "run"
     profile = "" if request.profile == "default" else f"-{request.profile}"
-    return Path("runs") / f"{data}-{request.method}{profile}-seed{protocol.seed}"
+    return Path("runs") / f"{data}-{request.method}{profile}-seed{request.protocol['seed']}"
+
+
+def fit(
+    run: RunFolder,
+    ready: Ready,
+    record: Record,
+    display: Display,
+    *,
+    resume: bool = False,
+    first_stages: str | Path | None = None,
+) -> Trainer:
+    """Train all stages of the method; the trainer holds the model and its history."""
+    data, pre = ready.data, ready.preprocessing
+    trainer = Trainer(
+        model=ready.model,
+        stages=ready.stages,
+        train=data.part("train"),
+        validation=data.part("validation"),
+        protocol=ready.protocol,
+        normalise=Normalise.of(pre.mean, pre.std, ready.device),
+        folder=run.path,
+        device=ready.device,
+        display=display,
+        first_stages=_first_stages(first_stages, record),
+    )
+    trainer.timings.seconds["decode"] = ready.seconds
+    try:
+        trainer.fit(resume=resume)
+    except NotShareable as error:
+        raise LmdError(f"method {ready.method.key!r} with these settings: {error}") from error
+    return trainer
 
 
 def _open(
     folder: Path, request: Request, resume: bool, overwrite: bool
 ) -> tuple[RunFolder, Request]:
-    """The run to go on with, or a new one, which the first process makes for all."""
+    """The run to continue, or a new one, which the first process makes for all."""
     if resume and (folder / "record.json").exists():
         return _reopen(folder, request, asked=bool(request.data))
     if not request.data:
@@ -113,73 +149,17 @@ def _reopen(folder: Path, request: Request, *, asked: bool) -> tuple[RunFolder, 
     return run, before
 
 
-def _train(
-    run: RunFolder,
-    request: Request,
-    notes: list[str],
-    device: torch.device,
-    display: Display,
-    resume: bool,
-    first_stages: str | Path | None,
-) -> None:
-    method, protocol = find_method(request.method), Protocol.model_validate(request.protocol)
-    display.start("decoding images", 1)
-    started = time.perf_counter()
-    data = in_turn(
-        lambda: prepare_data(
-            request.data,
-            protocol,
-            columns=request.columns,
-            skip_bad=request.skip_bad,
-            tick=display.advance,
-        )
-    )
-    display.stop()
-    decoding = time.perf_counter() - started
-    model, preprocessing = in_turn(lambda: _build(method, protocol, len(data.table.classes)))
-    task = Task(torch.from_numpy(data.counts("train")).to(device), model.classifier.in_features)
-    record = first_record(run, method, request, protocol, notes, data, model, device)
+def _start(run: RunFolder, ready: Ready, command: str, notes: list[str], *, resume: bool) -> Record:
+    """Write the record of a run that begins, or check that a resumed run has the same data."""
+    record = first_record(run, ready, command, notes)
     if resume and run.record_path.exists():
         before = run.read_record()
         if before.data.fingerprint != record.data.fingerprint:
-            raise LmdError(f"the data have changed since {run.path} was started: start a new run")
-        kept = record.method.model_copy(update={"notes": before.method.notes})
-        record = record.replaced(created=before.created, command=before.command, method=kept)
+            raise LmdError(f"the data has changed since {run.path} was started: start a new run")
+        record = record.replaced(created=before.created, command=before.command)
     if rank() == 0:
         run.write_record(record)
-    _announce(display, method, data, model)
-    for note in record.method.notes:
-        display.say(f"  settings: {note}")
-    trainer = Trainer(
-        model=model,
-        stages=lambda: method.stages_for(model, task, request.settings),
-        train=data.part("train"),
-        validation=data.part("validation"),
-        protocol=protocol,
-        normalise=Normalise.of(preprocessing.mean, preprocessing.std, device),
-        folder=run.path,
-        device=device,
-        display=display,
-        first_stages=_first_stages(first_stages, record),
-    )
-    trainer.timings.seconds["decode"] = decoding
-    try:
-        trainer.fit(resume=resume)
-    except NotShareable as error:
-        raise LmdError(f"method {method.key!r} with these settings: {error}") from error
-    display.start("scoring", 3)
-    predictions = _predictions(data, trainer)
-    display.step(1)
-
-    def write() -> None:
-        if rank() == 0:
-            save_model(model, run.path, _spec(method, protocol, data, model, preprocessing))
-            finished = finish(run, record, trainer, predictions)
-            display.step(2)
-            write_report(finished)
-
-    in_turn(write)
-    display.stop()
+    return record
 
 
 def _first_stages(folder: str | Path | None, record: Record) -> FirstStages | None:
@@ -197,55 +177,11 @@ def _first_stages(folder: str | Path | None, record: Record) -> FirstStages | No
     return FirstStages(Path(folder), context)
 
 
-def _build(method: Method, protocol: Protocol, classes: int) -> tuple[Model, Preprocessing]:
-    torch.manual_seed(derive_seed(protocol.seed, "model"))
-    return build_model(
-        protocol.backbone,
-        protocol.weights,
-        classes,
-        head=method.head,
-        image_size=protocol.image_size,
-    )
-
-
-def _spec(
-    method: Method, protocol: Protocol, data: Prepared, model: Model, preprocessing: Preprocessing
-) -> ModelSpec:
-    return ModelSpec(
-        classes=data.table.classes,
-        backbone=protocol.backbone,
-        head=method.head,
-        preprocessing=preprocessing,
-        method=method.title,
-        feature_dim=model.classifier.in_features,
-        class_counts=tuple(int(n) for n in data.counts("train")),
-    )
-
-
-def _announce(display: Display, method: Method, data: Prepared, model: Model) -> None:
-    parts = ", ".join(f"{int(data.counts(p).sum())} {p}" for p in PARTS)
-    size = sum(p.numel() for p in model.parameters())
-    display.say(
-        f"{method.title} on {data.table.source}: {parts} images; "
-        f"{size / 1e6:.1f} million parameters; head, medium, tail: {data.tiers.rule}"
-    )
-    for line in quick_check(data.table):
-        display.say(f"  data: {line}")
-    if data.skipped:
-        display.say(f"  data: {len(data.skipped)} images were skipped; the record names them.")
-
-
-def _predictions(data: Prepared, trainer: Trainer) -> Predictions:
-    """Validation and test, each predicted once; several processes share the images."""
-    parts = {}
-    for part in SCORED:
-        images = data.part(part)
-        if len(images) == 0:
-            continue
-        table, groups = data.table.part(part), None
-        if table.groups is not None:
-            # Numbers, not names: who the patients are is nobody's business here.
-            groups = np.unique(table.groups, return_inverse=True)[1]
-        probabilities = trainer.predict(images).softmax(1).numpy()
-        parts[part] = PartPredictions(table.ids, images.labels, probabilities, groups)
-    return Predictions(data.table.classes, parts)
+def _write(run: RunFolder, ready: Ready, record: Record, predictions: Predictions) -> None:
+    """The files of a finished run; the record comes last but the report, which only shows it."""
+    if rank() > 0:
+        return
+    save_model(ready.model, run.path, ready.spec(record.model.temperature))
+    run.write_predictions(predictions)
+    run.write_record(record)
+    write_report(RunFiles(run.path, record, predictions, record.history))

@@ -132,9 +132,10 @@ class ICC(Stage):
         self.vfc, self.e_step = vfc, e_step
         self.lambda_e = settings.lambda_e if fdc else 0.0
         self.epochs = settings.iterations if e_step else 1
-        size = len(task.class_counts), task.feature_dim
-        moments = {"ridge": settings.ridge, "decay": settings.moments_decay}
-        self.gaussians = ClassGaussians(*size, **moments)
+        classes, ridge = len(task.class_counts), settings.ridge
+        self.gaussians = ClassGaussians(
+            classes, task.feature_dim, ridge=ridge, decay=settings.moments_decay
+        )
         self.register_buffer("class_counts", task.class_counts.clone(), persistent=False)
         self.register_buffer("iteration", torch.tensor(0))
         # Shrinkage and penalty in use; -1 until the first M step has chosen them.

@@ -1,0 +1,70 @@
+"""From a trained model, or from predictions on disk, to the numbers of a record."""
+
+import numpy as np
+from numpy.typing import NDArray
+from torch import Tensor
+
+from lmd.runfolder.predictions import PARTS, PartPredictions, Predictions
+from lmd.runfolder.record import Record
+from lmd.runs.prepare import Ready
+from lmd.scoring.definitions import definitions
+from lmd.scoring.scores import score
+from lmd.scoring.temperature import fit_temperature
+from lmd.training import Trainer
+
+
+def predict_parts(ready: Ready, trainer: Trainer) -> tuple[Predictions, float]:
+    """Validation and test, each predicted once, and the temperature that fits validation.
+
+    The probabilities are those of temperature 1. Several processes share the images.
+    """
+    data, parts, temperature = ready.data, {}, 1.0
+    for part in PARTS:
+        images = data.part(part)
+        if len(images) == 0:
+            continue
+        table, groups = data.table.part(part), None
+        if table.groups is not None:
+            # Numbers, not names: who the patients are is nobody's business here.
+            groups = np.unique(table.groups, return_inverse=True)[1]
+        logits = trainer.predict(images)
+        if part == "validation":
+            temperature = _temperature(ready, logits, images.labels)
+        probabilities = logits.softmax(1).numpy()
+        parts[part] = PartPredictions(table.ids, images.labels, probabilities, groups)
+    return Predictions(data.table.classes, parts), temperature
+
+
+def _temperature(ready: Ready, logits: Tensor, labels: NDArray[np.int64]) -> float:
+    """Fitted to images weighted so that classes have the mix that the method answers for."""
+    counts = np.bincount(labels, minlength=logits.shape[1])
+    mix = np.ones(len(counts))
+    if ready.method.prior == "training":
+        mix = ready.data.counts("train") / ready.data.counts("train").sum()
+    weights = np.divide(mix, counts, out=np.zeros(len(counts)), where=counts > 0)
+    return fit_temperature(logits.numpy(), labels, weights[labels])
+
+
+def scored(record: Record, predictions: Predictions, *, resamples: int = 1000) -> Record:
+    """The record with the numbers that follow from the predictions."""
+    found = {
+        part: score(
+            of.labels,
+            of.probabilities,
+            predictions.classes,
+            record.tiers,
+            record.data.counts["train"],
+            groups=of.groups,
+            resamples=resamples,
+            part=part,
+        )
+        for part, of in predictions.parts.items()
+    }
+    grouped = any(of.groups is not None for of in predictions.parts.values())
+    return record.replaced(
+        metrics={part: one.metrics for part, one in found.items()},
+        per_class={part: one.per_class for part, one in found.items()},
+        confusion={part: one.confusion for part, one in found.items()},
+        definitions=definitions(resamples, grouped=grouped),
+        notes=[*record.data.notes, *(note for one in found.values() for note in one.notes)],
+    )
