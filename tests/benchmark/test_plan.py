@@ -9,12 +9,12 @@ import pytest
 from lmd.base.errors import LmdError
 from lmd.benchmark.grid import load_grid, shipped_grids
 from lmd.benchmark.plan import grid_hash, read_plan, write_plan
-from lmd.benchmark.planning import as_toml, plan_grid
+from lmd.benchmark.planning import plan_grid
 from lmd.benchmark.state import differences
 from lmd.cli.commands import parse_settings
 from lmd.methods import METHODS, PAPER
 from lmd.protocol import load_protocol
-from lmd.runs.request import resolve
+from lmd.runs.request import as_toml, resolve
 
 BASE = 'data = "toy.npz"\nprotocol = "demo"\n'
 
@@ -192,4 +192,5 @@ def test_the_older_name_of_tiers_is_the_same_setting(tmp_path: Path) -> None:
     before = {"protocol": {"groups": "thirds"}}
     assert differences(before, {"protocol": {"tiers": "thirds"}}) == []
     assert differences(before, new.runs[0].request)
-    assert resolve(METHODS["ce"], None, {"groups": "head>9,tail<3"})[0].tiers == "head>9,tail<3"
+    asked = resolve(METHODS["ce"], None, {"groups": "head>9,tail<3"})
+    assert asked.protocol.tiers == "head>9,tail<3"

@@ -54,3 +54,7 @@ def test_the_run_prints_and_records_it(tmp_path: Path, capsys: pytest.CaptureFix
     assert [note for note in run.read_record().notes if note in notes] == notes
     assert "sets lambda_1 = 1" in " ".join(capsys.readouterr().err.split())
     assert [note for note in rescore(out, resamples=20).notes if note in notes] == notes
+    # A resumed run is asked for nothing, and keeps what its record says.
+    run.write_record(run.read_record().replaced(status="running", notes=[]))
+    again = lmd.train(out=out, resume=True, quiet=True)
+    assert [note for note in again.read_record().notes if note in notes] == notes

@@ -14,25 +14,24 @@ from lmd.training import Trainer
 
 
 def predict_parts(ready: Ready, trainer: Trainer) -> tuple[Predictions, float]:
-    """Validation and test, each predicted once, and the temperature that fits validation.
+    """Validation and test, each predicted once, and the temperature, fitted on validation.
 
-    The probabilities are those of temperature 1. Several processes share the images.
+    The probabilities are those of the shipped model. Several processes share the images.
     """
-    data, parts, temperature = ready.data, {}, 1.0
-    for part in PARTS:
-        images = data.part(part)
-        if len(images) == 0:
-            continue
-        table, groups = data.table.part(part), None
+    images = {part: ready.data.part(part) for part in PARTS}
+    logits = {part: trainer.predict(of) for part, of in images.items() if len(of)}
+    temperature = 1.0
+    if "validation" in logits:
+        temperature = _temperature(ready, logits["validation"], images["validation"].labels)
+    parts = {}
+    for part, found in logits.items():
+        table, groups = ready.data.table.part(part), None
         if table.groups is not None:
             # Numbers, not names: who the patients are is nobody's business here.
             groups = np.unique(table.groups, return_inverse=True)[1]
-        logits = trainer.predict(images)
-        if part == "validation":
-            temperature = _temperature(ready, logits, images.labels)
-        probabilities = logits.softmax(1).numpy()
-        parts[part] = PartPredictions(table.ids, images.labels, probabilities, groups)
-    return Predictions(data.table.classes, parts), temperature
+        probabilities = (found / temperature).softmax(1).numpy()
+        parts[part] = PartPredictions(table.ids, images[part].labels, probabilities, groups)
+    return Predictions(ready.data.table.classes, parts), temperature
 
 
 def _temperature(ready: Ready, logits: Tensor, labels: NDArray[np.int64]) -> float:
@@ -66,5 +65,9 @@ def scored(record: Record, predictions: Predictions, *, resamples: int = 1000) -
         per_class={part: one.per_class for part, one in found.items()},
         confusion={part: one.confusion for part, one in found.items()},
         definitions=definitions(resamples, grouped=grouped),
-        notes=[*record.data.notes, *(note for one in found.values() for note in one.notes)],
+        notes=[
+            *record.data.notes,
+            *record.method.notes,
+            *(note for one in found.values() for note in one.notes),
+        ],
     )

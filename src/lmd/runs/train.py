@@ -71,7 +71,7 @@ def train(
         with Display(quiet=quiet or rank() > 0) as display:
             ready = prepare(request, here, display)
             record = _start(run, ready, typed, resolved.notes, resume=resume)
-            announce(ready, resolved.notes, display)
+            announce(ready, record.method.notes, display)
             trainer = fit(run, ready, record, display, resume=resume, first_stages=first_stages)
             display.start("scoring", 3)
             predictions, temperature = predict_parts(ready, trainer)
@@ -156,7 +156,8 @@ def _start(run: RunFolder, ready: Ready, command: str, notes: list[str], *, resu
         before = run.read_record()
         if before.data.fingerprint != record.data.fingerprint:
             raise LmdError(f"the data has changed since {run.path} was started: start a new run")
-        record = record.replaced(created=before.created, command=before.command)
+        kept = {"created": before.created, "command": before.command, "method": before.method}
+        record = record.replaced(**kept)
     if rank() == 0:
         run.write_record(record)
     return record
