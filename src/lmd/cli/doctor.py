@@ -1,4 +1,4 @@
-"""`lmd data doctor`: what is wrong with a data set, before training on it."""
+"""`lmd data doctor`: find what is wrong with a data set before training on it."""
 
 import json
 from pathlib import Path
@@ -25,10 +25,7 @@ COLOURS = {"error": "red", "warning": "yellow", "note": "cyan"}
 
 
 def doctor_command(
-    data: Annotated[
-        str,
-        typer.Argument(help=SOURCES),
-    ],
+    data: Annotated[str, typer.Argument(help=SOURCES)],
     image_column: ImageColumn = None,
     label_column: LabelColumn = None,
     group_column: GroupColumn = None,
@@ -36,23 +33,24 @@ def doctor_command(
     root: Root = None,
     allow_outside: AllowOutside = False,
     split: Annotated[
-        str, typer.Option(help="Planned ratios; parts of the data set itself are kept.")
+        str,
+        typer.Option(help="Ratios of train, validation and test; ignored if the data has parts."),
     ] = "7:1:2",
     html: Annotated[
-        Path | None, typer.Option(help="Write a page with pictures of what was found.")
+        Path | None, typer.Option(help="Write an HTML page with thumbnails here.")
     ] = None,
     fix: Annotated[
-        Path | None, typer.Option(help="Write a cleaned manifest (.csv) that `lmd train` takes.")
+        Path | None, typer.Option(help="Write a cleaned manifest (.csv) for `lmd train` here.")
     ] = None,
     json_file: Annotated[
-        Path | None, typer.Option("--json", help="Write all findings as JSON.")
+        Path | None, typer.Option("--json", help="Write all findings as JSON here.")
     ] = None,
     quiet: Quiet = False,
 ) -> None:
-    """Examine a data set: files, labels, copies, leaks between parts. Nothing is changed.
+    """Check a data set: files, labels, copies, leaks between parts. It is not changed.
 
-    Exit code 0: nothing, or notes only. 3: warnings. 4: errors. (As everywhere, 1 means that the
-    command failed and 2 that it was used wrongly.)
+    Exit code 0: no findings, or only notes. 3: warnings. 4: errors. (As for all commands, 1: the
+    command failed, 2: wrong usage.)
     """
     from lmd.base.files import atomic_write
     from lmd.base.progress import Display
@@ -85,7 +83,7 @@ def doctor_command(
 
 
 def parse_ratios(words: str) -> tuple[float, float, float]:
-    """Ratios of train, validation and test, in any unit.
+    """Ratios of train, validation and test, scaled to a sum of 1.
 
     >>> parse_ratios("7:1:2"), parse_ratios("0.8,0.1,0.1")
     ((0.7, 0.1, 0.2), (0.8, 0.1, 0.1))
@@ -96,33 +94,31 @@ def parse_ratios(words: str) -> tuple[float, float, float]:
         values = []
     if len(values) != 3 or min(values) < 0 or values[0] == 0:
         raise LmdError(
-            f"--split is {words!r}; expected three ratios for train, validation and test, none "
-            "below 0 and the first above 0, such as 7:1:2"
+            f"--split is {words!r}; expected three ratios for train, validation and test, such as "
+            "7:1:2, none below 0 and the first above 0"
         )
     train, validation, test = (round(value / sum(values), 9) for value in values)
     return train, validation, test
 
 
 def _check_fix(fix: Path | None, data: str) -> None:
-    """Before a long examination: the cleaned manifest must not replace what it cleans."""
+    """Refuse, before the long examination, to write the manifest over the data set."""
     if fix is None:
         return
     if fix.suffix.lower() != ".csv":
-        raise LmdError(f"--fix is {fix}; it writes a manifest, whose name must end in .csv")
+        raise LmdError(f"--fix is {fix}; the name of a manifest must end in .csv")
     if fix.exists() and fix.samefile(Path(data).expanduser()):
-        raise LmdError(f"--fix is {fix}, which is the data set itself: choose another name")
+        raise LmdError(f"--fix is {fix}, the data set itself: choose another name")
 
 
 def _print(found: "Examination") -> None:
-    from lmd.data.doctor import SEVERITIES, finding_lines, summary
+    from lmd.data.doctor import finding_lines, summary
 
-    for severity in SEVERITIES:
-        for each in found.findings:
-            if each.severity == severity:
-                first, *rest = finding_lines(found, each)
-                typer.secho(f"{severity}: ", fg=COLOURS[severity], bold=True, nl=False)
-                typer.secho(first, bold=True)
-                typer.echo("\n".join(rest) + "\n")
+    for each in found.findings:
+        first, *rest = finding_lines(found, each)
+        typer.secho(f"{each.severity}: ", fg=COLOURS[each.severity], bold=True, nl=False)
+        typer.secho(first, bold=True)
+        typer.echo("\n".join(rest) + "\n")
     typer.secho(summary(found), bold=True)
 
 
@@ -137,4 +133,4 @@ def _write_fix(cleaned: "Cleaned", fix: Path, ratios: tuple[float, ...]) -> None
         split(open_table(fix, root=cleaned.root), ratios)
     except LmdError as error:
         raise LmdError(f"{fix} was written, but training still refuses it: {error}") from error
-    typer.echo(f"\nThe cleaned manifest: {fix}. Train with it:\n  {cleaned.command(fix)}")
+    typer.echo(f"\nThe cleaned manifest: {fix}. Train on it:\n  {cleaned.command(fix)}")

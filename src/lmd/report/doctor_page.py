@@ -1,7 +1,8 @@
-"""The page of an examination: every finding with small pictures of what it concerns."""
+"""The page of an examination: every finding with thumbnails of the images concerned."""
 
 import base64
 import io
+from collections.abc import Mapping
 from pathlib import Path, PurePosixPath
 from typing import Any
 
@@ -11,9 +12,8 @@ from PIL import Image
 
 from lmd import __version__
 from lmd.base.files import atomic_write
-from lmd.data.doctor import SEVERITIES, Cleaned, Examination, Finding
+from lmd.data.doctor import Cleaned, Examination, Finding, as_json
 from lmd.data.findings import LISTS
-from lmd.data.imbalance import imbalance_factor
 from lmd.data.table import PARTS
 from lmd.report.page import environment
 
@@ -24,7 +24,7 @@ LISTED = 200
 
 
 def write_doctor_page(found: Examination, path: Path, cleaned: Cleaned | None = None) -> Path:
-    """Write an examination as one HTML file that holds all that it needs and makes no request."""
+    """Write an examination as one self-contained HTML file."""
     html = environment().get_template("doctor.html").render(_page(found, cleaned))
     atomic_write(path, html.encode())
     return path
@@ -32,69 +32,37 @@ def write_doctor_page(found: Examination, path: Path, cleaned: Cleaned | None = 
 
 def _page(found: Examination, cleaned: Cleaned | None) -> dict[str, Any]:
     shown: dict[int, str] = {}
-    findings = [
-        _finding(found, each, shown)
-        for severity in SEVERITIES
-        for each in found.findings
-        if each.severity == severity and each.kind != "counts"
-    ]
-    return {
-        "source": found.scan.source,
-        "kind": found.scan.kind,
-        "images": found.images,
-        "usable": len(found.scan.usable()),
-        "severities": found.severities(),
-        "verdict": _verdict(found),
-        "findings": findings,
+    page = as_json(found)
+    factor = page["imbalance_factor"]
+    return page | {
+        "verdict": _verdict(page["severities"]),
+        "findings": [
+            listed | _pictures(found, each, shown)
+            for each, listed in zip(found.findings, page["findings"], strict=True)
+            if each.kind != "counts"
+        ],
         "parts": PARTS if found.scan.split else (),
-        "classes": _classes(found),
-        "factor": _factor(found),
+        "classes": sorted(page["classes"], key=lambda row: -row["images"]),
+        "factor": "–" if factor is None else f"{factor:.4g}",
         "cleaned": cleaned,
         "version": __version__,
     }
 
 
-def _verdict(found: Examination) -> str:
-    counts = found.severities()
-    if counts["error"]:
+def _verdict(severities: Mapping[str, int]) -> str:
+    if severities["error"]:
         return "Fix the errors first"
-    return "Usable, with warnings" if counts["warning"] else "No problems found"
+    return "Usable, with warnings" if severities["warning"] else "No problems found"
 
 
-def _classes(found: Examination) -> list[dict[str, Any]]:
-    rows: list[dict[str, Any]] = [
-        {"name": name, "images": sum(parts.values()), "parts": parts}
-        for name, parts in found.counts.items()
-    ]
-    most = max((row["images"] for row in rows), default=1)
-    for row in rows:
-        row["share"] = f"{100 * row['images'] / most:.2f}"
-    return sorted(rows, key=lambda row: -row["images"])
-
-
-def _factor(found: Examination) -> str:
-    sizes = [sum(parts.values()) for parts in found.counts.values()]
-    return f"{imbalance_factor(sizes):.4g}" if sizes else "–"
-
-
-def _finding(found: Examination, each: Finding, shown: dict[int, str]) -> dict[str, Any]:
-    if each.sets:
-        sets = [
-            [_picture(found, i, shown) for i in same[: PICTURES // SETS + 1]]
-            for same in each.sets[:SETS]
-        ]
-    else:
-        sets = [[_picture(found, i, shown) for i in each.cases[:PICTURES]]]
+def _pictures(found: Examination, each: Finding, shown: dict[int, str]) -> dict[str, Any]:
+    """What the page shows of a finding besides its words: pictures and names."""
+    chosen = [same[: PICTURES // SETS + 1] for same in each.sets[:SETS]] or [each.cases[:PICTURES]]
+    sets = [[_picture(found, i, shown) for i in same] for same in chosen]
     visible = any(picture["uri"] for same in sets for picture in same)
-    listed = [found.describe(i) for i in each.cases] or [
-        name for name in each.names if each.kind in LISTS
-    ]
+    names = each.names if each.kind in LISTS else ()
+    listed = [found.describe(i) for i in each.cases] or names
     return {
-        "kind": each.kind,
-        "severity": each.severity,
-        "title": each.title,
-        "text": each.text,
-        "remedy": each.remedy,
         "together": bool(each.sets),
         "sets": sets if visible else [],
         "more": len(each.sets) - SETS if each.sets else len(each.cases) - PICTURES,
@@ -106,26 +74,22 @@ def _finding(found: Examination, each: Finding, shown: dict[int, str]) -> dict[s
 
 
 def _picture(found: Examination, i: int, shown: dict[int, str]) -> dict[str, str]:
-    case = found.scan.cases[i]
+    case, look = found.scan.cases[i], found.looks[i]
     if i not in shown:
         pixels = found.pixels(i)
         shown[i] = "" if pixels is None else data_uri(pixels)
-    look = found.looks[i]
-    size = "" if look is None or not look.size[0] else f"{look.size[0]} × {look.size[1]}"
-    caption = [part for part in (case.label, case.part, size) if part]
-    reason = "not found" if look is None else look.reason or "cannot be shown"
-    name = PurePosixPath(case.name).name
+    size = f"{look.size[0]} × {look.size[1]}" if look.size[0] else ""
     return {
         "uri": shown[i],
-        "name": name,
+        "name": PurePosixPath(case.name).name,
         "path": case.name,
-        "caption": " · ".join(caption),
-        "reason": reason,
+        "caption": " · ".join(filter(None, (case.label, case.part, size))),
+        "reason": look.reason or "cannot be shown",
     }
 
 
 def data_uri(pixels: NDArray[np.uint8]) -> str:
-    """A small JPEG of an image ``(H, W, 3)`` that can stand in a page."""
+    """A small JPEG of an image ``(H, W, 3)``, to be embedded in a page."""
     image = Image.fromarray(pixels)
     image.thumbnail((SIDE, SIDE))
     file = io.BytesIO()

@@ -1,4 +1,4 @@
-"""The doctor for everyone's own data: what is wrong with a data set, and a cleaned manifest."""
+"""The doctor: finds what is wrong with a data set, and writes a cleaned manifest."""
 
 from lmd.data.doctor.clean import Cleaned
 from lmd.data.doctor.examine import Examination, examine, quick_check

@@ -14,15 +14,15 @@ from lmd.data.table import PARTS
 from lmd.scoring.intervals import wilson
 
 Counts = dict[str, dict[str, int]]
-# A long tail: the largest class has at least this many times the images of the smallest.
+# The ratio of the largest to the smallest class from which on a tail is reported as long.
 LONG_TAIL = 10.0
-# A test class is small if one image moves balanced accuracy, the mean recall, by more than this.
+# A test class is small if one image changes balanced accuracy (the mean recall) by more than this.
 POINT = 0.01
 LISTED = 6
 
 
 def class_counts(scan: Scan) -> Counts:
-    """Usable images of each class in each part; without parts all are under ``""``."""
+    """Usable images of each class in each part; data without parts has the one part ``""``."""
     parts = PARTS if scan.split else ("",)
     found = Counter((scan.cases[i].label, scan.cases[i].part) for i in scan.usable())
     names = class_order(scan.cases[i].label for i in scan.usable())
@@ -30,7 +30,7 @@ def class_counts(scan: Scan) -> Counts:
 
 
 def check_classes(scan: Scan, ratios: Sequence[float]) -> Iterator[Finding]:
-    """Findings from labels and parts alone."""
+    """Findings that need only labels and parts."""
     counts = class_counts(scan)
     if not counts:
         return
@@ -50,7 +50,7 @@ def totals(counts: Counts) -> dict[str, int]:
 
 
 def same_name(name: str) -> str:
-    """A class name without case and extra blanks; names that agree in it mean one class.
+    """A class name without case and extra blanks, to compare names that mean the same class.
 
     >>> same_name(" Basal  Cell ") == same_name("basal cell")
     True
@@ -58,28 +58,14 @@ def same_name(name: str) -> str:
     return " ".join(unicodedata.normalize("NFKC", name).casefold().split())
 
 
-def units(scan: Scan) -> dict[str, set[str]]:
-    """What a split moves as a whole: the groups of each class, or its images."""
-    found: dict[str, set[str]] = defaultdict(set)
-    for i in scan.usable():
-        case = scan.cases[i]
-        found[case.label].add(case.group if scan.grouped else f"{i}")
-    return found
-
-
 def _summary(scan: Scan, counts: Counts) -> Finding:
     sizes = totals(counts)
-    listed = ", ".join(f"{name} {n}" for name, n in sorted(sizes.items(), key=lambda x: -x[1]))
+    text = f"{sum(sizes.values())} usable images of {len(sizes)} classes: "
+    text += ", ".join(f"{name} {n}" for name, n in sorted(sizes.items(), key=lambda x: -x[1]))
     if scan.split:
         parts = {part: sum(each[part] for each in counts.values()) for part in PARTS}
-        split = "; " + ", ".join(f"{part} {n}" for part, n in parts.items())
-    else:
-        split = ""
-    return finding(
-        "counts",
-        f"{sum(sizes.values())} usable images of {len(sizes)} classes: {listed}{split}.",
-        names=sizes,
-    )
+        text += "; " + ", ".join(f"{part} {n}" for part, n in parts.items())
+    return finding("counts", f"{text}.", names=sizes)
 
 
 def _long_tail(counts: Counts) -> Iterator[Finding]:
@@ -123,9 +109,9 @@ def _names(counts: Counts) -> Iterator[Finding]:
 
 
 def _one_slip(a: str, b: str) -> bool:
-    """Whether one letter is missing, extra, wrong or swapped with its neighbour.
+    """Whether two names differ in separators only, or in one letter or swap of two letters.
 
-    Short names and numbers may well differ in one character.
+    Short names, and names with different numbers, may differ on purpose.
 
     >>> _one_slip("melanoma", "melanmoa"), _one_slip("grade 1", "grade 2")
     (True, False)
@@ -161,14 +147,16 @@ def _absent(counts: Counts) -> Iterator[Finding]:
 def _too_few(scan: Scan, counts: Counts, ratios: Sequence[float]) -> Iterator[Finding]:
     needed = sum(ratio > 0 for ratio in ratios)
     what = "groups" if scan.grouped else "images"
-    held = units(scan)
-    small = {name: len(held[name]) for name in counts if len(held[name]) < needed}
+    cases = [(i, scan.cases[i]) for i in scan.usable()]
+    units = {(case.label, case.group if scan.grouped else i) for i, case in cases}
+    held = Counter(label for label, _ in units)
+    small = {name: held[name] for name in counts if held[name] < needed}
     if small:
         listed = ", ".join(f"{name!r} ({n})" for name, n in small.items())
         yield finding(
             "too_few",
             f"{listed}: a split into {needed} parts needs at least {needed} {what} per class.",
-            cases=[i for i in scan.usable() if scan.cases[i].label in small],
+            cases=[i for i, case in cases if case.label in small],
             names=small,
         )
 

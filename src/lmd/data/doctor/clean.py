@@ -1,4 +1,4 @@
-"""A cleaned manifest: what is removed, merged or moved, by documented rules."""
+"""A cleaned manifest: which images are removed, merged or moved, by documented rules."""
 
 import csv
 import io
@@ -13,12 +13,13 @@ from pathlib import Path
 from lmd.base.errors import LmdError
 from lmd.base.files import atomic_write
 from lmd.data.doctor.classes import same_name
+from lmd.data.doctor.copies import Sets
 from lmd.data.doctor.look import Look
 from lmd.data.doctor.similar import clusters
 from lmd.data.sources.scan import Case, Scan
 from lmd.data.table import PARTS
 
-# Of copies in several parts the first of these is kept, so that the test part stays as it is.
+# Of copies in several parts, the one in the first of these is kept: the test part stays as it is.
 STAYS = {"test": 0, "validation": 1, "train": 2, "": 3}
 
 
@@ -33,53 +34,45 @@ class Change:
 
 @dataclass(frozen=True)
 class Cleaned:
-    """The cases that are kept, and what was removed and changed; paths are relative to ``root``."""
+    """The cases that are kept, and what was changed; written paths are relative to ``root``."""
 
-    cases: tuple[Case, ...]
-    removed: tuple[Change, ...]
-    changed: tuple[Change, ...]
+    cases: list[Case]
+    removed: list[Change]
+    changed: list[Change]
     root: Path
     grouped: bool
     split: bool
 
     def write(self, path: Path) -> None:
         """Write a manifest: image, label, and group and split if there are any."""
-        columns = ["image", "label", *["group"] * self.grouped, *["split"] * self.split]
         text = io.StringIO(newline="")
         writer = csv.writer(text, lineterminator="\n")
-        writer.writerow(columns)
+        writer.writerow(["image", "label"] + ["group"] * self.grouped + ["split"] * self.split)
         for case in self.cases:
             assert case.path is not None
             row = [_written(case.path, self.root), case.label]
-            # An empty cell means that the image is a group of its own.
+            # An empty cell makes the image its own group.
             group = "" if case.group == f"image {case.name}" else case.group
             writer.writerow(row + [group] * self.grouped + [case.part] * self.split)
         atomic_write(path, text.getvalue().encode())
 
     def command(self, path: Path) -> str:
-        """How to train with the manifest."""
-        return f"lmd train {_quoted(path)} --root {_quoted(self.root)}"
+        """The command that trains on the manifest."""
+        return shlex.join(["lmd", "train", str(path), "--root", str(self.root)])
 
 
 def clean(
     scan: Scan,
-    looks: Sequence[Look | None],
-    exact: Sequence[Sequence[int]],
-    near: Sequence[Sequence[int]],
+    looks: Sequence[Look],
+    exact: Sets,
+    near: Sets,
     ratios: Sequence[float],
 ) -> Cleaned:
-    """The images of a scan that can be trained on, by these rules, in this order.
-
-    Images with a fault and blank images are removed. Class names that differ only in case or
-    blanks become the most common of them. One of each set of exact copies is kept (test before
-    validation before training), or none if their labels differ. Near-copies get one group. A
-    group in several parts moves to the part with most of its images (test if equal). Classes that
-    are then too small to split are removed.
-    """
+    """Clean a data set by the rules of ``docs/doctor.md``, in their order."""
     if scan.root is None:
         raise LmdError(
             f"--fix writes a manifest of image files, but {scan.source} ({scan.kind}) has none: "
-            "remove the images that --json lists from the arrays"
+            "remove the images listed by --json from the arrays"
         )
     work = _Work(scan, looks)
     work.drop_faulty()
@@ -93,13 +86,13 @@ def clean(
         raise LmdError(f"--fix would remove every image of {scan.source}: none can be used")
     grouped = any(case.group for case in kept)
     root = _root(scan.root, [case.path for case in kept if case.path is not None])
-    return Cleaned(tuple(kept), tuple(work.removed), tuple(work.changed), root, grouped, scan.split)
+    return Cleaned(kept, work.removed, work.changed, root, grouped, scan.split)
 
 
 class _Work:
-    """The cases that are left, by index, while the rules are applied one after another."""
+    """The cases that remain, by index, while the rules are applied one after another."""
 
-    def __init__(self, scan: Scan, looks: Sequence[Look | None]) -> None:
+    def __init__(self, scan: Scan, looks: Sequence[Look]) -> None:
         self.scan, self.looks = scan, looks
         self.cases = dict(enumerate(scan.cases))
         self.removed: list[Change] = []
@@ -112,13 +105,12 @@ class _Work:
 
     def drop_faulty(self) -> None:
         for i, case in list(self.cases.items()):
-            look = self.looks[i]
             if case.fault:
                 self.drop(i, case.reason)
-            elif look is not None and "one_colour" in dict(look.oddities):
+            elif "one_colour" in self.looks[i].oddities:
                 self.drop(i, "blank image")
-            elif case.path is not None and not _can_be_written(case.path):
-                self.drop(i, "a path with a backslash or control character cannot be in a manifest")
+            elif "\\" in (path := str(case.path)) or not path.isprintable():
+                self.drop(i, "a manifest cannot contain a path with backslash or control character")
 
     def join_names(self) -> None:
         sizes = Counter(case.label for case in self.cases.values())
@@ -131,7 +123,7 @@ class _Work:
                 self.cases[i] = replace(case, label=label)
                 self.changed.append(Change(case.name, f"class {label!r}", f"was {case.label!r}"))
 
-    def drop_copies(self, exact: Sequence[Sequence[int]]) -> None:
+    def drop_copies(self, exact: Sets) -> None:
         for same in exact:
             left = [i for i in same if i in self.cases]
             if len({self.cases[i].label for i in left}) > 1:
@@ -143,7 +135,7 @@ class _Work:
                 self.drop(i, f"the same image as {self.cases[left[0]].name}")
                 self.stands_for[i] = left[0]
 
-    def join_near(self, near: Sequence[Sequence[int]]) -> None:
+    def join_near(self, near: Sets) -> None:
         """Merge groups that share near-copies, so that a split keeps them together."""
         by_group: dict[str, list[int]] = defaultdict(list)
         for i, case in self.cases.items():
@@ -164,7 +156,7 @@ class _Work:
                 if case.group != group:
                     self.cases[i] = replace(case, group=group)
                     if case is not first:
-                        why = f"looks like {first.name}, or is in a group with such an image"
+                        why = f"looks like {first.name}, or shares a group with such an image"
                         self.changed.append(Change(case.name, f"group {group!r}", why))
 
     def move_groups(self) -> None:
@@ -186,28 +178,22 @@ class _Work:
     def drop_small(self, ratios: Sequence[float]) -> None:
         """Remove classes that training would refuse."""
         needed = sum(ratio > 0 for ratio in ratios)
-        held: dict[str, set[str]] = defaultdict(set)
-        trained = Counter(case.label for case in self.cases.values() if case.part == "train")
-        for i, case in self.cases.items():
-            held[case.label].add(case.group or f"image {i}")
+        units = {(case.label, case.group or i) for i, case in self.cases.items()}
+        held = Counter(label for label, _ in units)
+        trained = {case.label for case in self.cases.values() if case.part == "train"}
         for i, case in list(self.cases.items()):
-            if self.scan.split and not trained[case.label]:
+            if self.scan.split and case.label not in trained:
                 self.drop(i, f"class {case.label!r} has no training image left")
-            elif not self.scan.split and len(held[case.label]) < needed:
-                left = f"only {len(held[case.label])} images or groups left"
+            elif not self.scan.split and held[case.label] < needed:
+                left = f"only {held[case.label]} images or groups left"
                 self.drop(i, f"class {case.label!r} has {left}, too few for {needed} parts")
 
 
 def _root(root: Path, paths: Sequence[Path]) -> Path:
-    """The root of the data, or the folder above it that contains all images."""
+    """The root of the data, or the nearest folder above it that contains all images."""
     if all(path.is_relative_to(root) for path in paths):
         return root
     return Path(os.path.commonpath([root.absolute(), *(path.absolute().parent for path in paths)]))
-
-
-def _can_be_written(path: Path) -> bool:
-    text = str(path)
-    return "\\" not in text and text.isprintable()
 
 
 def _written(path: Path, root: Path) -> str:
@@ -215,7 +201,3 @@ def _written(path: Path, root: Path) -> str:
     name = inside.relative_to(root).as_posix()
     # The manifest reader strips cells.
     return f"./{name}" if name != name.lstrip() else name
-
-
-def _quoted(path: Path) -> str:
-    return shlex.quote(str(path))

@@ -15,32 +15,26 @@ from lmd.data.sources.scan import Scan
 Sets = list[tuple[int, ...]]
 
 
-def exact_copies(scan: Scan, looks: Sequence[Look | None]) -> Sets:
-    """Sets of usable images with equal pixels, however encoded (and equal files among them)."""
+def exact_copies(scan: Scan, looks: Sequence[Look]) -> Sets:
+    """Sets of usable images with equal pixels in any encoding; blank images do not count."""
     same: dict[str, list[int]] = defaultdict(list)
     for i in scan.usable():
-        look = looks[i]
-        if look is not None and look.pixels and not _flat(look):
-            same[look.pixels].append(i)
+        if looks[i].pixels and "one_colour" not in looks[i].oddities:
+            same[looks[i].pixels].append(i)
     return [tuple(cases) for cases in same.values() if len(cases) > 1]
 
 
-def near_copies(scan: Scan, looks: Sequence[Look | None], exact: Sets) -> Sets:
-    """Sets of usable images that look alike but are not equal, and not of one group.
+def near_copies(scan: Scan, looks: Sequence[Look], exact: Sets) -> Sets:
+    """Sets of usable images that look alike but are not equal, and belong to different groups.
 
-    One of each set of exact copies stands for all.
+    Each set of exact copies is represented by its first image.
     """
     spare = {i for same in exact for i in same[1:]}
-    rows, seen = [], []
-    for i in scan.usable():
-        look = looks[i]
-        if look is not None and look.miniature is not None and i not in spare:
-            rows.append(i)
-            seen.append(look)
+    rows = [i for i in scan.usable() if looks[i].miniature is not None and i not in spare]
     if not rows:
         return []
-    hashes = np.array([look.hash for look in seen], dtype=np.uint64)
-    miniatures = np.stack([look.miniature for look in seen if look.miniature is not None])
+    hashes = np.array([looks[i].hash for i in rows], dtype=np.uint64)
+    miniatures = np.array([looks[i].miniature for i in rows], dtype=np.uint8)
     groups = None
     if scan.grouped:
         names = [scan.cases[i].group for i in rows]
@@ -49,22 +43,15 @@ def near_copies(scan: Scan, looks: Sequence[Look | None], exact: Sets) -> Sets:
     return [tuple(rows[i] for i in each) for each in alike]
 
 
-def check_copies(
-    scan: Scan, looks: Sequence[Look | None], exact: Sets, near: Sets
-) -> Iterator[Finding]:
-    """Findings about copies; each set is in the most serious of them only."""
+def check_copies(scan: Scan, looks: Sequence[Look], exact: Sets, near: Sets) -> Iterator[Finding]:
+    """Findings about copies; each set is reported once, in the most serious finding."""
     conflicts, torn, plain = _sort(scan, exact)
-    files = sum(len({_content(looks[i]) for i in same}) == 1 for same in plain)
+    files = sum(len({looks[i].content for i in same}) == 1 for same in plain)
     how = f"({files} as identical files, {len(plain) - files} as equal pixels in different files)"
-    yield from _found(
-        "conflicting_duplicates",
-        "{n} [image appears|images appear] with different labels",
-        conflicts,
-    )
+    again = "{n} [image appears|images appear]"
+    yield from _found("conflicting_duplicates", f"{again} with different labels", conflicts)
     yield from _found("duplicate_in_parts", "{n} [image is|images are] in several parts", torn)
-    yield from _found(
-        "duplicate", f"{{n}} [image appears|images appear] more than once {how}", plain
-    )
+    yield from _found("duplicate", f"{again} more than once {how}", plain)
     conflicts, torn, plain = _sort(scan, near)
     alike = "{n} [set|sets] of images that look the same"
     yield from _found("near_duplicate_labels", f"{alike} have different labels", conflicts)
@@ -80,7 +67,7 @@ def _found(kind: str, text: str, sets: Sets, severity: Severity | None = None) -
 
 
 def _sort(scan: Scan, sets: Sets) -> tuple[Sets, Sets, Sets]:
-    """Sets with different labels, else in different parts, else neither."""
+    """Sets with different labels, other sets in different parts, and the rest."""
     conflicts, torn, plain = [], [], []
     for same in sets:
         cases = [scan.cases[i] for i in same]
@@ -91,12 +78,3 @@ def _sort(scan: Scan, sets: Sets) -> tuple[Sets, Sets, Sets]:
         else:
             plain.append(same)
     return conflicts, torn, plain
-
-
-def _content(look: Look | None) -> str:
-    return "" if look is None else look.content
-
-
-def _flat(look: Look) -> bool:
-    """Blank images are equal without being copies."""
-    return any(kind == "one_colour" for kind, _ in look.oddities)

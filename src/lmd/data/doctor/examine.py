@@ -1,4 +1,4 @@
-"""The whole examination of a data set, which never stops at the first problem."""
+"""The whole examination of a data set; it does not stop at the first problem."""
 
 from collections import Counter
 from collections.abc import Sequence
@@ -12,7 +12,7 @@ from lmd.base.errors import LmdError
 from lmd.base.text import counted
 from lmd.data.doctor.classes import Counts, check_classes, class_counts
 from lmd.data.doctor.clean import Cleaned, clean
-from lmd.data.doctor.copies import check_copies, exact_copies, near_copies
+from lmd.data.doctor.copies import Sets, check_copies, exact_copies, near_copies
 from lmd.data.doctor.files import add_ignored, add_unlisted, check_files
 from lmd.data.doctor.groups import check_groups
 from lmd.data.doctor.look import Look, Tick, look_at_all
@@ -28,23 +28,23 @@ RATIOS = (0.7, 0.1, 0.2)
 
 @dataclass(frozen=True)
 class Examination:
-    """What was examined and found; ``looks`` are in the order of ``scan.cases``."""
+    """What was examined and found: ``looks`` as ``scan.cases``, ``findings`` by severity."""
 
     scan: Scan
-    looks: tuple[Look | None, ...]
-    findings: tuple[Finding, ...]
+    looks: list[Look]
+    findings: list[Finding]
     counts: Counts
-    exact: tuple[tuple[int, ...], ...]
-    near: tuple[tuple[int, ...], ...]
-    ratios: tuple[float, ...]
+    exact: Sets
+    near: Sets
+    ratios: Sequence[float]
 
     @property
     def images(self) -> int:
-        """How many images (or lines of a manifest) were examined."""
+        """The number of images (or lines of a manifest) that were examined."""
         return len(self.scan.cases)
 
     def severities(self) -> dict[str, int]:
-        """How many findings there are of each severity."""
+        """The number of findings of each severity."""
         found = Counter(each.severity for each in self.findings)
         return {severity: found[severity] for severity in SEVERITIES}
 
@@ -55,8 +55,7 @@ class Examination:
 
     def pixels(self, i: int) -> NDArray[np.uint8] | None:
         """The image of a case, ``(H, W, 3)``; ``None`` if it cannot be shown."""
-        look = self.looks[i]
-        if look is None or look.fault:
+        if not self.looks[i].pixels:
             return None
         path = self.scan.cases[i].path
         if path is None:
@@ -67,7 +66,7 @@ class Examination:
             return None
 
     def clean(self) -> Cleaned:
-        """What a cleaned manifest contains, see ``lmd.data.doctor.clean``."""
+        """The data set without what is wrong with it, see ``lmd.data.doctor.clean``."""
         return clean(self.scan, self.looks, self.exact, self.near, self.ratios)
 
 
@@ -80,7 +79,7 @@ def examine(
 ) -> Examination:
     """Examine a data set: source, classes, groups, every file, and copies.
 
-    ``ratios`` are those of the split that is planned; a source that comes with parts keeps them.
+    ``ratios`` are those of the planned split; a source with parts keeps them.
     """
     scan = scan_source(data, columns)
     refusal = _refusal(scan, ratios)
@@ -88,53 +87,41 @@ def examine(
     if scan.kind == "manifest":
         add_unlisted(scan)
     looks = look_at_all(scan, tick)
-    broken = [i for i in scan.usable() if (look := looks[i]) is not None and look.fault]
+    broken = [i for i in scan.usable() if looks[i].fault]
     for i in broken:
-        look = looks[i]
-        assert look is not None
-        scan.cases[i] = replace(scan.cases[i], fault=look.fault, detail=look.reason)
+        scan.cases[i] = replace(scan.cases[i], fault=looks[i].fault, detail=looks[i].reason)
+    if broken and not refusal:
+        text = counted(len(broken), "Training stops at {n} [image|images] that cannot be read.")
+        remedy = "Fix or remove them, or leave them out with --skip-bad."
+        refusal = [finding("refused", text, remedy=remedy)]
     exact = exact_copies(scan, looks)
     near = near_copies(scan, looks, exact)
     findings = [
-        *(refusal or _unreadable(len(broken))),
+        *refusal,
         *scan.findings,
         *check_files(scan, looks),
         *check_copies(scan, looks, exact, near),
         *check_classes(scan, ratios),
         *check_groups(scan, ratios),
     ]
-    return Examination(
-        scan,
-        tuple(looks),
-        tuple(findings),
-        class_counts(scan),
-        tuple(exact),
-        tuple(near),
-        tuple(ratios),
-    )
+    return Examination(scan, looks, _by_severity(findings), class_counts(scan), exact, near, ratios)
 
 
 def quick_check(table: Table, ratios: Sequence[float] = RATIOS) -> list[str]:
-    """What labels, groups and parts alone show: sentences to print before training."""
+    """The findings that need no pixels, as sentences to print before training."""
     scan = scan_table(table)
     found = [*check_classes(scan, ratios), *check_groups(scan, ratios)]
-    found.sort(key=lambda each: SEVERITIES.index(each.severity))
-    return [each.text for each in found]
+    return [each.text for each in _by_severity(found)]
+
+
+def _by_severity(findings: Sequence[Finding]) -> list[Finding]:
+    return sorted(findings, key=lambda each: SEVERITIES.index(each.severity))
 
 
 def _refusal(scan: Scan, ratios: Sequence[float]) -> list[Finding]:
-    """Whether training would stop before it reads an image, and with which message."""
+    """A finding if training would stop before it reads an image, with its message."""
     try:
         split(scan.table(), ratios)
     except LmdError as error:
         return [finding("refused", f"Training stops with: {printable(str(error))}.")]
     return []
-
-
-def _unreadable(broken: int) -> list[Finding]:
-    """Whether training would stop at images that cannot be read."""
-    if not broken:
-        return []
-    text = counted(broken, "Training stops at {n} [image|images] that cannot be read.")
-    remedy = "Fix or remove them, or leave them out with --skip-bad."
-    return [finding("refused", text, remedy=remedy)]

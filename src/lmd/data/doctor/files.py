@@ -1,7 +1,7 @@
-"""Findings about image files, from a look at each; and images that the source does not use."""
+"""Findings about image files, and images that the source does not use."""
 
 import os
-from collections import Counter, defaultdict
+from collections import Counter
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 from statistics import median
@@ -33,48 +33,33 @@ ODDITIES = {
     "frames": "{n} [file has|files have] several frames or pages; the first is used",
     "metadata": "{n} [file has|files have] corrupt metadata",
 }
-# Kinds whose remarks differ from image to image.
+# Kinds with remarks that differ between images.
 REMARKED = frozenset({"deep", "exif_rotated", "wrong_suffix", "frames", "metadata"})
 # A side is tiny below this many pixels, or below this share of the median.
 TINY_SIDE, TINY_SHARE = 16, 0.25
 MAGIC = (b"\xff\xd8\xff", b"\x89PNG\r\n", b"GIF8", b"II*\0", b"MM\0*")
 
 
-def check_files(scan: Scan, looks: Sequence[Look | None]) -> Iterator[Finding]:
+def check_files(scan: Scan, looks: Sequence[Look]) -> Iterator[Finding]:
     """Findings from the looks at all images, one for each kind."""
-    faults: dict[str, list[int]] = defaultdict(list)
-    odd: dict[str, dict[int, str]] = defaultdict(dict)
-    decoded = []
-    for i, look in enumerate(looks):
-        if look is None:
-            continue
-        if look.fault:
-            faults[look.fault].append(i)
-            continue
-        decoded.append(i)
-        for kind, remark in look.oddities:
-            odd[kind][i] = remark
     for kind, text in FAULTS.items():
-        if faults[kind]:
-            yield _fault(looks, kind, text, faults[kind])
+        cases = [i for i, look in enumerate(looks) if look.fault == kind]
+        if cases:
+            reasons = Counter(looks[i].reason for i in cases).most_common()
+            listed = kind in {"truncated", "unreadable"}
+            why = f" ({shorten([reason for reason, _ in reasons])})" if listed else ""
+            yield finding(kind, f"{counted(len(cases), text)}{why}.", cases=cases)
+    decoded = sum(bool(look.pixels) for look in looks)
     for kind, text in ODDITIES.items():
-        found = odd[kind]
-        if not found or (kind == "greyscale" and len(found) == len(decoded)):
-            continue
-        what = counted(len(found), text).replace("{rest}", str(len(decoded) - len(found)))
-        yield finding(kind, f"{what}{_where(scan, kind, found)}.", cases=found)
-    yield from _tiny(looks, decoded)
-
-
-def _fault(looks: Sequence[Look | None], kind: str, text: str, cases: list[int]) -> Finding:
-    reasons = Counter(look.reason for i in cases if (look := looks[i]) is not None)
-    listed = shorten([reason for reason, _ in reasons.most_common()])
-    why = f" ({listed})" if kind in {"truncated", "unreadable"} else ""
-    return finding(kind, f"{counted(len(cases), text)}{why}.", cases=cases)
+        found = {i: look.oddities[kind] for i, look in enumerate(looks) if kind in look.oddities}
+        if found and (kind != "greyscale" or len(found) < decoded):
+            what = counted(len(found), text).replace("{rest}", str(decoded - len(found)))
+            yield finding(kind, f"{what}{_where(scan, kind, found)}.", cases=found)
+    yield from _tiny(looks)
 
 
 def _where(scan: Scan, kind: str, found: dict[int, str]) -> str:
-    """The classes of these images if the oddity could give the class away, else the remarks."""
+    """The classes of these images if the oddity could reveal the class, else the remarks."""
     if kind in {"greyscale", "one_colour"}:
         classes = Counter(scan.cases[i].label or "no class" for i in found)
         return " (" + ", ".join(f"{name} {n}" for name, n in classes.most_common(8)) + ")"
@@ -84,24 +69,19 @@ def _where(scan: Scan, kind: str, found: dict[int, str]) -> str:
     return " (" + shorten([f"{remark}: {n}" for remark, n in remarks.most_common()]) + ")"
 
 
-def _tiny(looks: Sequence[Look | None], decoded: Sequence[int]) -> Iterator[Finding]:
-    sides = {i: min(look.size) for i in decoded if (look := looks[i]) is not None}
-    if not sides:
-        return
-    usual = median(sides.values())
+def _tiny(looks: Sequence[Look]) -> Iterator[Finding]:
+    sides = {i: min(look.size) for i, look in enumerate(looks) if look.pixels}
+    usual = median(sides.values()) if sides else 0
     tiny = [i for i, side in sides.items() if side < max(TINY_SIDE, TINY_SHARE * usual)]
     if tiny:
+        what = counted(len(tiny), "{n} [image is|images are] tiny")
         smallest = min(sides.values())
-        yield finding(
-            "tiny",
-            counted(len(tiny), "{n} [image is|images are] tiny")
-            + f": the shortest side is {smallest} pixels, the median {usual:g}.",
-            cases=tiny,
-        )
+        text = f"{what}: the shortest side is {smallest} pixels, the median {usual:g}."
+        yield finding("tiny", text, cases=tiny)
 
 
 def add_ignored(scan: Scan) -> None:
-    """Add files of class folders that are images by content but not by name."""
+    """Add files in class folders that are images by content but not by name."""
     scan.cases += [case for case in scan.others if case.path and _starts_like_image(case.path)]
     scan.report(
         "ignored_file",
@@ -110,7 +90,7 @@ def add_ignored(scan: Scan) -> None:
 
 
 def add_unlisted(scan: Scan) -> None:
-    """Report images beside those of a manifest; other folders may be unrelated to it."""
+    """Report images in the folders of a manifest's images that the manifest does not list."""
     listed = {case.path for case in scan.cases if case.path is not None}
     ambiguous = tuple(case.name for case in scan.cases if case.fault == "ambiguous_file")
     unlisted = [

@@ -5,6 +5,7 @@ from collections import Counter, defaultdict
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from math import prod
+from operator import attrgetter
 from pathlib import PurePosixPath
 
 from lmd.base.text import counted, shorten
@@ -14,16 +15,16 @@ from lmd.data.splits import part_sizes
 from lmd.data.table import PARTS
 
 GROUP_WORDS = re.compile("patient|lesion|subject|study|case|person|mrn|eye|participant")
-# "P012_03", "P012-left", "P012 b": what precedes the last separator may be the patient.
+# "P012_03", "P012-left", "P012 b": the text before the last separator may be the patient.
 SERIES = re.compile(r"^(?P<group>.+?)[ _.-]+(?:\d{1,3}|[a-z]|left|right|od|os)$", re.IGNORECASE)
 
 
 @dataclass(frozen=True)
 class Leak:
-    """What a random split by image does to groups, on average.
+    """The mean effect of random splits by image on groups.
 
-    ``groups`` of them would be in several parts; ``images`` of ``tested`` test images would share
-    their group with a training image.
+    ``groups`` is the number of groups in several parts; ``images`` is the number of the ``tested``
+    test images that share their group with a training image.
     """
 
     groups: float
@@ -32,7 +33,7 @@ class Leak:
 
 
 def check_groups(scan: Scan, ratios: Sequence[float]) -> Iterator[Finding]:
-    """Findings about groups, or hints that there may be some."""
+    """Findings about groups, or signs of groups if none are given."""
     if not scan.grouped:
         yield from _hints(scan)
         return
@@ -42,26 +43,30 @@ def check_groups(scan: Scan, ratios: Sequence[float]) -> Iterator[Finding]:
     several = {group: cases for group, cases in members.items() if len(cases) > 1}
     if members:
         yield _sizes(scan, members, several, ratios)
-    if scan.split:
-        yield from _in_parts(scan, several)
-    mixed = [c for c in several.values() if len({scan.cases[i].label for i in c}) > 1]
-    if mixed:
+    torn, mixed = (
+        {name: each for name, each in several.items() if len({of(scan.cases[i]) for i in each}) > 1}
+        for of in (attrgetter("part"), attrgetter("label"))
+    )
+    if torn:
         yield finding(
-            "group_labels",
-            counted(len(mixed), "{n} [group has|groups have] images of more than one class."),
-            sets=mixed,
+            "group_in_parts",
+            f"{len(torn)} of {len(several)} groups with several images are in more than one part "
+            f"({shorten(list(torn))}), so the test part shows what was trained on.",
+            sets=torn.values(),
+            names=torn,
         )
+    if mixed:
+        text = counted(len(mixed), "{n} [group has|groups have] images of more than one class.")
+        yield finding("group_labels", text, sets=mixed.values())
 
 
 def expected_leak(held: Sequence[Mapping[str, int]], ratios: Sequence[float]) -> Leak:
-    """Exact expectations for a random split by image, with the sizes of each class fixed.
+    """Exact expectations over random splits by image with fixed sizes of each class and part.
 
-    ``held`` are the images of each class in each group. All m images of a group fall into a part
-    that takes n of N with probability ∏ (n - k) / (N - k), k < m; classes are drawn by themselves.
+    ``held`` has the number of images of each class, for each group. A part that takes n of N images
+    gets all m of a group with probability ∏ (n - k) / (N - k), k < m, independently for each class.
     """
-    totals: Counter[str] = Counter()
-    for group in held:
-        totals.update(group)
+    totals = sum(map(Counter, held), Counter[str]())
     sizes = {name: part_sizes(n, ratios) for name, n in totals.items()}
     groups = images = 0.0
     for group in held:
@@ -71,7 +76,7 @@ def expected_leak(held: Sequence[Mapping[str, int]], ratios: Sequence[float]) ->
         )
         groups += 1 - together
         for c, m in group.items():
-            # One image of class c is in test; none of its siblings is in training.
+            # An image of class c is in test, and no other image of the group is in training.
             tested = sizes[c][2] / totals[c]
             elsewhere = _all_within(totals[c] - sizes[c][0] - 1, totals[c] - 1, m - 1)
             others = (
@@ -110,22 +115,6 @@ def _sizes(
     return finding("groups", text, sets=largest[:6])
 
 
-def _in_parts(scan: Scan, several: Mapping[str, list[int]]) -> Iterator[Finding]:
-    torn = {
-        group: cases
-        for group, cases in several.items()
-        if len({scan.cases[i].part for i in cases}) > 1
-    }
-    if torn:
-        yield finding(
-            "group_in_parts",
-            f"{len(torn)} of {len(several)} groups with several images are in more than one part "
-            f"({shorten(list(torn))}), so the test part shows what was trained on.",
-            sets=torn.values(),
-            names=torn,
-        )
-
-
 def _hints(scan: Scan) -> Iterator[Finding]:
     usable = scan.usable()
     for column, cells in scan.spare.items():
@@ -145,7 +134,7 @@ def _hints(scan: Scan) -> Iterator[Finding]:
 
 
 def _by_names(scan: Scan, usable: Sequence[int]) -> Iterator[Finding]:
-    """Folders below class folders, or names that count: ``P012_01.png``, ``P012_02.png``."""
+    """Groups suggested by folders below class folders, or by names such as ``P012_01.png``."""
     folders: dict[str, list[int]] = defaultdict(list)
     series: dict[str, list[int]] = defaultdict(list)
     above = 2 + scan.split if "folders" in scan.kind else None
@@ -160,7 +149,7 @@ def _by_names(scan: Scan, usable: Sequence[int]) -> Iterator[Finding]:
     for found, how in ((folders, "folders below the class folders"), (series, "file names")):
         several = {name: cases for name, cases in found.items() if len(cases) > 1}
         covered = sum(map(len, several.values()))
-        # "nevus_001" numbers the images of a class, not a patient: such groups are few and large.
+        # Names such as "nevus_001" number the images of a class: few and large "groups".
         largest = max(map(len, found.values()), default=0)
         if 2 * covered >= len(usable) and len(found) > 3 * classes and largest <= len(usable) / 5:
             yield finding(

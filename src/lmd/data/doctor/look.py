@@ -3,9 +3,9 @@
 import hashlib
 import io
 import warnings
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from os import cpu_count
 from pathlib import Path
 
@@ -15,7 +15,7 @@ from PIL import Image
 
 from lmd.base.errors import LmdError
 from lmd.data.doctor.metadata import metadata_problem
-from lmd.data.doctor.similar import comparable, perceptual_hash, thumbnail
+from lmd.data.doctor.similar import MIN_SPREAD, perceptual_hash, thumbnail
 from lmd.data.reading import MAX_PIXELS, is_dicom, read_image
 from lmd.data.sources.scan import Scan
 
@@ -32,7 +32,7 @@ SUFFIXES_OF = {
     "JPEG2000": {".jp2"},
     "PPM": {".ppm", ".pgm"},
 }
-# Not to be opened, or seen as another line already.
+# Faults of cases that are not opened: forbidden, or the same as another line.
 UNSEEN = frozenset({"outside_root", "repeated_row"})
 CUT = ("truncated", "end of file", "unexpected end", "too short", "not enough")
 # An image whose channels all vary by less than this (of 255) is blank.
@@ -41,37 +41,36 @@ FLAT = 3
 
 @dataclass(frozen=True)
 class Look:
-    """One image: ``fault`` bars its use, ``oddities`` are pairs of a kind and a remark.
+    """What one image looks like; ``fault`` is the kind of finding that prevents its use.
 
-    ``content`` is the hash of the file, ``pixels`` that of the decoded image; ``miniature`` is
-    ``(32, 32)``, or ``None`` where nothing was decoded or the image is blank.
+    ``oddities`` map kinds of findings to remarks; ``content`` is the hash of the file, ``pixels``
+    that of the decoded image, empty if nothing was decoded; ``miniature`` is ``(32, 32)``, or
+    ``None`` if nothing was decoded or the image is blank.
     """
 
     fault: str = ""
     reason: str = ""
     size: tuple[int, int] = (0, 0)
-    oddities: tuple[tuple[str, str], ...] = ()
+    oddities: Mapping[str, str] = field(default_factory=dict)
     content: str = ""
     pixels: str = ""
     hash: int = 0
     miniature: NDArray[np.uint8] | None = None
 
 
-def look_at_all(scan: Scan, tick: Tick | None = None) -> list[Look | None]:
-    """A look at the image of each case; ``None`` where there is none to look at."""
+def look_at_all(scan: Scan, tick: Tick | None = None) -> list[Look]:
+    """A look at the image of each case, in the order of ``scan.cases``."""
 
-    def one(i: int) -> Look | None:
+    def one(i: int) -> Look:
         case = scan.cases[i]
-        if case.fault in UNSEEN:
-            return None
-        if case.path is not None:
+        if case.path is not None and case.fault not in UNSEEN:
             return look_at_file(case.path)
-        pixels = scan.read(i)
-        return None if pixels is None else look_at_pixels(pixels)
+        pixels = None if case.fault in UNSEEN else scan.read(i)
+        return Look(reason="not found") if pixels is None else look_at_pixels(pixels)
 
     found = []
     total = len(scan.cases)
-    # Warning filters belong to the process, so they are set once around all threads.
+    # Warning filters are global to the process, so they are set once around all threads.
     with warnings.catch_warnings(), ThreadPoolExecutor(max_workers=cpu_count() or 1) as pool:
         warnings.simplefilter("ignore")
         for i, each in enumerate(pool.map(one, range(total))):
@@ -82,26 +81,31 @@ def look_at_all(scan: Scan, tick: Tick | None = None) -> list[Look | None]:
 
 
 def look_at_file(path: Path) -> Look:
-    """Read a file for its hash and header, and decode it as training would."""
+    """Hash a file, read its header, and decode it as training would."""
     content = ""
     try:
         data = _bytes(path)
         content = hashlib.sha256(data).hexdigest()
         oddities = {} if is_dicom(path) else _header(path, data)
-        return look_at_pixels(_decoded(path), content, oddities)
+        return look_at_pixels(read_image(path), content, oddities)
     except _Fault as fault:
         return Look(fault.kind, fault.reason, content=content)
+    except MemoryError:
+        return Look("huge", "not enough memory", content=content)
+    except LmdError as error:
+        reason = str(error.__cause__ or error)
+        return Look(_fault_kind(reason), reason, content=content)
 
 
 def look_at_pixels(
-    rgb: NDArray[np.uint8], content: str = "", oddities: dict[str, str] | None = None
+    rgb: NDArray[np.uint8], content: str = "", oddities: Mapping[str, str] | None = None
 ) -> Look:
-    """What the pixels ``(H, W, 3)`` alone show."""
+    """What the pixels ``(H, W, 3)`` show, in addition to the ``oddities`` of the file."""
     odd = dict(oddities or {})
     height, width = rgb.shape[:2]
     grey = thumbnail(rgb)
-    shows = comparable(grey)
-    # The exact test is slow, and needed only where the miniature is almost blank.
+    shows = float(grey.std()) >= MIN_SPREAD
+    # The exact test is slow, and needed only if the miniature is almost blank.
     if not shows and np.ptp(rgb.reshape(-1, 3), axis=0).max() < FLAT:
         odd["one_colour"] = "about #{:02x}{:02x}{:02x}".format(*rgb[0, 0].tolist())
     elif np.array_equal(rgb[..., 0], rgb[..., 1]) and np.array_equal(rgb[..., 1], rgb[..., 2]):
@@ -110,7 +114,7 @@ def look_at_pixels(
     digest.update(np.ascontiguousarray(rgb).data)
     return Look(
         size=(width, height),
-        oddities=tuple(odd.items()),
+        oddities=odd,
         content=content,
         pixels=digest.hexdigest(),
         hash=perceptual_hash(grey) if shows else 0,
@@ -138,24 +142,14 @@ def _bytes(path: Path) -> bytes:
     return data
 
 
-def _decoded(path: Path) -> NDArray[np.uint8]:
-    try:
-        return read_image(path)
-    except MemoryError as error:
-        raise _Fault("huge", "not enough memory") from error
-    except LmdError as error:
-        reason = str(error.__cause__ or error)
-        raise _Fault(_fault_kind(reason), reason) from error
-
-
 def _fault_kind(reason: str) -> str:
-    if f"more than {MAX_PIXELS} pixels" in reason:  # DICOM, whose header is read by its decoder
+    if f"more than {MAX_PIXELS} pixels" in reason:  # DICOM: the decoder reads the header
         return "huge"
     return "truncated" if any(word in reason.lower() for word in CUT) else "unreadable"
 
 
 def _header(path: Path, data: bytes) -> dict[str, str]:
-    """What the header of a file says."""
+    """What is unusual about the header of a file, by kind of finding."""
     try:
         with Image.open(io.BytesIO(data)) as image:
             if image.width * image.height > MAX_PIXELS:
@@ -165,8 +159,10 @@ def _header(path: Path, data: bytes) -> dict[str, str]:
         raise
     except Image.DecompressionBombError as error:
         raise _Fault("huge", f"more than {MAX_PIXELS} pixels") from error
-    except Exception as error:  # Pillow's plugins raise errors of a dozen kinds on a broken header.
-        raise _Fault(_fault_kind(str(error)), _short(error)) from error
+    except Exception as error:  # Pillow's plugins raise many kinds of errors on broken headers.
+        reason = str(error)
+        shown = "unknown image format" if "cannot identify" in reason else reason
+        raise _Fault(_fault_kind(reason), shown) from error
 
 
 def _oddities(path: Path, data: bytes, image: Image.Image) -> dict[str, str]:
@@ -175,7 +171,7 @@ def _oddities(path: Path, data: bytes, image: Image.Image) -> dict[str, str]:
     if path.suffix.lower() not in SUFFIXES_OF.get(form, {path.suffix.lower()}):
         odd["wrong_suffix"] = f"{form} inside"
     frames = int(getattr(image, "n_frames", 1))
-    if frames > 1 and form != "MPO":  # cameras put a preview beside the photograph
+    if frames > 1 and form != "MPO":  # cameras store a preview with the photograph
         odd["frames"] = f"{frames} frames"
     if image.mode == "CMYK":
         odd["cmyk"] = "CMYK"
@@ -183,7 +179,7 @@ def _oddities(path: Path, data: bytes, image: Image.Image) -> dict[str, str]:
         odd["palette"] = "palette"
     if image.mode.startswith("I") or image.mode == "F":
         odd["deep"] = f"mode {image.mode}"
-    if form == "PNG" and data[24:25] == b"\x10":  # colour too, which Pillow opens with 8 bits
+    if form == "PNG" and data[24:25] == b"\x10":  # Pillow opens 16-bit colour with 8 bits
         odd["deep"] = "16 bits"
     problem = metadata_problem(image.info)
     if problem:
@@ -192,18 +188,9 @@ def _oddities(path: Path, data: bytes, image: Image.Image) -> dict[str, str]:
         turn = image.getexif().get(0x0112, 1)
         if turn in range(2, 9):
             odd["exif_rotated"] = f"orientation {turn}"
-    # After the last start of a scan there must be an end; EXIF may hold a whole JPEG before it.
+    # The end marker must follow the last scan; an EXIF preview may have one of its own before.
     if form in {"JPEG", "MPO"} and data.rfind(b"\xff\xd9") < data.rfind(b"\xff\xda"):
         odd["end_missing"] = "no end marker"
-    if image.has_transparency_data and _see_through(image):
+    if image.has_transparency_data and np.asarray(image.convert("RGBA"))[..., 3].min() < 255:
         odd["alpha"] = "transparent"
     return odd
-
-
-def _see_through(image: Image.Image) -> bool:
-    return bool(np.asarray(image.convert("RGBA").getchannel("A")).min() < 255)
-
-
-def _short(error: Exception) -> str:
-    text = str(error)
-    return "unknown image format" if "cannot identify" in text else text

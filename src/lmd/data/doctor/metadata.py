@@ -1,4 +1,4 @@
-"""Whether the metadata of an image file are well formed."""
+"""Checks the metadata of image files."""
 
 from collections.abc import Mapping
 from typing import Any
@@ -8,17 +8,14 @@ TYPE_SIZES = (0, 1, 1, 2, 4, 8, 1, 1, 2, 4, 8, 4, 8)
 
 
 def metadata_problem(info: Mapping[Any, Any]) -> str:
-    """What is wrong with the EXIF block or colour profile of an opened image, or nothing."""
+    """What is wrong with the EXIF block or colour profile of an opened image; empty if nothing."""
     exif, profile = info.get("exif"), info.get("icc_profile")
-    if isinstance(exif, bytes) and (problem := exif_problem(exif)):
-        return problem
-    if isinstance(profile, bytes) and (problem := profile_problem(profile)):
-        return problem
-    return ""
+    problem = exif_problem(exif) if isinstance(exif, bytes) else ""
+    return problem or (profile_problem(profile) if isinstance(profile, bytes) else "")
 
 
 def exif_problem(block: bytes) -> str:
-    """What is wrong with an EXIF block: its first directory and its values must lie within it."""
+    """What is wrong with an EXIF block: its first directory and all values must lie inside it."""
     block = block.removeprefix(b"Exif\0\0")
     order: Any = {b"II*\0": "little", b"MM\0*": "big"}.get(block[:4])
     if order is None:
@@ -41,7 +38,7 @@ def exif_problem(block: bytes) -> str:
 
 
 def profile_problem(profile: bytes) -> str:
-    """What is wrong with a colour profile: its length and its mark (ICC.1:2022, 7.2)."""
+    """What is wrong with the length or signature of a colour profile (ICC.1:2022, 7.2)."""
     if len(profile) < 128 or profile[36:40] != b"acsp":
         return "the colour profile has no valid header"
     if int.from_bytes(profile[:4], "big") > len(profile):

@@ -1,4 +1,4 @@
-"""An examination as text for a terminal, and as JSON for scripts."""
+"""An examination as text for terminals and as JSON for scripts."""
 
 from typing import Any
 
@@ -6,22 +6,21 @@ from lmd.base.text import shorten
 from lmd.data.doctor.classes import totals
 from lmd.data.doctor.clean import Cleaned
 from lmd.data.doctor.examine import Examination
-from lmd.data.findings import LISTS, SEVERITIES, Finding
+from lmd.data.findings import LISTS, Finding
 from lmd.data.imbalance import imbalance_factor
 
-# The command line uses exit codes 1 (failed) and 2 (wrong usage) itself.
+# Exit codes 1 (failed) and 2 (wrong usage) belong to the command line itself.
 EXIT_CODES = {"error": 4, "warning": 3, "note": 0}
 SHOWN = 5
 
 
 def exit_code(examination: Examination) -> int:
-    """0 for nothing or notes, 3 for warnings, 4 for errors."""
-    worst = (EXIT_CODES[each.severity] for each in examination.findings)
-    return max(worst, default=0)
+    """0 if there is nothing but notes, 3 for warnings, 4 for errors."""
+    return max((EXIT_CODES[each.severity] for each in examination.findings), default=0)
 
 
 def finding_lines(examination: Examination, found: Finding) -> list[str]:
-    """One finding in lines of text: the sentence, the images concerned, the remedy."""
+    """The lines of one finding: title, sentence, images concerned, remedy."""
     lines = [f"{found.title} [{found.kind}]", f"  {found.text}"]
     if found.sets:
         between = " + " if found.kind.startswith("group") else " = "
@@ -40,14 +39,14 @@ def finding_lines(examination: Examination, found: Finding) -> list[str]:
 
 
 def summary(examination: Examination) -> str:
-    """How many findings there are, in one line."""
+    """The number of findings of each severity, in one line."""
     counts = examination.severities()
     listed = ", ".join(f"{n} {word}{'' if n == 1 else 's'}" for word, n in counts.items())
     return f"{examination.images} images examined: {listed}."
 
 
 def as_json(examination: Examination, cleaned: Cleaned | None = None) -> dict[str, Any]:
-    """All findings, with the names of all images concerned."""
+    """All findings with the names of all images concerned."""
     sizes = totals(examination.counts)
     result: dict[str, Any] = {
         "format": 1,
@@ -73,9 +72,7 @@ def as_json(examination: Examination, cleaned: Cleaned | None = None) -> dict[st
                 "sets": [[examination.describe(i) for i in each] for each in found.sets],
                 "names": list(found.names),
             }
-            for severity in SEVERITIES
             for found in examination.findings
-            if found.severity == severity
         ],
     }
     if cleaned is not None:
@@ -89,7 +86,7 @@ def as_json(examination: Examination, cleaned: Cleaned | None = None) -> dict[st
 
 
 def cleaned_lines(cleaned: Cleaned) -> list[str]:
-    """What was removed and changed for a cleaned manifest, and why."""
+    """What was removed and changed, and why."""
     lines = [f"{len(cleaned.cases)} images kept, {len(cleaned.removed)} removed:"]
     lines += [f"  {change.name}: {change.why}" for change in cleaned.removed]
     if cleaned.changed:
