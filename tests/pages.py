@@ -1,7 +1,11 @@
 """Reads a page of HTML strictly, for tests of what it shows."""
 
+from collections.abc import Sequence
 from html.parser import HTMLParser
 from pathlib import Path
+
+from lmd.report import write_report
+from lmd.runfolder.folder import RunFolder
 
 VOID = {"meta", "br", "img", "hr", "link", "input"}
 
@@ -37,6 +41,12 @@ class Page(HTMLParser):
     def handle_data(self, data: str) -> None:
         if self.stack and self.stack[-1] not in {"style", "script"}:
             self.words.append(data)
+
+
+def report_of(folder: Path, *, compare: Sequence[Path] = ()) -> Path:
+    """Write the report of a run folder from its files."""
+    run, *others = (RunFolder.open(each).read() for each in (folder, *compare))
+    return write_report(run, compare=others)
 
 
 def page(path: Path) -> Page:

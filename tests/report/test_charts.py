@@ -3,7 +3,7 @@
 import pytest
 from pages import Page
 
-from lmd.report.charts import CountRow, DotRow, Point, count_bars, dots
+from lmd.report.charts import DotRow, Point, count_bars, dots
 
 
 def test_marks_lie_where_their_values_are() -> None:
@@ -25,7 +25,10 @@ def test_marks_lie_where_their_values_are() -> None:
 
 def test_bars_are_logarithmic() -> None:
     counts = (1000, 100, 10, 1, 0)
-    rows = [CountRow(f"class {n}", "head", n, None, 0) for n in counts]
+    rows = [
+        {"name": f"class {n}", "tier": "head", "train": n, "validation": None, "test": 0}
+        for n in counts
+    ]
     found = Page(count_bars("x", rows, 980.0))
     widths = [float(v) for tag, key, v in found.attributes if (tag, key) == ("rect", "width")]
     assert widths[1] == pytest.approx(widths[0] * 2 / 3, abs=0.02)

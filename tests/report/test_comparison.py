@@ -6,11 +6,10 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from pages import page, shown
+from pages import page, report_of, shown
 from runs_on_disk import SKIN, edited, edited_arrays, make_run
 
 from lmd.base.errors import LmdError
-from lmd.report import report_of
 from lmd.runs.rescore import rescore
 
 

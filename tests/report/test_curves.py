@@ -3,10 +3,9 @@
 from pathlib import Path
 
 import pytest
-from pages import page
+from pages import page, report_of
 from runs_on_disk import make_run
 
-from lmd.report import report_of
 from lmd.report.curves import nice_ticks
 
 

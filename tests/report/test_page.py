@@ -6,11 +6,11 @@ from html import unescape
 from pathlib import Path
 
 import pytest
-from pages import page, shown
+from pages import page, report_of, shown
 from runs_on_disk import SKIN, begun, edited, make_run
 
 from lmd.base.errors import LmdError
-from lmd.report import report_of, write_report
+from lmd.report import write_report
 from lmd.runfolder.folder import RunFolder
 from lmd.runfolder.record import Record
 

@@ -2,10 +2,8 @@
 
 from pathlib import Path
 
-from pages import page
+from pages import page, report_of
 from runs_on_disk import SKIN, edited, make_run
-
-from lmd.report import report_of
 
 
 def test_summary_names_the_weak_classes(tmp_path: Path) -> None:

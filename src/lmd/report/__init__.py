@@ -1,5 +1,5 @@
-"""Draws the report of a run from its record, predictions and history; nothing is scored again."""
+"""Draws the report of a run from its record, predictions and history, without scoring again."""
 
-from lmd.report.page import report_of, write_report
+from lmd.report.page import write_report
 
-__all__ = ["report_of", "write_report"]
+__all__ = ["write_report"]

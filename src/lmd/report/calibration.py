@@ -1,4 +1,4 @@
-"""How far the confidence of a model can be believed: the bins of the reliability diagram."""
+"""The bins of the reliability diagram."""
 
 from lmd.report.curves import Bin
 from lmd.scoring.intervals import wilson

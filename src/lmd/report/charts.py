@@ -1,31 +1,22 @@
 """The charts of the report: pure functions that return SVG markup.
 
 Colours are classes of the style sheet (``head``, ``medium``, ``tail``, ``run0`` …), so a chart
-follows the light or dark scheme of the reader. A width below 500 px stacks labels over marks.
+follows the reader's light or dark scheme. Below a width of 500 px, labels are above the marks.
 """
 
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from typing import Any
 
 from lmd.report.svg import chart, element, line, mark, shorten, text, tip, upright
 from lmd.report.words import percent, thousands
 
+Row = Mapping[str, Any]
 NARROW = 500
-LABEL = 262.0  # room for class names beside the marks, in px
+LABEL = 262.0  # px for class names beside the marks
 SHAPES = {"head": "circle", "medium": "square", "tail": "diamond"}
 RUN_SHAPES = ("circle", "diamond", "square", "triangle")
-
-
-@dataclass(frozen=True)
-class CountRow:
-    """Images of one class in each part; ``None`` where the part does not exist."""
-
-    label: str
-    tier: str
-    train: int
-    validation: int | None
-    test: int | None
 
 
 @dataclass(frozen=True)
@@ -42,19 +33,22 @@ class Point:
 
 @dataclass(frozen=True)
 class DotRow:
-    """One line of a dot-and-whisker chart: a label, figures beside it, one point or several."""
+    """One row of a dot-and-whisker chart: its label, the numbers beside it, and its points."""
 
     label: str
     notes: Sequence[str]
     points: Sequence[Point]
 
 
-def count_bars(name: str, rows: Sequence[CountRow], width: float) -> str:
-    """Images of each class as bars on a logarithmic scale, with the numbers of every part."""
+def count_bars(name: str, rows: Sequence[Row], width: float) -> str:
+    """Training images of each class as bars on a logarithmic scale, with the counts of all parts.
+
+    A row has ``name``, ``tier`` and the counts ``train``, ``validation`` and ``test``, or ``None``.
+    """
     narrow = width < NARROW
     left, right, step = (2.0, 8.0, 40.0) if narrow else (LABEL, 236.0, 26.0)
     top = 8.0 if narrow else 26.0
-    powers = math.ceil(math.log10(max([row.train for row in rows] + [10])))
+    powers = math.ceil(math.log10(max([row["train"] or 0 for row in rows] + [10])))
     bottom = top + step * len(rows)
 
     def x(count: float) -> float:
@@ -68,36 +62,36 @@ def count_bars(name: str, rows: Sequence[CountRow], width: float) -> str:
         parts.append(
             text(at, bottom + 15, thousands(10**power), class_="tick", text_anchor=anchor or None)
         )
-    columns = [(width - 150, "training"), (width - 70, "validation"), (width - 2, "test")]
+    columns = {"training": width - 150, "validation": width - 70, "test": width - 2}
     if not narrow:
-        parts += [text(at, 14, word, class_="tick end") for at, word in columns]
+        parts += [text(at, 14, word, class_="tick end") for word, at in columns.items()]
     for i, row in enumerate(rows):
-        y = top + step * i
-        numbers = [thousands(n) for n in (row.train, row.validation, row.test)]
-        drawn = max(x(row.train) - left, 3.0) if row.train else 0.0
-        words = f"{row.label} ({row.tier}): {', '.join(map(_counted, numbers, _PARTS))}"
+        y, label, train, tier = top + step * i, row["name"], row["train"] or 0, row["tier"]
+        numbers = [thousands(n) for n in (train, row["validation"], row["test"])]
+        drawn = max(x(train) - left, 3.0) if train else 0.0
+        listed = ", ".join(f"{n} {part}" for n, part in zip(numbers, columns, strict=True))
         bar_y = y + 21 if narrow else y + 5
         bar = element(
-            "rect", x=left, y=bar_y, width=drawn, height=15.0, rx=2, class_=f"fill {row.tier}"
+            "rect", x=left, y=bar_y, width=drawn, height=15.0, rx=2, class_=f"fill {tier}"
         )
         if narrow:
             note = " / ".join(numbers)
-            bar += text(left, y + 15, shorten(row.label, width - 7 * len(note) - 16))
+            bar += text(left, y + 15, shorten(label, width - 7 * len(note) - 16))
             bar += text(width - 2, y + 15, note, class_="number end")
         else:
-            bar += text(left - 10, y + 17, shorten(row.label, left - 14), class_="end")
-            for (at, _), value in zip(columns, numbers, strict=True):
+            bar += text(left - 10, y + 17, shorten(label, left - 14), class_="end")
+            for at, value in zip(columns.values(), numbers, strict=True):
                 bar += text(at, y + 17, value, class_="number end")
-        parts.append(element("g", tip(words) + bar))
+        parts.append(element("g", tip(f"{label} ({tier}): {listed}") + bar))
     title = "Images of each class, logarithmic scale"
-    description = "; ".join(f"{row.label}: {row.train} for training" for row in rows)
+    description = "; ".join(f"{row['name']}: {row['train'] or 0} for training" for row in rows)
     return chart(name, title, description, (width, bottom + 22), parts)
 
 
 def dots(
     name: str, title: str, rows: Sequence[DotRow], width: float, reference: float | None = None
 ) -> str:
-    """Shares between 0 and 1 as dots with whiskers; ``reference`` is a dashed upright line."""
+    """Shares between 0 and 1 as dots with whiskers; ``reference`` is a dashed vertical line."""
     narrow = width < NARROW
     left, right = (8.0, 12.0) if narrow else (LABEL, 236.0)
     head, top = (20.0 if narrow else 6.0), 6.0
@@ -129,8 +123,7 @@ def dots(
                 at = width - 2 - 110 * column
                 parts.append(text(at, middle + 4, note, class_="number end"))
         for i, point in enumerate(row.points):
-            at = y + head + 9 + 13 * i if narrow else y + head + 8 + 13 * i
-            parts.append(_point(point, x, at))
+            parts.append(_point(point, x, y + head + 8 + narrow + 13 * i))
         y += height
     said = [f"{row.label}: {', '.join(percent(p.value) for p in row.points)}" for row in rows]
     return chart(name, title, "; ".join(said), (width, bottom + 22), parts)
@@ -139,7 +132,7 @@ def dots(
 def confusion(
     name: str, labels: Sequence[str], matrix: Sequence[Sequence[int]], width: float
 ) -> str:
-    """A heat map: rows are true classes, shades are shares of the row, figures are counts."""
+    """A heat map: rows are true classes, shades are shares of the row, numbers are counts."""
     size = len(labels)
     left = 104.0 if width < NARROW else 200.0
     cell = min(max((width - left - 4) / size, 24.0), 56.0)
@@ -162,16 +155,9 @@ def confusion(
             square = _cell((left + cell * j, y), cell, count, share or 0.0, i == j)
             parts.append(element("g", tip(tooltip) + square))
     right = sum(matrix[i][i] for i in range(size))
-    description = f"{right} of {sum(map(sum, matrix))} images lie on the diagonal (right)."
+    description = f"{right} of {sum(map(sum, matrix))} images are on the diagonal (right)."
     size_px = (left + cell * size + 4, top + cell * size + 4)
     return chart(name, "Confusion matrix", description, size_px, parts)
-
-
-_PARTS = ("training", "validation", "test")
-
-
-def _counted(value: str, part: str) -> str:
-    return f"{value} {part}"
 
 
 def _point(point: Point, x: Callable[[float], float], y: float) -> str:
@@ -188,30 +174,16 @@ def _point(point: Point, x: Callable[[float], float], y: float) -> str:
 
 def _cell(corner: tuple[float, float], size: float, count: int, share: float, right: bool) -> str:
     x, y = corner
-    tone = "right" if right else "wrong"
-    drawn = element(
-        "rect", x=x + 0.5, y=y + 0.5, width=size - 1, height=size - 1, rx=2, class_="cell"
-    )
-    if share:
-        drawn += element(
-            "rect",
-            x=x + 0.5,
-            y=y + 0.5,
-            width=size - 1,
-            height=size - 1,
-            rx=2,
-            class_=f"heat {tone}",
-            fill_opacity=0.08 + 0.92 * share,
-        )
+    box = {"x": x + 0.5, "y": y + 0.5, "width": size - 1, "height": size - 1, "rx": 2}
+    drawn = element("rect", "", **box, class_="cell")
     if not count:
         return drawn
+    tone = "heat right" if right else "heat wrong"
+    drawn += element("rect", "", **box, class_=tone, fill_opacity=0.08 + 0.92 * share)
     ink = "strong" if share > 0.75 else "plain"
-    spacious = size >= 42
-    middle = x + size / 2
+    middle = (x + size / 2, y + size / 2)
     figure = "count" if size >= 32 and count < 10_000 else "count small"
-    drawn += text(
-        middle, y + size / 2 + (0 if spacious else 4), str(count), class_=f"{figure} {ink}"
-    )
-    if spacious:
-        drawn += text(middle, y + size / 2 + 14, percent(share, 0), class_=f"count small {ink}")
-    return drawn
+    if size < 42:
+        return drawn + text(middle[0], middle[1] + 4, str(count), class_=f"{figure} {ink}")
+    drawn += text(*middle, str(count), class_=f"{figure} {ink}")
+    return drawn + text(middle[0], middle[1] + 14, percent(share, 0), class_=f"count small {ink}")

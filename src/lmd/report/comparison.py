@@ -1,4 +1,4 @@
-"""Two or more runs side by side, on the same test images."""
+"""Several runs side by side, on the same test images."""
 
 from collections.abc import Sequence
 from dataclasses import asdict
@@ -12,18 +12,17 @@ from lmd.runfolder.pairing import paired
 from lmd.scoring.intervals import paired_differences
 from lmd.scoring.sample import Sample
 
-# Few on purpose: the p-values are not corrected for their number, and the page says so.
+# Few on purpose: the p-values are not corrected for multiple comparisons, as the page says.
 TESTED = ("balanced_accuracy", "bacc_tail")
 
 
 def comparison(
     run: RunFiles, others: Sequence[RunFiles], classes: Sequence[view.Row]
 ) -> dict[str, Any]:
-    """What the page shows of several runs: metrics, recalls, and paired differences."""
+    """The metrics, recalls and paired differences of several runs, as the page shows them."""
     runs, pairs = [run, *others], [_pair(run, other) for other in others]
     by_run = [{row["key"]: row for row in view.metric_rows(each.record)} for each in runs]
-    tables = [view.class_rows(other.record) for other in others]
-    recalls = [{row["name"]: row for row in table} for table in (classes, *tables)]
+    recalls = [{row["name"]: row for row in view.class_rows(each.record)} for each in runs]
     return {
         "runs": [
             {
@@ -41,13 +40,13 @@ def comparison(
             {"name": row["name"], "cells": [table[row["name"]] for table in recalls]}
             for row in classes
         ],
-        "figure": figures.comparison_figure(classes, tables),
+        "figure": figures.comparison_figure(classes, recalls),
         "pairs": pairs,
     }
 
 
 def _pair(run: RunFiles, other: RunFiles) -> dict[str, Any]:
-    """Differences of two runs, and on how many test images only one of them is right."""
+    """Differences between two runs, and the number of images on which only one of them is right."""
     found, theirs = paired(run, other)
     labels, mine, tiers = found.labels, found.probabilities, run.record.tiers.assignment
     right, right_too = mine.argmax(1) == labels, theirs.argmax(1) == labels

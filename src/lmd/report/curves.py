@@ -1,4 +1,4 @@
-"""The charts over a continuous axis: the reliability diagram and the learning curves."""
+"""The reliability diagram and the learning curves."""
 
 import math
 from collections.abc import Callable, Sequence
@@ -10,7 +10,7 @@ from lmd.report.words import percent
 
 @dataclass(frozen=True)
 class Bin:
-    """One bin of a reliability diagram: ``count`` images with a confidence in ``[left, right)``."""
+    """One bin of a reliability diagram: ``count`` images with a confidence in ``(left, right]``."""
 
     left: float
     right: float
@@ -75,7 +75,7 @@ def reliability(name: str, bins: Sequence[Bin]) -> str:
 def curve(
     name: str, title: str, values: Sequence[float | None], stages: Sequence[tuple[str, int]]
 ) -> str:
-    """One quantity over all epochs; ``stages`` are names and numbers of epochs, in order."""
+    """One quantity over all epochs; ``stages`` are pairs of name and number of epochs."""
     width, height, left, right, top, bottom = 340.0, 190.0, 50.0, 12.0, 22.0, 24.0
     known = [value for value in values if value is not None]
     ticks = nice_ticks(min(known, default=0.0), max(known, default=1.0))
@@ -112,7 +112,7 @@ def curve(
 
 
 def nice_ticks(low: float, high: float) -> list[float]:
-    """Three to six round numbers that enclose a range.
+    """About three to six evenly spaced round numbers that enclose a range.
 
     >>> nice_ticks(0.13, 1.9)
     [0.0, 0.5, 1.0, 1.5, 2.0]
@@ -142,9 +142,9 @@ def _stage_marks(
 def _runs(
     values: Sequence[float | None], stages: Sequence[tuple[str, int]]
 ) -> list[list[tuple[int, float]]]:
-    """Stretches without a gap within a stage, as pairs of epoch (from 1) and value.
+    """Stretches without gaps, as pairs of epoch (from 1) and value.
 
-    The loss of one stage is another quantity than that of the next, so no line joins them.
+    No line connects two stages, because their losses are different quantities.
     """
     firsts = {1 + sum(epochs for _, epochs in stages[:i]) for i in range(len(stages))}
     runs: list[list[tuple[int, float]]] = [[]]

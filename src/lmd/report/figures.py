@@ -1,27 +1,23 @@
-"""Draws each figure of the page from the rows it shows."""
+"""The figures of the page, each drawn from the rows that it shows."""
 
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any
+from itertools import groupby
 
 from markupsafe import Markup
 
 from lmd.report import charts, curves
-from lmd.report.charts import RUN_SHAPES, SHAPES, CountRow, DotRow, Point
+from lmd.report.charts import RUN_SHAPES, SHAPES, DotRow, Point, Row
 from lmd.report.svg import element, mark
 from lmd.report.words import percent
 from lmd.runfolder.record import HistoryRow, Record
 
-Row = Mapping[str, Any]
 WIDE, PHONE = 980.0, 342.0
 FIXED_COLUMNS = ("stage", "stage_name", "epoch", "lr", "seconds", "val_bacc")
 
 
 def counts_figure(rows: Sequence[Row]) -> Markup:
     """Bars of the class counts."""
-    bars = [
-        CountRow(r["name"], r["tier"], r["train"] or 0, r["validation"], r["test"]) for r in rows
-    ]
-    return _both(lambda name, width: charts.count_bars(f"counts-{name}", bars, width))
+    return _both(lambda name, width: charts.count_bars(f"counts-{name}", rows, width))
 
 
 def recall_figure(rows: Sequence[Row], reference: float | None) -> Markup:
@@ -49,17 +45,17 @@ def tiers_figure(rows: Sequence[Row]) -> Markup:
         )
         for row in rows
     ]
-    return _both(lambda name, width: charts.dots(f"groups-{name}", title, lines, width))
+    return _both(lambda name, width: charts.dots(f"tiers-{name}", title, lines, width))
 
 
-def comparison_figure(rows: Sequence[Row], others: Sequence[Sequence[Row]]) -> Markup:
-    """Recall of each class in every run, one mark below the other."""
-    by_name = [{row["name"]: row for row in run} for run in (rows, *others)]
+def comparison_figure(rows: Sequence[Row], runs: Sequence[Mapping[str, Row]]) -> Markup:
+    """Recall of each class in every run, one mark below the other; ``runs`` have rows by class."""
     lines = []
     for row in rows:
+        found = [run[row["name"]] for run in runs]
         points = [
-            _point(run[row["name"]]["recall"], run[row["name"]], f"run{i % 4}", RUN_SHAPES[i % 4])
-            for i, run in enumerate(by_name)
+            _point(each["recall"], each, f"run{i % 4}", RUN_SHAPES[i % 4])
+            for i, each in enumerate(found)
         ]
         lines.append(DotRow(row["name"], [f"n = {row['support']}"], points))
     title = "Recall of each class in every run with 95 % intervals"
@@ -80,13 +76,9 @@ def confusion_figure(record: Record, rows: Sequence[Row]) -> Markup | None:
 
 
 def curve_figures(history: Sequence[HistoryRow]) -> list[tuple[str, Markup]]:
-    """Validation balanced accuracy and each term of the history, a small chart for each."""
-    stages: list[tuple[str, int]] = []
-    for row in history:
-        name = str(row.get("stage_name") or f"stage {row.get('stage')}")
-        if not stages or stages[-1][0] != name:
-            stages.append((name, 0))
-        stages[-1] = (name, stages[-1][1] + 1)
+    """A small chart of validation balanced accuracy, and one of each loss term."""
+    names = (str(row.get("stage_name") or f"stage {row.get('stage')}") for row in history)
+    stages = [(name, len(list(rows))) for name, rows in groupby(names)]
     figures = []
     terms = dict.fromkeys(key for row in history for key in row if key not in FIXED_COLUMNS)
     for i, key in enumerate(("val_bacc", *terms)):
@@ -100,7 +92,7 @@ def curve_figures(history: Sequence[HistoryRow]) -> list[tuple[str, Markup]]:
 
 
 def legend_mark(shape: str, tone: str) -> Markup:
-    """One marker for a legend beside text."""
+    """One marker for a legend."""
     drawn = mark(shape, 7.0, 7.0, 4.8, f"fill {tone}")
     return Markup(element("svg", drawn, width=14, height=14, aria_hidden="true", class_="key"))
 
@@ -116,7 +108,7 @@ def _point(value: float | None, row: Row, tone: str, shape: str) -> Point:
 
 
 def _both(draw: Callable[[str, float], str], scroll: bool = False) -> Markup:
-    """A drawing for desks and one for phones: scaling one down would make its text unreadable."""
+    """One drawing for desktops and one for phones, where the first would be too small to read."""
     extra = " scroll" if scroll else ""
     return Markup(
         f'<div class="desk{extra}">{draw("desk", WIDE)}</div>'

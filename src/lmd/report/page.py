@@ -1,4 +1,4 @@
-"""Puts the page together and writes it beside the record."""
+"""Assembles the report of a run and writes it into the run's folder."""
 
 from collections.abc import Sequence
 from functools import lru_cache
@@ -12,7 +12,7 @@ from lmd.base.files import atomic_write
 from lmd.report import charts, curves, figures, view, words
 from lmd.report.calibration import reliability_bins
 from lmd.report.comparison import comparison
-from lmd.runfolder.folder import RunFiles, RunFolder
+from lmd.runfolder.folder import RunFiles
 from lmd.runfolder.record import Record
 from lmd.scoring.metrics import METRICS
 from lmd.scoring.sample import Sample
@@ -20,25 +20,16 @@ from lmd.scoring.tiers import TIERS
 
 
 def write_report(run: RunFiles, *, compare: Sequence[RunFiles] = ()) -> Path:
-    """Write ``report.html`` into the run's folder; ``compare`` are runs on the same test images.
-
-    The page holds all that it needs and makes no request.
-    """
+    """Write the self-contained ``report.html``; ``compare`` are runs on the same test images."""
     html = environment().get_template("report.html").render(_page(run, compare))
     path = run.folder / "report.html"
     atomic_write(path, html.encode())
     return path
 
 
-def report_of(folder: Path, *, compare: Sequence[Path] = ()) -> Path:
-    """Write the report of a run folder from its files."""
-    others = [RunFolder.open(other).read() for other in compare]
-    return write_report(RunFolder.open(folder).read(), compare=others)
-
-
 @lru_cache(maxsize=1)
 def environment() -> Environment:
-    """The templates, with the words and figures that pages share."""
+    """The templates, with the filters that they share."""
     made = Environment(
         loader=PackageLoader("lmd.report", "templates"),
         autoescape=True,
@@ -46,9 +37,7 @@ def environment() -> Environment:
         trim_blocks=True,
         lstrip_blocks=True,
     )
-    made.filters["moment"] = words.moment
-    made.filters["signed"] = words.signed
-    made.filters["thousands"] = words.thousands
+    made.filters |= {"moment": words.moment, "signed": words.signed, "thousands": words.thousands}
     return made
 
 
@@ -84,7 +73,7 @@ def _page(run: RunFiles, others: Sequence[RunFiles]) -> dict[str, Any]:
 
 
 def _notes(record: Record) -> list[str]:
-    """What a reader must know: of the method first, then of the part that is reported."""
+    """The notes of the method, then those of the reported part, then the rest."""
     notes = sorted(record.notes, key=lambda note: not note.startswith(f"{record.part}:"))
     return [record.method.note, *notes] if record.method.note else notes
 
@@ -96,13 +85,12 @@ def _calibration(run: RunFiles, metrics: Sequence[view.Row]) -> dict[str, Any] |
         return None
     sample = Sample(found.labels, found.probabilities)
     bins = reliability_bins(sample)
-    recorded = view.find_metric(metrics, "ece")
+    computed = {"text": f"{METRICS['ece'].value(sample):.3f}", "interval": ""}
     total = sum(each.count for each in bins)
     gap = sum(each.count * (each.confidence - each.accuracy) for each in bins) / total
     return {
         "figure": Markup(curves.reliability("reliability", bins)),
-        "recorded": recorded,
-        "computed": f"{METRICS['ece'].value(sample):.3f}",
+        "error": view.find_metric(metrics, "ece") or computed,
         "bins": len(bins),
         "gap": gap,
         "points": f"{abs(100 * gap):.1f}",

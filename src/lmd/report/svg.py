@@ -1,4 +1,4 @@
-"""The few SVG elements that the charts are drawn with; every text is escaped here."""
+"""The SVG elements of the charts; all text is escaped here."""
 
 from collections.abc import Iterable
 from html import escape
@@ -7,7 +7,7 @@ CHARACTER = 7.1  # mean width of a character at the charts' 12.5 px, in px
 
 
 def element(name: str, content: str = "", **attributes: object) -> str:
-    """One element around markup; ``class_`` becomes ``class`` and ``stroke_width`` a hyphen.
+    """One element around markup; ``class_`` becomes ``class``, ``stroke_width`` ``stroke-width``.
 
     >>> element("rect", x=1.23456, class_="a")
     '<rect x="1.23" class="a"/>'
@@ -26,7 +26,7 @@ def text(x: float, y: float, words: str, **attributes: object) -> str:
 
 
 def tip(words: str) -> str:
-    """A title element: browsers show it as a tooltip, without any script."""
+    """A title element, which browsers show as a tooltip."""
     return element("title", escape(words))
 
 
@@ -36,7 +36,7 @@ def line(x1: float, y1: float, x2: float, y2: float, class_: str) -> str:
 
 
 def mark(shape: str, x: float, y: float, size: float, class_: str) -> str:
-    """A marker: circle, square, diamond or triangle, so that colour is never the only sign."""
+    """A circle, square, diamond or triangle, so that colour is not the only difference."""
     if shape == "circle":
         return element("circle", cx=x, cy=y, r=size, class_=class_)
     half = size * 0.9
@@ -74,7 +74,7 @@ def upright(x: float, y: float) -> str:
 
 
 def shorten(words: str, width: float, character: float = CHARACTER) -> str:
-    """Text cut in its middle to about a width in px: names often differ only in their ends.
+    """Text cut in the middle to about a width in px, because names often differ at the end.
 
     >>> shorten("ulcerative colitis grade 2", 100)
     'ulcerati…ade 2'

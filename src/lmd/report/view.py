@@ -1,5 +1,6 @@
-"""Turns the record of a run into what the page shows: rows, tiles, tables."""
+"""Turns the record of a run into the rows, tiles and lists of the page."""
 
+from collections import Counter
 from collections.abc import Sequence
 from typing import Any
 
@@ -13,7 +14,7 @@ UNKNOWN = Estimate(value=None)
 
 
 def class_rows(record: Record) -> list[Row]:
-    """One row per class, most training images first: numbers, and the same as text."""
+    """One row per class, most training images first, with its numbers and their texts."""
     scored = {row.name: row for row in record.per_class.get(record.part, [])} if record.part else {}
     rows = []
     for k, name in enumerate(record.data.classes):
@@ -40,7 +41,7 @@ def class_rows(record: Record) -> list[Row]:
 
 
 def metric_rows(record: Record) -> list[Row]:
-    """Every metric of the reported part with interval and definition, in the record's order."""
+    """One row for each metric of the reported part, with its interval and definition."""
     rows = []
     for key, found in record.metrics.get(record.part, {}).items() if record.part else ():
         about = record.definitions.get(key)
@@ -63,29 +64,16 @@ def find_metric(metrics: Sequence[Row], key: str) -> Row | None:
 
 
 def tier_rows(metrics: Sequence[Row], classes: Sequence[Row]) -> list[Row]:
-    """Balanced accuracy of head, medium and tail: the record's, else the mean of the recalls."""
-    rows = []
-    for tier in TIERS:
-        members = [row for row in classes if row["tier"] == tier]
-        if not members:
-            continue
-        found = find_metric(metrics, f"bacc_{tier}")
-        if found is None:
-            recalls = [row["recall"] for row in members if row["recall"] is not None]
-            value = sum(recalls) / len(recalls) if recalls else None
-            found = {"value": value, "low": None, "high": None, "interval": ""}
-            found["text"] = measure(f"bacc_{tier}", value)
-        rows.append({**found, "tier": tier, "classes": len(members)})
-    return rows
+    """Balanced accuracy of the tiers that have classes."""
+    sizes = Counter(row["tier"] for row in classes)
+    found = {tier: find_metric(metrics, f"bacc_{tier}") for tier in TIERS if sizes[tier]}
+    return [{**row, "tier": tier, "classes": sizes[tier]} for tier, row in found.items() if row]
 
 
 def tiles(metrics: Sequence[Row], classes: Sequence[Row]) -> list[Row]:
-    """The figures beside the headline: accuracy, macro F1, and the weakest class."""
-    chosen = []
-    for key in ("accuracy", "macro_f1", "auc"):
-        found = find_metric(metrics, key)
-        if found is not None:
-            chosen.append({**found, "note": ""})
+    """The numbers beside the headline: accuracy, macro F1, AUC and the lowest recall."""
+    found = (find_metric(metrics, key) for key in ("accuracy", "macro_f1", "auc"))
+    chosen = [{**row, "note": ""} for row in found if row is not None]
     known = [row for row in classes if row["recall"] is not None]
     if known:
         worst = min(known, key=lambda row: row["recall"])
@@ -101,7 +89,7 @@ def tiles(metrics: Sequence[Row], classes: Sequence[Row]) -> list[Row]:
 
 
 def facts(record: Record) -> list[tuple[str, list[tuple[str, str]]]]:
-    """What was run, as titled lists of name and value."""
+    """What was run, as titled lists of names and values."""
     method, model = record.method, record.model
     about: dict[str, dict[str, Any]] = {
         "Run": {key: getattr(record, key) for key in ("name", "created", "finished", "status")},
@@ -122,7 +110,7 @@ def facts(record: Record) -> list[tuple[str, list[tuple[str, str]]]]:
     }
     lists = []
     for title, values in about.items():
-        # Settings keep the names under which they are given; the rest is for reading.
+        # Settings keep the names that users type.
         typed = title in {"Settings of the method", "Chosen by the method", "Protocol"}
         pairs = [(k if typed else k.replace("_", " "), setting(v)) for k, v in values.items()]
         shown = [(key, value) for key, value in pairs if value not in ("", "[]", "{}")]

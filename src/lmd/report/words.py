@@ -1,7 +1,7 @@
-"""Numbers as people read them, and the sentences that sum up a run."""
+"""Numbers as text, and the sentences that summarise a run."""
 
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 from lmd.runfolder.record import Record
@@ -14,7 +14,7 @@ NONE = "–"
 
 
 def is_rate(key: str) -> bool:
-    """Whether a metric is a share of images and so is shown in per cent.
+    """Whether a metric is a share of images and is shown in per cent.
 
     >>> is_rate("balanced_accuracy"), is_rate("ece")
     (True, False)
@@ -48,7 +48,7 @@ def measure(key: str, value: float | None) -> str:
 
 
 def interval(key: str, found: Estimate) -> str:
-    """The interval of a metric; empty where there is none.
+    """The interval of a metric; empty if there is none.
 
     >>> interval("recall", Estimate(value=0.5, low=0.41, high=0.6))
     '41.0–60.0\\u202f%'
@@ -96,7 +96,7 @@ def thousands(value: float | None) -> str:
 
 
 def setting(value: Any) -> str:
-    """A setting's value as it would be typed."""
+    """The value of a setting as users type it."""
     if isinstance(value, str):
         return value
     return NONE if value is None else json.dumps(value, ensure_ascii=False)
@@ -113,39 +113,27 @@ def listing(items: Sequence[str], most: int = 8) -> str:
     return " and ".join(filter(None, [", ".join(items[:-1]), items[-1]])) if items else ""
 
 
-def classes_and_verb(count: int) -> str:
-    """The words that follow "n of K" as a subject."""
-    return "classes has" if count == 1 else "classes have"
-
-
 def summary(record: Record, rows: Sequence[Mapping[str, Any]]) -> list[str]:
-    """Plain sentences about the reported part: which classes are weak, which are uncertain."""
-    known = [row for row in rows if row["recall"] is not None]
-    sentences = []
+    """Sentences about the reported part: which classes are weak, and which are uncertain."""
+    known = sorted((r for r in rows if r["recall"] is not None), key=lambda row: row["recall"])
     if not known:
         return ["No class could be scored in this run."]
-    weak = sorted((row for row in known if row["recall"] < WEAK), key=lambda row: row["recall"])
+    named = [f"{row['name']} ({percent(row['recall'], 0)})" for row in known]
+    weak = sum(row["recall"] < WEAK for row in known)
     if weak:
-        names = listing([f"{row['name']} ({percent(row['recall'], 0)})" for row in weak])
-        sentences.append(
-            f"{len(weak)} of {len(rows)} {classes_and_verb(len(weak))} recall below 50\u202f%: "
-            f"{names}."
-        )
+        have = f"{weak} of {len(rows)} classes {'has' if weak == 1 else 'have'}"
+        sentences = [f"{have} recall below 50\u202f%: {listing(named[:weak])}."]
     else:
-        worst = min(known, key=lambda row: row["recall"])
-        sentences.append(
-            f"No class has recall below 50\u202f%; the weakest is {worst['name']} "
-            f"({percent(worst['recall'], 0)})."
-        )
-    sentences += _never_predicted(record)
-    mistaken = _mistaken(record, min(known, key=lambda row: row["recall"])["name"])
-    if mistaken:
-        sentences.append(mistaken)
-    wide = [r["name"] for r in known if r["low"] is not None and r["high"] - r["low"] > WIDE]
+        sentences = [f"No class has recall below 50\u202f%; the weakest is {named[0]}."]
+    matrix = record.confusion.get(record.part) if record.part else None
+    if matrix:
+        sentences += _confusions(matrix, record.data.classes, known[0]["name"])
+    wide = [r["name"] for r in rows if r["low"] is not None and r["high"] - r["low"] > WIDE]
     if wide:
+        have = f"{len(wide)} of {len(rows)} classes {'has' if len(wide) == 1 else 'have'}"
         sentences.append(
-            f"{len(wide)} of {len(rows)} {classes_and_verb(len(wide))} an interval wider than 30 "
-            f"points, mostly because there are few images: read {listing(wide)} with care."
+            f"{have} an interval wider than 30 points, mostly because there are few images: "
+            f"interpret {listing(wide)} with care."
         )
     absent = [row["name"] for row in rows if row["recall"] is None]
     if absent:
@@ -153,28 +141,19 @@ def summary(record: Record, rows: Sequence[Mapping[str, Any]]) -> list[str]:
     return sentences
 
 
-def _confusion(record: Record) -> list[list[int]]:
-    return record.confusion.get(record.part, []) if record.part else []
-
-
-def _never_predicted(record: Record) -> list[str]:
-    columns = [sum(column) for column in zip(*_confusion(record), strict=True)]
-    never = [name for name, said in zip(record.data.classes, columns, strict=False) if not said]
-    return [f"The model never predicts {listing(never)}."] if never else []
-
-
-def _mistaken(record: Record, name: str) -> str:
-    matrix, classes = _confusion(record), record.data.classes
-    if not matrix:
-        return ""
-    true = classes.index(name)
+def _confusions(
+    matrix: Sequence[Sequence[int]], classes: Sequence[str], weakest: str
+) -> Iterator[str]:
+    """Classes that are never predicted, and the usual mistake for the weakest class."""
+    columns = [sum(column) for column in zip(*matrix, strict=True)]
+    never = [name for name, said in zip(classes, columns, strict=True) if not said]
+    if never:
+        yield f"The model never predicts {listing(never)}."
+    true = classes.index(weakest)
     row = list(matrix[true])
     total, row[true] = sum(row), 0
     guess = max(range(len(row)), key=row.__getitem__)
-    # A single image, or as many for another class, is no pattern.
-    if row[guess] < 2 or row.count(row[guess]) > 1:
-        return ""
-    return (
-        f"Images of {name} are most often mistaken for {classes[guess]} "
-        f"({thousands(row[guess])} of {thousands(total)})."
-    )
+    # A single mistake, or a tie between two classes, is not a pattern.
+    if row[guess] >= 2 and row.count(row[guess]) == 1:
+        share = f"{thousands(row[guess])} of {thousands(total)}"
+        yield f"Images of {weakest} are most often mistaken for {classes[guess]} ({share})."
