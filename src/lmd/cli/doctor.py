@@ -34,7 +34,7 @@ def doctor_command(
     allow_outside: AllowOutside = False,
     split: Annotated[
         str,
-        typer.Option(help="Ratios of train, validation and test; ignored if the data has parts."),
+        typer.Option(help="Planned ratios of train, validation and test; existing parts are kept."),
     ] = "7:1:2",
     html: Annotated[
         Path | None, typer.Option(help="Write an HTML page with thumbnails here.")

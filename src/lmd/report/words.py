@@ -133,7 +133,7 @@ def summary(record: Record, rows: Sequence[Mapping[str, Any]]) -> list[str]:
         have = f"{len(wide)} of {len(rows)} classes {'has' if len(wide) == 1 else 'have'}"
         sentences.append(
             f"{have} an interval wider than 30 points, mostly because there are few images: "
-            f"interpret {listing(wide)} with care."
+            f"interpret the recall of {listing(wide)} with care."
         )
     absent = [row["name"] for row in rows if row["recall"] is None]
     if absent:

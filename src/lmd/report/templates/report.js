@@ -1,5 +1,5 @@
 "use strict";
-// Without this script the page is complete; with it, tables can be sorted by their headings.
+// The page is complete without this script, which makes tables sortable by their headings.
 for (const table of document.querySelectorAll("table.sortable")) {
   const body = table.tBodies[0];
   const heads = [...table.tHead.rows[0].cells];
