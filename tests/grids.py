@@ -1,12 +1,13 @@
-"""Tiny grids on toy images, and what their runs leave."""
+"""Tiny grids on toy images, and the files of their runs."""
 
 import io
+from contextlib import AbstractContextManager
 from pathlib import Path
 
 from rich.console import Console
 from toys import write_npz
 
-from lmd.benchmark.progress import Board
+from lmd.benchmark.progress import Board, open_board
 
 PROTOCOL = """
 [protocol]
@@ -26,8 +27,8 @@ def write_grid(folder: Path, text: str, epochs: int = 1) -> Path:
     return path
 
 
-def quiet_board() -> Board:
-    return Board(Console(file=io.StringIO()))
+def quiet_board() -> AbstractContextManager[Board]:
+    return open_board(Console(file=io.StringIO()))
 
 
 def bytes_of(folder: Path) -> dict[str, bytes]:

@@ -22,7 +22,7 @@ from lmd.benchmark.local import Local, environment
 from lmd.benchmark.lock import locked
 from lmd.benchmark.plan import Plan, PlannedRun, write_plan
 from lmd.benchmark.planning import plan_grid
-from lmd.benchmark.progress import Board, Snapshot
+from lmd.benchmark.progress import Snapshot, open_board
 from lmd.benchmark.run import Outcome, run_plan
 from lmd.benchmark.state import Progress, inspect, progress
 from lmd.cli.benchmark import benchmark, table
@@ -186,7 +186,7 @@ def test_kills_cost_no_more_than_an_epoch(
     interrupted.send_signal(signal.SIGINT)
     _, said = interrupted.communicate(timeout=60)
     assert interrupted.returncode == 130
-    assert "the same command goes on" in said
+    assert "run the same command again to continue" in said
     assert "Traceback" not in said
     assert children_of(out) == []
     first = rows_of(out, run)
@@ -266,7 +266,7 @@ def test_the_estimate_follows_finished_runs_and_epochs(
 def test_the_board_says_what_runs_and_when_it_ends(terminal: bool) -> None:
     text = io.StringIO()
     running = {"ce-seed0": Progress(3, 10, "stage 1, epoch 3/10")}
-    with Board(Console(file=text, force_terminal=terminal, width=120)) as board:
+    with open_board(Console(file=text, force_terminal=terminal, width=120)) as board:
         board.show(Snapshot(4, 1, 1, running, 1, 7200))
     lines = re.sub(r"\x1b\[[?0-9;]*[A-Za-z]", "\n", text.getvalue()).splitlines()
     shown = [line for line in lines if "1 of 4 runs done, 1 failed, 1 running, 1 waiting" in line]

@@ -1,1 +1,1 @@
-"""Grids of runs: which there are, which are missing, and how they are done side by side."""
+"""Grids of runs: planning them, and training the missing ones side by side."""

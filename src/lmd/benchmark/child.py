@@ -1,7 +1,6 @@
-"""One run of a benchmark in a process of its own: ``python -m lmd.benchmark.child``, job on stdin.
+"""One run of a benchmark in its own process: ``python -m lmd.benchmark.child``, job on stdin.
 
-It ends with its parent, however that ends: an orphan would write into a folder that the next
-benchmark takes up again.
+It ends as soon as its parent does: the next benchmark may write to the same folder.
 """
 
 import json
@@ -17,7 +16,7 @@ from typing import Any
 
 
 def main() -> int:
-    """Train one run, or go on with it; 0 if it is finished, 1 with a message, 130 if stopped."""
+    """Start or continue one run; returns 0 if it finished, 1 on an error, 130 if stopped."""
     job: dict[str, Any] = json.loads(sys.stdin.read())
     signal.signal(signal.SIGTERM, _stop)
     threading.Thread(target=_watch, args=(os.getppid(),), daemon=True).start()
@@ -29,7 +28,7 @@ def main() -> int:
         print(f"error: {error}", file=sys.stderr)
         return 1
     except KeyboardInterrupt:
-        print("stopped: the last finished epoch is kept", file=sys.stderr)
+        print("stopped; the last finished epoch is saved", file=sys.stderr)
         return 130
     return 0
 
@@ -56,7 +55,7 @@ def _train(job: dict[str, Any]) -> None:
         resume=True,
         device=job["device"],
         first_stages=job["first_stages"],
-        # What makes this run again without the benchmark.
+        # The command that repeats this run without the benchmark.
         command=shlex.join([*job["command"], "--out", str(out)]),
     )
 

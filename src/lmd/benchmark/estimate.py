@@ -1,4 +1,4 @@
-"""When a benchmark will be done: from finished runs, and from how far the others are."""
+"""How long a benchmark still takes, from finished runs and from the progress of the others."""
 
 import time
 from collections.abc import Mapping, Sequence
@@ -9,25 +9,25 @@ from lmd.benchmark.state import Progress
 
 
 class Clock:
-    """Seconds of every run that was timed, by name."""
+    """Times runs by name; ``seconds`` holds those of earlier sessions."""
 
     def __init__(self, plan: Plan, seconds: Mapping[str, float]) -> None:
         self._method = {run.name: run.method for run in plan.runs}
         self._seconds = dict(seconds)
-        self._begun: dict[str, tuple[float, int | None]] = {}
+        self._begun: dict[str, float] = {}
+        self._first: dict[str, int] = {}  # epochs that an earlier session had already trained
 
     def start(self, name: str) -> None:
-        """A run begins now."""
-        self._begun[name] = (time.monotonic(), None)
+        """Note that a run starts now."""
+        self._begun[name] = time.monotonic()
 
     def end(self, name: str, *, finished: bool) -> float:
-        """A run ended now; how many seconds it took.
+        """Note that a run ends now, and return its seconds.
 
-        It counts for the estimate if it is finished and had begun from nothing.
+        Only a finished run that this session started from scratch counts for the estimate.
         """
-        since, first = self._begun.pop(name)
-        took = time.monotonic() - since
-        if finished and not first:
+        took = time.monotonic() - self._begun.pop(name)
+        if not self._first.pop(name, 0) and finished:
             self._seconds[name] = took
         return took
 
@@ -40,22 +40,18 @@ class Clock:
     def remaining(
         self, waiting: Sequence[PlannedRun], running: Mapping[str, Progress], slots: int
     ) -> float | None:
-        """Seconds until all is done; ``None`` while nothing is known yet."""
+        """Seconds until all runs are done; ``None`` without any run to estimate from."""
         left, lengths = [], []
         for name, at in running.items():
-            since, first = self._begun[name]
-            if first is None:
-                # Epochs of an earlier session took none of this session's time.
-                first = at.done
-                self._begun[name] = (since, first)
-            elapsed, done = time.monotonic() - since, at.done - first
-            if done > 0:
-                left.append(elapsed / done * (at.total - at.done))
-                lengths.append(elapsed / done * at.total)
+            first = self._first.setdefault(name, at.done)
+            elapsed, whole = time.monotonic() - self._begun[name], self.expected(self._method[name])
+            if at.done > first:
+                epoch = elapsed / (at.done - first)
+                left.append(epoch * (at.total - at.done))
+                lengths.append(epoch * at.total)
+            elif whole is None:
+                return None
             else:
-                whole = self.expected(self._method[name])
-                if whole is None:
-                    return None
                 left.append(max(0.0, whole * (1 - at.done / max(at.total, 1)) - elapsed))
         for run in waiting:
             whole = self.expected(run.method)

@@ -1,4 +1,4 @@
-"""A grid as its TOML file describes it: data, methods, seeds and swept settings; no torch."""
+"""Grid files: the data, methods, seeds and swept settings of a benchmark; no torch."""
 
 import tomllib
 from importlib import resources
@@ -16,9 +16,9 @@ Form = Literal["metrics", "tiers", "factors", "sweep"]
 class Grid(BaseModel):
     """The keys of a grid file.
 
-    ``sweep`` maps a setting, or ``data``, to the values it takes: a list, or a table from labels
-    to values. ``protocol`` is a name, a file, or the settings themselves (``base`` in them names
-    the protocol that they change).
+    ``sweep`` maps a setting, or ``data``, to a list of values or a table from labels to values.
+    ``protocol`` is a name, a file, or a table of settings whose ``base`` names the protocol to
+    start from.
     """
 
     model_config = ConfigDict(extra="forbid", frozen=True)
@@ -47,9 +47,9 @@ class Grid(BaseModel):
 
 
 def load_grid(name: str | Path) -> Grid:
-    """A grid from a TOML file, or from one of those that ship with the package by name.
+    """A grid from a TOML file, or a shipped grid by name.
 
-    Paths in a file are relative to it; those of a grid that ships, to the current folder.
+    Paths are relative to the file, or to the current folder for a shipped grid.
     """
     text, base = read_grid(name)
     try:
@@ -66,7 +66,7 @@ def load_grid(name: str | Path) -> Grid:
 
 
 def read_grid(name: str | Path) -> tuple[str, Path]:
-    """The text of a grid and the folder that its paths start from."""
+    """The text of a grid and the folder that its paths are relative to."""
     if not str(name).endswith(".toml"):
         if str(name) not in shipped_grids():
             raise LmdError(
@@ -94,7 +94,7 @@ def shipped_grids() -> list[str]:
 
 
 def sweep_values(values: list[Any] | dict[str, Any]) -> list[tuple[str, Any]]:
-    """Labels and values of one swept setting, in the file's order.
+    """Labels and values of one swept setting, in the order of the file.
 
     >>> sweep_values([0.1, "raw"]), sweep_values({"r = 100": "a.csv"})
     ([('0.1', 0.1), ('raw', 'raw')], [('r = 100', 'a.csv')])
@@ -115,20 +115,21 @@ def _check(grid: Grid, name: str | Path) -> None:
     if grid.data is None and "data" not in grid.sweep:
         problems.append("'data' is missing: a path, or 'synthetic'")
     if grid.data is not None and "data" in grid.sweep:
-        problems.append("'data' is given twice: once, and again in [sweep]")
-    if len(set(grid.seeds)) < len(grid.seeds):
-        problems.append(f"'seeds' must differ from one another; they are {grid.seeds}")
-    if isinstance(grid.methods, list) and len(set(grid.methods)) < len(grid.methods):
-        problems.append(f"'methods' must differ from one another; they are {grid.methods}")
+        problems.append("'data' is given twice: at the top and in [sweep]")
+    for key, given in (("seeds", grid.seeds), ("methods", grid.methods)):
+        if isinstance(given, list) and len(set(given)) < len(given):
+            problems.append(f"{key!r} must differ from one another; they are {given}")
     if grid.methods == []:
-        problems.append('\'methods\' is empty: name some, or give "paper" or "all"')
+        problems.append('\'methods\' is empty: list some, or use "paper" or "all"')
     for key in ("seed", "workers"):
         if key in grid.settings or key in grid.sweep:
-            problems.append(f"{key!r} is not a setting of a grid: use 'seeds' and --workers")
+            problems.append(f"{key!r} cannot be set in a grid: use 'seeds' and --workers")
     for key, values in grid.sweep.items():
         labels = [label for label, _ in sweep_values(values)]
         if not labels or len(set(labels)) < len(labels):
-            problems.append(f"[sweep] {key}: give values that differ from one another: {labels}")
+            problems.append(
+                f"[sweep] {key} needs values that differ from one another; got {labels}"
+            )
         if key in grid.settings:
             problems.append(f"{key!r} is in [settings] and in [sweep]: choose one")
     if problems:
@@ -137,31 +138,26 @@ def _check(grid: Grid, name: str | Path) -> None:
 
 def _with_paths(grid: Grid, base: Path) -> Grid:
     """The same grid with absolute paths."""
-    changes: dict[str, Any] = {}
-    if grid.data is not None:
-        changes["data"] = _absolute(grid.data, base)
+
+    def absolute(path: Any) -> str:
+        return path if path == "synthetic" else str((base / Path(str(path)).expanduser()).resolve())
+
+    grid = grid.model_copy(deep=True)
+    changes = {} if grid.data is None else {"data": absolute(grid.data)}
     if "data" in grid.sweep:
-        places = {k: _absolute(str(v), base) for k, v in sweep_values(grid.sweep["data"])}
-        if isinstance(grid.sweep["data"], list):
-            places = {Path(k).stem: v for k, v in places.items()}
-        changes["sweep"] = grid.sweep | {"data": places}
-    if isinstance(grid.protocol, str) and grid.protocol.endswith(".toml"):
-        changes["protocol"] = _absolute(grid.protocol, base)
-    if isinstance(grid.protocol, dict) and str(grid.protocol.get("base", ""))[-5:] == ".toml":
-        changes["protocol"] = grid.protocol | {"base": _absolute(grid.protocol["base"], base)}
+        listed = isinstance(grid.sweep["data"], list)
+        places = sweep_values(grid.sweep["data"])
+        grid.sweep["data"] = {Path(k).stem if listed else k: absolute(v) for k, v in places}
     if "root" in grid.columns:
-        changes["columns"] = grid.columns | {"root": _absolute(str(grid.columns["root"]), base)}
-    for part in ("settings", "protocol"):
-        held = changes.get(part, getattr(grid, part))
-        weights = held.get("weights") if isinstance(held, dict) else None
-        if isinstance(weights, str) and "." in weights:
-            # A weight file; the words that are no file ("imagenet", "none") have no suffix.
-            changes[part] = held | {"weights": _absolute(weights, base)}
+        grid.columns["root"] = absolute(grid.columns["root"])
+    if isinstance(grid.protocol, str) and grid.protocol.endswith(".toml"):
+        changes["protocol"] = absolute(grid.protocol)
+    inline = grid.protocol if isinstance(grid.protocol, dict) else {}
+    for part, key in ((grid.settings, "weights"), (inline, "weights"), (inline, "base")):
+        # Only file names have a dot: "imagenet", "none" and the shipped protocols have none.
+        if isinstance(part.get(key), str) and "." in part[key]:
+            part[key] = absolute(part[key])
     return grid.model_copy(update=changes)
-
-
-def _absolute(path: str, base: Path) -> str:
-    return path if path == "synthetic" else str((base / Path(path).expanduser()).resolve())
 
 
 def _explain(error: ValidationError) -> str:
@@ -169,8 +165,7 @@ def _explain(error: ValidationError) -> str:
     for problem in error.errors():
         key = ".".join(str(part) for part in problem["loc"])
         if problem["type"] == "extra_forbidden":
-            valid = ", ".join(Grid.model_fields)
-            lines.append(f"unknown key {key!r}; the keys are: {valid}")
+            lines.append(f"unknown key {key!r}; the keys are: {', '.join(Grid.model_fields)}")
         else:
             lines.append(f"{key!r}: {problem['msg']} (it is {problem['input']!r})")
     return "; ".join(lines)

@@ -1,4 +1,4 @@
-"""Runs as processes of this machine, its cores or its GPUs divided among them."""
+"""Runs as processes on this machine, which share its cores or GPUs."""
 
 import contextlib
 import json
@@ -14,40 +14,41 @@ from typing import Any, Protocol
 from lmd.base.errors import LmdError
 from lmd.benchmark.plan import PlannedRun
 
-POLITE = 15.0  # seconds that a run has to end when it is asked to
+POLITE = 15.0  # seconds between asking a run to end and killing it
 
 
 class Backend(Protocol):
-    """Where runs are done: started by name, asked how they ended, stopped all at once."""
+    """Starts runs, reports how they ended, and stops them."""
 
     def slots(self) -> int:
         """How many runs may be under way at once."""
 
     def start(self, run: PlannedRun, *, shared: bool = False) -> None:
-        """Begin a run, or go on with it; ``shared``: others have the same first stage."""
+        """Start or continue a run; ``shared`` if other runs have the same first stage."""
 
     def ended(self) -> dict[str, int]:
-        """Exit codes of the runs that ended since the last call."""
+        """Exit codes of the runs that ended since the last call; negative for a signal."""
 
     def stop(self) -> None:
-        """End every run that is under way and wait until it has ended."""
+        """Stop all runs and wait until they have ended."""
 
 
 def environment(threads: int) -> dict[str, str]:
-    """This process's environment with every library of numbers held to ``threads`` threads."""
+    """This process's environment, with every numerical library limited to ``threads`` threads."""
     keys = ("OMP", "MKL", "OPENBLAS", "NUMEXPR")
     limits = {f"{key}_NUM_THREADS": str(threads) for key in keys}
     return dict(os.environ) | limits | {"OPENCV_FOR_THREADS_NUM": str(threads)}
 
 
 def job(
-    run: PlannedRun, folder: Path, *, threads: int, device: str, loaders: int | None, shared: bool
+    run: PlannedRun, folder: Path, threads: int, device: str, loaders: int | None, shared: bool
 ) -> dict[str, Any]:
-    """What a child reads: plain values, so that it can travel to another machine."""
+    """What a child process reads, as plain values that can be sent to another machine."""
     return {
         "request": run.request,
         "command": run.command,
         "out": str(folder / run.name),
+        "log": str(log_path(folder, run.name)),
         "threads": threads,
         "device": device,
         "loaders": loaders,
@@ -55,13 +56,12 @@ def job(
     }
 
 
-def spawn(
-    work: Mapping[str, Any], log: Path, keep: tuple[int, ...] = ()
-) -> "subprocess.Popen[bytes]":
-    """Start the process of one run; what it says is added to ``log``.
+def spawn(work: Mapping[str, Any], keep: tuple[int, ...] = ()) -> "subprocess.Popen[bytes]":
+    """Start the process of one run, which appends its output to the log.
 
-    ``keep`` are open files that live as long as it does: the lock.
+    The process inherits the file descriptors in ``keep`` (the lock).
     """
+    log = Path(work["log"])
     log.parent.mkdir(parents=True, exist_ok=True)
     with log.open("ab") as file:
         process = subprocess.Popen(
@@ -71,7 +71,7 @@ def spawn(
             stderr=subprocess.STDOUT,
             env=environment(work["threads"]),
             pass_fds=keep,
-            start_new_session=True,  # Ctrl-C reaches the parent alone, which ends them in order
+            start_new_session=True,  # Ctrl-C reaches only the parent, which ends its runs in order
         )
     assert process.stdin is not None
     with contextlib.suppress(BrokenPipeError), process.stdin as pipe:
@@ -80,7 +80,7 @@ def spawn(
 
 
 def end(processes: list["subprocess.Popen[bytes]"]) -> None:
-    """Ask processes to end, and kill what is still there after a while."""
+    """Ask processes to end, and kill those that are still running after ``POLITE`` seconds."""
     for process in processes:
         process.terminate()
     limit = time.monotonic() + POLITE
@@ -94,7 +94,7 @@ def end(processes: list["subprocess.Popen[bytes]"]) -> None:
 
 
 class Local:
-    """``workers`` processes at once: one for each core or each GPU unless told otherwise."""
+    """``workers`` processes at once; by default one for each GPU, or else for each core."""
 
     def __init__(
         self, folder: Path, workers: int | None = None, keep: tuple[int, ...] = ()
@@ -106,7 +106,7 @@ class Local:
             raise LmdError(f"--workers must be at least 1; it is {self.workers}")
         self.threads = max(1, cores // self.workers)
         self.devices = [f"cuda:{i % gpus}" if gpus else "cpu" for i in range(self.workers)]
-        # Beside a GPU the views need processes of their own; on a CPU the cores are all taken.
+        # Loader processes pay off beside a GPU; on a CPU the runs already use every core.
         self.loaders = self.threads if gpus else 0
         self._running: dict[str, tuple[subprocess.Popen[bytes], int]] = {}
 
@@ -115,21 +115,14 @@ class Local:
         return self.workers
 
     def start(self, run: PlannedRun, *, shared: bool = False) -> None:
-        """A process on the first free device."""
+        """Start a process on the first free device."""
         taken = {slot for _, slot in self._running.values()}
         slot = next(i for i in range(self.workers) if i not in taken)
-        work = job(
-            run,
-            self.folder,
-            threads=self.threads,
-            device=self.devices[slot],
-            loaders=self.loaders,
-            shared=shared,
-        )
-        self._running[run.name] = spawn(work, log_path(self.folder, run), self.keep), slot
+        work = job(run, self.folder, self.threads, self.devices[slot], self.loaders, shared)
+        self._running[run.name] = spawn(work, self.keep), slot
 
     def ended(self) -> dict[str, int]:
-        """Exit codes; negative where a signal ended the process."""
+        """Exit codes since the last call."""
         codes = {name: process.poll() for name, (process, _) in self._running.items()}
         done = {name: code for name, code in codes.items() if code is not None}
         for name in done:
@@ -137,29 +130,29 @@ class Local:
         return done
 
     def stop(self) -> None:
-        """Ask all to end, then make them."""
+        """Ask all processes to end, and then kill them."""
         end([process for process, _ in self._running.values()])
         self._running.clear()
 
 
-def log_path(folder: Path, run: PlannedRun) -> Path:
-    """Where a run's own words go: beside the run folders, as one that never began has no folder."""
-    return folder / "logs" / f"{run.name}.txt"
+def log_path(folder: Path, name: str) -> Path:
+    """The log of a run, outside its folder, which does not exist before training starts."""
+    return folder / "logs" / f"{name}.txt"
 
 
 def first_stages(folder: Path) -> Path:
-    """Where the first stages that several runs have in common are kept while a grid runs."""
+    """Where a benchmark keeps the first stages that several of its runs share."""
     return folder / "first-stages"
 
 
 def available_cores() -> int:
-    """The cores that this process may use."""
+    """The number of cores that this process may use."""
     affinity = getattr(os, "sched_getaffinity", None)
     return len(affinity(0)) if affinity is not None else os.cpu_count() or 1
 
 
 def available_gpus() -> int:
-    """The number of GPUs that training would use here."""
+    """The number of GPUs that training would use."""
     import torch
 
     return torch.cuda.device_count() if torch.cuda.is_available() else 0

@@ -1,4 +1,4 @@
-"""One benchmark at a time in one folder."""
+"""Only one benchmark at a time works in a folder."""
 
 import fcntl
 import os
@@ -10,21 +10,21 @@ from pathlib import Path
 
 from lmd.base.errors import LmdError
 
-PATIENCE = 15.0  # seconds for the runs of a benchmark that was killed to end
+PATIENCE = 15.0  # seconds that the runs of a killed benchmark have to end
 
 
 @contextmanager
 def locked(folder: Path) -> Iterator[int]:
-    """Hold the folder's lock inside; yields its descriptor.
+    """Hold the folder's lock; yields its file descriptor.
 
-    A child that inherits the descriptor holds the lock too, so it is free only when every run of
-    a benchmark that was killed has ended.
+    Child processes inherit the descriptor and hold the lock too. After a benchmark was killed,
+    the lock is free once all of its runs have ended.
     """
     try:
         folder.mkdir(parents=True, exist_ok=True)
         file = (folder / ".lock").open("a+", encoding="utf-8")
     except OSError as error:
-        raise LmdError(f"benchmark folder {folder} cannot be made: {error.strerror}") from error
+        raise LmdError(f"cannot create benchmark folder {folder}: {error.strerror}") from error
     with file:
         limit = time.monotonic() + PATIENCE
         while not _taken(file.fileno()):
@@ -32,8 +32,8 @@ def locked(folder: Path) -> Iterator[int]:
             words = file.read().split()
             if _alive(words) or time.monotonic() > limit:
                 raise LmdError(
-                    f"another benchmark is at work in {folder} ({' '.join(words)}): wait for it, "
-                    "stop it, or give another folder with --out"
+                    f"another benchmark is running in {folder} ({' '.join(words)}): wait for it, "
+                    "stop it, or choose another folder with --out"
                 )
             time.sleep(0.1)
         file.truncate(0)
@@ -51,7 +51,7 @@ def _taken(descriptor: int) -> bool:
 
 
 def _alive(words: list[str]) -> bool:
-    """Whether the process that wrote the lock is there; of another machine nobody can tell."""
+    """Whether the process that wrote the lock is running; assumed so on another machine."""
     if len(words) != 4 or words[3] != platform.node():
         return bool(words)
     try:
@@ -59,5 +59,5 @@ def _alive(words: list[str]) -> bool:
     except ProcessLookupError:
         return False
     except PermissionError:
-        return True
+        pass  # it runs as another user
     return True

@@ -10,28 +10,27 @@ from lmd.base.errors import LmdError
 from lmd.benchmark.local import end, job, log_path, spawn
 from lmd.benchmark.plan import PlannedRun
 
-RETRIES = 5  # how often a run is taken up again after its node or its worker was lost
+RETRIES = 5  # how often Ray restarts a run after its node or its worker was lost
 
 
 class OnRay:
-    """At most ``workers`` tasks at once, each with ``threads`` cores, or one GPU where there are.
+    """At most ``workers`` tasks at once, each with one GPU or, without GPUs, ``threads`` cores.
 
-    ``address`` is the cluster's (``auto``, ``ray://…``, ``host:port``), or ``local`` for one on
-    this machine that ends with the benchmark. Ray starts a task again whose worker or node was
-    lost; the run then goes on from its last checkpoint, which must lie on a shared file system.
+    ``address`` is that of a cluster (``auto``, ``ray://…``, ``host:port``), or ``local`` to start
+    one on this machine that ends with the benchmark. If a worker or node is lost, Ray restarts the
+    task, and the run continues from its checkpoint, which must be on a shared file system.
     """
 
     def __init__(self, folder: Path, address: str, workers: int | None, threads: int = 1) -> None:
         self.folder, self.workers, self.threads = folder.resolve(), workers, threads
         self._ray = ray = import_ray()
-        local = address == "local"
         self._tasks: dict[Any, str] = {}
-        quiet = {"log_to_driver": False, "logging_level": "ERROR", "include_dashboard": False}
-        if not local:
-            del quiet["include_dashboard"]
+        options: dict[str, Any] = {"log_to_driver": False, "logging_level": "ERROR"}
+        if address == "local":
+            options |= {"num_cpus": workers, "include_dashboard": False}
         _check_reachable(address)
         try:
-            ray.init(address, num_cpus=workers if local else None, **quiet)
+            ray.init(address, **options)
         except Exception as error:
             raise _no_cluster(address, error) from error
         self._gpu = ray.cluster_resources().get("GPU", 0) >= 1
@@ -49,19 +48,13 @@ class OnRay:
         return max(1, room if self.workers is None else min(room, self.workers))
 
     def start(self, run: PlannedRun, *, shared: bool = False) -> None:
-        """Hand the run to the cluster."""
-        work = job(
-            run,
-            self.folder,
-            threads=self.threads,
-            device="cuda" if self._gpu else "cpu",
-            loaders=None if self._gpu else 0,
-            shared=shared,
-        )
-        self._tasks[self._task.remote(work, str(log_path(self.folder, run)))] = run.name
+        """Submit the run to the cluster."""
+        device, loaders = ("cuda", None) if self._gpu else ("cpu", 0)
+        work = job(run, self.folder, self.threads, device, loaders, shared)
+        self._tasks[self._task.remote(work)] = run.name
 
     def ended(self) -> dict[str, int]:
-        """Exit codes; a task that Ray gave up is a failed run."""
+        """Exit codes since the last call; a task that Ray gave up counts as failed."""
         if not self._tasks:
             return {}
         ready, _ = self._ray.wait(list(self._tasks), num_returns=len(self._tasks), timeout=0)
@@ -71,14 +64,14 @@ class OnRay:
             try:
                 codes[name] = int(self._ray.get(reference))
             except self._ray.exceptions.RayError as error:
-                log = self.folder / "logs" / f"{name}.txt"
+                log = log_path(self.folder, name)
                 with contextlib.suppress(OSError), log.open("a", encoding="utf-8") as file:
-                    file.write(f"error: Ray gave the run up: {_first_line(error)}\n")
+                    file.write(f"error: Ray gave up the run: {_first_line(error)}\n")
                 codes[name] = 1
         return codes
 
     def stop(self) -> None:
-        """Cancel what is under way; a run ends with the worker that watches it."""
+        """Cancel all tasks; a run ends with the Ray worker that started it."""
         for reference in self._tasks:
             self._ray.cancel(reference, force=True)
         if self._tasks:
@@ -87,9 +80,9 @@ class OnRay:
         self._ray.shutdown()
 
 
-def run_task(work: dict[str, Any], log: str) -> int:
-    """What a worker of the cluster does: one run in a process of its own, and its exit code."""
-    process = spawn(work, Path(log))
+def run_task(work: dict[str, Any]) -> int:
+    """Train one run in a separate process and return its exit code."""
+    process = spawn(work)
     try:
         return process.wait()
     finally:
@@ -99,9 +92,9 @@ def run_task(work: dict[str, Any], log: str) -> int:
 
 def import_ray() -> Any:
     """Ray, or an error that says how to install it."""
-    # Ray counts its users over the network unless it is told not to.
+    # Ray reports usage statistics over the network by default.
     os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")
-    # Setting no device where a task asks for no GPU is what Ray will do by default.
+    # A later default of Ray: hide no device from a task that asks for no GPU.
     os.environ.setdefault("RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO", "0")
     try:
         import ray
@@ -111,7 +104,7 @@ def import_ray() -> Any:
 
 
 def _check_reachable(address: str) -> None:
-    """Ray itself tries an address where nobody answers for minutes."""
+    """Fail early: Ray itself retries an unreachable address for minutes."""
     host, _, port = address.removeprefix("ray://").rpartition(":")
     if host and port.isdigit():
         try:

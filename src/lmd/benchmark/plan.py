@@ -1,10 +1,12 @@
-"""The runs of a grid, by name, in the order in which they are done; no torch."""
+"""The runs of a grid in the order in which they are trained; no torch."""
 
 import hashlib
 import json
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
+
+from pydantic import TypeAdapter
 
 from lmd.base.errors import LmdError
 from lmd.base.files import atomic_write
@@ -15,7 +17,7 @@ FORMAT = 1
 
 @dataclass(frozen=True)
 class Row:
-    """A method as a table shows it; ``own`` is the reference and its ablations."""
+    """A method as a table shows it; ``own`` marks the reference and its ablations."""
 
     key: str
     title: str
@@ -25,7 +27,7 @@ class Row:
 
 @dataclass(frozen=True)
 class Point:
-    """One combination of swept values, and whether it is the one that holds without a sweep."""
+    """One combination of swept values; ``usual`` if it equals the values without a sweep."""
 
     labels: dict[str, str] = field(default_factory=dict)
     values: dict[str, Any] = field(default_factory=dict)
@@ -33,7 +35,7 @@ class Point:
 
     @property
     def title(self) -> str:
-        """``lambda_1 = 0.1, r = 100``: a label that is a sentence of its own stays as it is.
+        """All labels, with the setting's name unless the label contains one.
 
         >>> Point({"lambda_1": "0.1", "data": "r = 100"}).title
         'lambda_1 = 0.1, r = 100'
@@ -58,9 +60,9 @@ class PlannedRun:
 
 @dataclass(frozen=True)
 class Plan:
-    """All runs of a grid; ``points`` has one empty point where nothing is swept.
+    """All runs of a grid; ``points`` has one empty point if nothing is swept.
 
-    A method without any of the swept settings is run once, and its runs stand at point 0.
+    A method without any of the swept settings is run once, at point 0.
     """
 
     name: str
@@ -73,39 +75,28 @@ class Plan:
     runs: list[PlannedRun]
     source: str = ""
 
-    def find(self, method: str, point: int) -> list[PlannedRun]:
-        """The runs of one method at one point, by seed."""
-        return [run for run in self.runs if (run.method, run.point) == (method, point)]
-
 
 def grid_hash(name: str | Path) -> str:
-    """Changes with the text of a grid and the folder that its paths start from."""
+    """A hash of a grid's text and of the folder that its paths are relative to."""
     text, base = read_grid(name)
     return hashlib.sha256(f"{base}\n{text}".encode()).hexdigest()
 
 
 def write_plan(plan: Plan, folder: Path) -> None:
-    """``plan.json``: tables are made from it without planning anew."""
+    """Write ``plan.json``, from which tables are made without planning again."""
     text = json.dumps({"format": FORMAT, **asdict(plan)}, indent=1, ensure_ascii=False)
     atomic_write(folder / "plan.json", (text + "\n").encode())
 
 
 def read_plan(folder: Path) -> Plan | None:
-    """The plan that a benchmark left in its folder, or ``None``."""
+    """The plan in a benchmark's folder, or ``None`` without one of this format."""
     path = folder / "plan.json"
     if not path.exists():
         return None
     try:
         values = json.loads(path.read_text(encoding="utf-8"))
-        if values.pop("format") != FORMAT:
-            return None
-        return Plan(
-            **values
-            | {
-                "rows": [Row(**row) for row in values["rows"]],
-                "points": [Point(**point) for point in values["points"]],
-                "runs": [PlannedRun(**run) for run in values["runs"]],
-            }
-        )
+        return TypeAdapter(Plan).validate_python(values) if values["format"] == FORMAT else None
     except (OSError, ValueError, TypeError, KeyError) as error:
-        raise LmdError(f"{path} cannot be read: {error}; remove it, it is made anew") from None
+        raise LmdError(
+            f"{path} cannot be read: {error}; delete it, and it will be written again"
+        ) from None

@@ -1,9 +1,9 @@
-"""From a grid to its plan: every run with its complete settings, checked before anything runs."""
+"""From a grid to its plan: every run with complete settings, checked before training starts."""
 
 import itertools
 import json
 import re
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -14,29 +14,30 @@ from lmd.contract.method import Method
 from lmd.methods import DEFAULT, METHODS, PAPER, find_method, in_paper_order, related
 from lmd.protocol import Protocol
 from lmd.runfolder.record import Request
-from lmd.runs.request import Resolved, resolve, train_command
+from lmd.runs.request import resolve, train_command
 
 
 def plan_grid(name: str | Path) -> Plan:
-    """All runs of a grid: every method of the first seed first, so that tables fill early."""
+    """All runs of a grid, seed by seed, so that tables fill early."""
     grid = load_grid(name)
-    methods = _methods(grid)
+    named = {"paper": PAPER, "all": METHODS}
+    keys = named[grid.methods] if isinstance(grid.methods, str) else grid.methods
+    methods = in_paper_order(keys)
     reference = find_method(grid.reference or DEFAULT)
     _check_settings(grid, methods)
-    combinations = _combinations(grid)
-    points = _points(grid, methods, reference, combinations)
+    points = _points(grid, reference if reference in methods else methods[-1])
     runs: dict[str, PlannedRun] = {}
     for seed in grid.seeds:
-        for index, combination in enumerate(combinations):
+        for index, point in enumerate(points):
             for method in methods:
-                known = _known(method, combination)
+                swept = [key for key in point.values if key == "data" or key in _settings(method)]
                 # A method without a swept setting has the same run at every point.
-                if known or index == 0:
-                    run = _run(grid, method, known, index, seed)
+                if swept or index == 0:
+                    run = _run(grid, method, point, index, swept, seed)
                     if runs.setdefault(run.name, run).request != run.request:
                         raise LmdError(
-                            f"two runs of grid {name} would have the folder {run.name}: give the "
-                            "swept values labels that differ in letters and digits"
+                            f"two runs of grid {name} would share the folder {run.name}: give the "
+                            "swept values labels that differ in letters or digits"
                         )
     return Plan(
         name=grid.name,
@@ -51,92 +52,65 @@ def plan_grid(name: str | Path) -> Plan:
     )
 
 
-def _methods(grid: Grid) -> list[Method]:
-    named = {"paper": PAPER, "all": METHODS}
-    keys = named[grid.methods] if isinstance(grid.methods, str) else grid.methods
-    return in_paper_order(keys)
+def _settings(method: Method) -> set[str]:
+    return {*Protocol.model_fields, *method.defaults()}
 
 
-def _combinations(grid: Grid) -> list[dict[str, tuple[str, Any]]]:
-    """The product of all swept settings: label and value by setting."""
-    axes = [[(key, pair) for pair in sweep_values(v)] for key, v in grid.sweep.items()]
-    return [dict(chosen) for chosen in itertools.product(*axes)]
-
-
-def _known(
-    method: Method, combination: Mapping[str, tuple[str, Any]]
-) -> dict[str, tuple[str, Any]]:
-    valid = {*Protocol.model_fields, *method.defaults(), "data"}
-    return {key: pair for key, pair in combination.items() if key in valid}
-
-
-def _check_settings(grid: Grid, methods: list[Method]) -> None:
+def _check_settings(grid: Grid, methods: Sequence[Method]) -> None:
     profiles = {"default"}.union(*(m.profiles for m in methods))
     if grid.profile not in profiles:
         raise LmdError(
-            f"'profile' {grid.profile!r} is of no method of this grid; there are: "
+            f"no method of this grid has the profile {grid.profile!r}; the profiles are: "
             f"{', '.join(sorted(profiles))}"
         )
-    valid = set(Protocol.model_fields).union(*(m.defaults() for m in methods))
+    valid = set[str]().union(*map(_settings, methods))
     for part, keys in (("settings", grid.settings), ("sweep", grid.sweep)):
         for key in keys:
-            if key not in valid and not (part == "sweep" and key == "data"):
+            if key not in valid and (part, key) != ("sweep", "data"):
                 raise LmdError(
-                    f"[{part}] {key!r} is a setting neither of the protocol nor of any method of "
-                    f"this grid; there are: {', '.join(sorted(valid))}"
+                    f"[{part}] {key!r} is not a setting of the protocol or of any method of this "
+                    f"grid; the settings are: {', '.join(sorted(valid))}"
                 )
 
 
-def _points(
-    grid: Grid,
-    methods: list[Method],
-    reference: Method,
-    combinations: list[dict[str, tuple[str, Any]]],
-) -> list[Point]:
-    """The points, and which of them has the values that would hold without the sweep."""
-    found = _resolved(grid, reference if reference in methods else methods[-1], {})
+def _points(grid: Grid, method: Method) -> list[Point]:
+    """The product of all swept values; ``usual`` are those that ``method`` has without a sweep."""
+    found = resolve(method, *_given(grid, method, {}), _profile(grid, method))
     usual = found.protocol.model_dump(mode="json") | found.settings
-    return [
-        Point(
-            {key: label for key, (label, _) in chosen.items()},
-            {key: value for key, (_, value) in chosen.items()},
-            bool(chosen) and all(usual.get(k) == v for k, (_, v) in chosen.items()),
-        )
-        for chosen in combinations
-    ]
-
-
-def _resolved(grid: Grid, method: Method, extra: Mapping[str, Any]) -> Resolved:
-    base, given = _given(grid, method, extra)
-    return resolve(method, base, given, _profile(grid, method))
+    points = []
+    for pairs in itertools.product(*map(sweep_values, grid.sweep.values())):
+        labels = {key: label for key, (label, _) in zip(grid.sweep, pairs, strict=True)}
+        values = {key: value for key, (_, value) in zip(grid.sweep, pairs, strict=True)}
+        same = bool(values) and all(usual.get(k) == v for k, v in values.items())
+        points.append(Point(labels, values, same))
+    return points
 
 
 def _profile(grid: Grid, method: Method) -> str:
-    # A profile is of one family; the other rows of a comparison have none of that name.
+    # Profiles belong to one family of methods; the other rows keep their defaults.
     return grid.profile if grid.profile in method.profiles else "default"
 
 
 def _given(
     grid: Grid, method: Method, extra: Mapping[str, Any]
 ) -> tuple[str | None, dict[str, Any]]:
-    """The protocol's name and all that is set beyond it, for this method."""
-    valid = {*Protocol.model_fields, *method.defaults()}
-    own = {k: v for k, v in grid.settings.items() if k in valid}
+    """The name of the protocol, and every setting that this method gets on top of it."""
+    own = {k: v for k, v in grid.settings.items() if k in _settings(method)} | dict(extra)
     if isinstance(grid.protocol, dict):
         inline = {k: v for k, v in grid.protocol.items() if k != "base"}
-        return grid.protocol.get("base"), inline | own | dict(extra)
-    return grid.protocol, own | dict(extra)
+        return grid.protocol.get("base"), inline | own
+    return grid.protocol, own
 
 
 def _run(
-    grid: Grid, method: Method, known: Mapping[str, tuple[str, Any]], point: int, seed: int
+    grid: Grid, method: Method, point: Point, index: int, swept: Sequence[str], seed: int
 ) -> PlannedRun:
-    extra = {key: value for key, (_, value) in known.items() if key != "data"}
-    data = known["data"][1] if "data" in known else grid.data
-    asked = _resolved(grid, method, extra | {"seed": seed})
+    extra = {key: point.values[key] for key in swept if key != "data"}
+    base, given = _given(grid, method, extra | {"seed": seed})
     profile = _profile(grid, method)
+    asked = resolve(method, base, given, profile)
     request = Request(
-        data=str(data),
+        data=str(point.values.get("data", grid.data)),
         method=method.key,
         profile=profile,
         protocol=asked.protocol.model_dump(mode="json"),
@@ -144,20 +118,16 @@ def _run(
         columns=dict(grid.columns),
         skip_bad=grid.skip_bad,
     )
-    marks = [f"{key}={label}" for key, (label, _) in known.items()]
+    marks = [f"{key}={point.labels[key]}" for key in swept]
     words = [method.key, *([profile] if profile != "default" else []), *marks, f"seed{seed}"]
+    shaping = asked.settings if method.first_settings is None else method.first_settings
     return PlannedRun(
         name=re.sub(r"[^A-Za-z0-9_.=+-]+", "_", "-".join(words)),
         method=method.key,
-        point=point,
+        point=index,
         seed=seed,
         stages=len(method.stages),
         request=request.model_dump(mode="json"),
-        command=train_command(request, *_given(grid, method, extra | {"seed": seed})),
-        first=_first(method, asked.settings),
+        command=train_command(request, base, given),
+        first=json.dumps([method.stages[0], {key: asked.settings[key] for key in shaping}]),
     )
-
-
-def _first(method: Method, settings: Mapping[str, Any]) -> str:
-    shaping = settings if method.first_settings is None else method.first_settings
-    return json.dumps([method.stages[0], {key: settings[key] for key in shaping}])

@@ -1,10 +1,10 @@
-"""What a person sees while a benchmark runs: a live board on a terminal, lines elsewhere."""
+"""What a benchmark shows while it runs: a live board on a terminal, lines elsewhere."""
 
 import time
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass
 from datetime import datetime, timedelta
-from types import TracebackType
 
 from rich.console import Console, Group
 from rich.live import Live
@@ -14,7 +14,7 @@ from rich.text import Text
 
 from lmd.benchmark.state import Progress
 
-EVERY = 30.0  # seconds between two lines where there is no terminal
+EVERY = 30.0  # seconds between two lines without a terminal
 
 
 @dataclass(frozen=True)
@@ -30,7 +30,7 @@ class Snapshot:
 
     @property
     def summary(self) -> str:
-        """One sentence."""
+        """The state in one line."""
         failed = f", {self.failed} failed" if self.failed else ""
         done = f"{self.finished} of {self.total} runs done{failed}"
         if not self.running and not self.waiting:
@@ -48,8 +48,7 @@ def when(seconds: float | None) -> str:
     if seconds is None:
         return "no estimate yet"
     minutes = max(1, round(seconds / 60))
-    days, hours, rest = minutes // 1440, minutes // 60 % 24, minutes % 60
-    parts = [(days, "d"), (hours, "h"), (rest, "min")]
+    parts = [(minutes // 1440, "d"), (minutes // 60 % 24, "h"), (minutes % 60, "min")]
     words = " ".join(f"{n} {unit}" for n, unit in parts if n)
     end = datetime.now() + timedelta(seconds=seconds)
     shown = f"{end:%H:%M}" if minutes < 720 else f"{end:%a %d %b %H:%M}"
@@ -57,50 +56,41 @@ def when(seconds: float | None) -> str:
 
 
 class Board:
-    """Shows snapshots and keeps sentences."""
+    """Shows snapshots, and lines that stay."""
 
-    def __init__(self, console: Console | None = None) -> None:
-        self.console = console or Console(stderr=True)
-        self._live: Live | None = None
+    def __init__(self, console: Console, live: Live | None) -> None:
+        self._console, self._live = console, live
         self._last = 0.0
         self._shown = ""
 
-    def __enter__(self) -> "Board":
-        if self.console.is_terminal:
-            self._live = Live(console=self.console, transient=True, auto_refresh=False)
-            self._live.start()
-        return self
-
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
-        if self._live is not None:
-            self._live.stop()
-
     def say(self, text: str) -> None:
-        """A line that stays, with the time."""
+        """Print a line that stays, with the time."""
         clock = datetime.now().strftime("%H:%M:%S")
-        self.console.print(f"{clock}  {text}", highlight=False, markup=False, soft_wrap=True)
+        self._console.print(f"{clock}  {text}", highlight=False, markup=False, soft_wrap=True)
         self._last = 0.0
 
     def show(self, snapshot: Snapshot) -> None:
-        """Repaint the board twice a second, or say a line now and then if it has changed."""
+        """Repaint twice a second; without a terminal, print a line when something changed."""
         now = time.monotonic()
         if now - self._last < (0.5 if self._live is not None else EVERY):
             return
         if self._live is not None:
-            self._last = now
             self._live.update(_drawn(snapshot), refresh=True)
-            return
-        at = "".join(f"\n          {name}: {p.where}" for name, p in snapshot.running.items())
-        words = snapshot.summary + at
-        if words != self._shown:
-            self.say(words)
-            self._shown = words
+        else:
+            at = "".join(f"\n          {name}: {p.where}" for name, p in snapshot.running.items())
+            if snapshot.summary + at != self._shown:
+                self._shown = snapshot.summary + at
+                self.say(self._shown)
         self._last = now
+
+
+@contextmanager
+def open_board(console: Console | None = None) -> Iterator[Board]:
+    """A board on a console (default: standard error)."""
+    console = console or Console(stderr=True)
+    live = Live(console=console, transient=True, auto_refresh=False)
+    with live if console.is_terminal else nullcontext() as shown:
+        yield Board(console, shown)
 
 
 def _drawn(snapshot: Snapshot) -> Group:

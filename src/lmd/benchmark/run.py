@@ -1,10 +1,10 @@
-"""The runs of a plan that are missing, done side by side; a failing one is left behind."""
+"""Trains the missing runs of a plan side by side; a failed run does not stop the others."""
 
 import json
 import shutil
 import time
 from collections import Counter
-from collections.abc import Callable, Iterable
+from collections.abc import Callable
 from contextlib import AbstractContextManager
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -20,16 +20,11 @@ PAUSE = 0.2  # seconds between two looks at the runs
 
 @dataclass
 class Outcome:
-    """How a benchmark ended: names of the runs, and why each failed one did."""
+    """How a benchmark ended: names of the finished runs, and the reason for each failed one."""
 
     finished: list[str] = field(default_factory=list)
     earlier: list[str] = field(default_factory=list)
     failed: dict[str, str] = field(default_factory=dict)
-
-    @property
-    def complete(self) -> bool:
-        """Whether every run of the plan is finished."""
-        return not self.failed
 
 
 def run_plan(
@@ -40,84 +35,74 @@ def run_plan(
     *,
     share: bool = True,
 ) -> Outcome:
-    """Do what is missing of a plan; the folder must be locked.
+    """Train the missing runs of a plan; the caller holds the folder's lock.
 
-    With ``share`` a first stage that several runs have in common is trained once.
-
-    Whatever ends this function, an interrupt too, ends the runs that are under way; they go on
-    from their last epoch next time.
+    With ``share``, a first stage that several runs have in common is trained once. If this function
+    is interrupted, it stops its runs; they continue from their last epoch next time.
     """
     disk = inspect(plan, folder)
     write_plan(plan, folder)
     todo = [run for run in plan.runs if disk[run.name].status != "finished"]
-    seconds = {run.name: disk[run.name].seconds for run in plan.runs if disk[run.name].seconds}
+    seconds = {name: found.seconds for name, found in disk.items() if found.seconds}
     outcome = Outcome(earlier=[run.name for run in plan.runs if run not in todo])
     if not todo:
         return outcome
     at_work = backend()
+    sharing = Counter(_beginning(run) for run in todo if share)
     try:
         with board as shown:
-            scheduler = _Scheduler(plan, folder, at_work, shown, outcome, Clock(plan, seconds))
-            scheduler.share(todo if share else [])
-            scheduler.work(todo)
+            clock = Clock(plan, seconds)
+            _Scheduler(plan, folder, at_work, shown, outcome, clock, sharing).work(todo)
     finally:
         at_work.stop()
-    if outcome.complete:
+    if not outcome.failed:
         shutil.rmtree(first_stages(folder), ignore_errors=True)
     return outcome
 
 
+@dataclass
 class _Scheduler:
-    """Hands runs to a backend, one for each free slot, and sorts how they end."""
+    """Hands runs to a backend, one for each free slot, and records how they end."""
 
-    def __init__(
-        self,
-        plan: Plan,
-        folder: Path,
-        backend: Backend,
-        board: Board,
-        outcome: Outcome,
-        clock: Clock,
-    ) -> None:
-        self.plan, self.folder, self.backend = plan, folder, backend
-        self.board, self.outcome, self.clock = board, outcome, clock
-        self.running: dict[str, PlannedRun] = {}
-        self.retried: set[str] = set()
-        self.decoded: set[str] = set()
-        self.beginnings: Counter[str] = Counter()
-
-    def share(self, runs: Iterable[PlannedRun]) -> None:
-        """Let these runs take over first stages from one another."""
-        self.beginnings.update(_beginning(run) for run in runs)
+    plan: Plan
+    folder: Path
+    backend: Backend
+    board: Board
+    outcome: Outcome
+    clock: Clock
+    sharing: Counter[str]  # how many runs have each first stage
+    running: dict[str, PlannedRun] = field(default_factory=dict)
+    waiting: list[PlannedRun] = field(default_factory=list)
+    retried: set[str] = field(default_factory=set)
+    decoded: set[str] = field(default_factory=set)
 
     def work(self, todo: list[PlannedRun]) -> None:
-        """Until nothing waits and nothing runs."""
-        # Those whose first stage others will take over begin, so that nobody waits long for it.
+        """Start runs and wait for them until all have ended."""
+        # One run of each shared first stage goes first, so that the others soon can continue it.
         firsts = {_beginning(run): run for run in reversed(todo) if self._shared(run)}
-        waiting = sorted(todo, key=lambda run: run is not firsts.get(_beginning(run)))
-        while waiting or self.running:
-            self._start(waiting)
-            self._show(waiting)
+        self.waiting = sorted(todo, key=lambda run: run is not firsts.get(_beginning(run)))
+        while self.waiting or self.running:
+            self._start()
+            self._show()
             time.sleep(PAUSE)
             for name, code in self.backend.ended().items():
-                again = self._ended(self.running.pop(name), code)
-                waiting += [again] if again is not None else []
-        self._show(waiting)
+                self._ended(self.running.pop(name), code)
+        self._show()
 
-    def _start(self, waiting: list[PlannedRun]) -> None:
-        for run in list(waiting):
+    def _start(self) -> None:
+        for run in list(self.waiting):
             if len(self.running) >= self.backend.slots():
                 return
             if self._decoding(run) or self._begun_elsewhere(run):
                 continue
-            waiting.remove(run)
+            self.waiting.remove(run)
             self.clock.start(run.name)
             self.running[run.name] = run
             self.backend.start(run, shared=self._shared(run))
             self.board.say(f"started   {run.name}")
 
     def _decoding(self, run: PlannedRun) -> bool:
-        """Whether another run is just filling the image cache that this one needs as well."""
+        """Whether another run is filling the image cache that this one needs."""
         key = _images(run)
         if key is None or key in self.decoded:
             return False
@@ -128,12 +113,12 @@ class _Scheduler:
         return bool(others)
 
     def _shared(self, run: PlannedRun) -> bool:
-        return self.beginnings[_beginning(run)] > 1
+        return self.sharing[_beginning(run)] > 1
 
     def _begun_elsewhere(self, run: PlannedRun) -> bool:
-        """Whether another run is just training the first stage that this one will take over.
+        """Whether another run is training the first stage that this one will start from.
 
-        Waiting for it is never slower than training it a second time from the start.
+        Waiting for it is never slower than training the stage again.
         """
         if not self._shared(run) or progress(run, self.folder).done > 0:
             return False
@@ -141,25 +126,23 @@ class _Scheduler:
         others = [other for other in self.running.values() if _beginning(other) == mine]
         return any(progress(other, self.folder).done < epochs for other in others)
 
-    def _ended(self, run: PlannedRun, code: int) -> PlannedRun | None:
-        """Note the end of a run; one that was killed is taken up once more."""
+    def _ended(self, run: PlannedRun, code: int) -> None:
+        """Record the end of a run; one that was killed is started again once."""
         seconds = self.clock.end(run.name, finished=code == 0)
+        log = log_path(self.folder, run.name)
         if code == 0:
             self.outcome.finished.append(run.name)
             self.board.say(f"finished  {run.name} ({seconds:.0f} s)")
-            return None
-        log = log_path(self.folder, run)
-        if code < 0 and run.name not in self.retried:
+        elif code < 0 and run.name not in self.retried:
             self.retried.add(run.name)
-            self.board.say(f"killed    {run.name} (signal {-code}): it is taken up again")
-            return run
-        why = f"killed by signal {-code}" if code < 0 else last_words(log)
-        self.outcome.failed[run.name] = f"{why} (log: {log})"
-        self.board.say(f"FAILED    {run.name}: {why}\n          log: {log}")
-        return None
+            self.waiting.append(run)
+            self.board.say(f"killed    {run.name} (signal {-code}): it will be started again")
+        else:
+            why = f"killed by signal {-code}" if code < 0 else last_words(log)
+            self.outcome.failed[run.name] = f"{why} (log: {log})"
+            self.board.say(f"FAILED    {run.name}: {why}\n          log: {log}")
 
-    def _show(self, waiting: Iterable[PlannedRun]) -> None:
-        left = list(waiting)
+    def _show(self) -> None:
         at = {name: progress(run, self.folder) for name, run in self.running.items()}
         self.board.show(
             Snapshot(
@@ -167,32 +150,32 @@ class _Scheduler:
                 finished=len(self.outcome.finished) + len(self.outcome.earlier),
                 failed=len(self.outcome.failed),
                 running=at,
-                waiting=len(left),
-                remaining=self.clock.remaining(left, at, self.backend.slots()),
+                waiting=len(self.waiting),
+                remaining=self.clock.remaining(self.waiting, at, self.backend.slots()),
             )
         )
 
 
 def _beginning(run: PlannedRun) -> str:
-    """The same for runs that should have their first stage in common; the runs make sure of it."""
+    """Equal for runs that should share their first stage; training checks that they can."""
     request = run.request
     protocol = {k: v for k, v in request["protocol"].items() if not k.startswith("stage2_")}
     return json.dumps([request["data"], request["columns"], protocol, run.first])
 
 
 def last_words(log: Path) -> str:
-    """The last line of a log that says something: the error."""
+    """The last error in a log, or else its last line."""
     try:
         lines = log.read_text(encoding="utf-8", errors="replace").splitlines()
     except OSError:
-        return "it left no log"
+        return "no log was written"
     said = [line.strip() for line in lines if line.strip()]
     errors = [line for line in said if line.startswith("error: ")]
-    return (errors or said or ["it said nothing"])[-1].removeprefix("error: ")
+    return (errors or said or ["the log is empty"])[-1].removeprefix("error: ")
 
 
 def _images(run: PlannedRun) -> str | None:
-    """What decides which images are decoded, or ``None`` for data that need no cache."""
+    """What determines the decoded images, or ``None`` for data that needs no cache."""
     data, protocol = run.request["data"], run.request["protocol"]
     if data == "synthetic" or data.endswith(".npz"):
         return None

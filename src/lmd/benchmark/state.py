@@ -1,4 +1,4 @@
-"""What of a plan is on disk: finished, begun, missing, or made with other settings; no torch."""
+"""The state of a plan's runs on disk: finished, begun or missing, and how far; no torch."""
 
 from dataclasses import dataclass
 from pathlib import Path
@@ -9,14 +9,12 @@ from lmd.benchmark.plan import Plan, PlannedRun
 from lmd.protocol import current_names
 from lmd.runfolder.folder import RunFolder
 
-Status = Literal["finished", "begun", "missing"]
-
 
 @dataclass(frozen=True)
 class OnDisk:
-    """A run's status and, where it is finished, how many seconds its training took."""
+    """A run's status and, if it is finished, the seconds of its training."""
 
-    status: Status
+    status: Literal["finished", "begun", "missing"]
     seconds: float = 0.0
 
 
@@ -37,15 +35,16 @@ def inspect(plan: Plan, folder: Path) -> dict[str, OnDisk]:
         found[run.name] = OnDisk("finished", seconds) if done else OnDisk("begun")
     if others:
         raise LmdError(
-            "these runs were made with other settings than the grid has now (then → now):\n"
+            "the settings of these runs differ from the grid's (run → grid):\n"
             + "\n".join(others)
-            + "\nChoose another folder with --out, undo the change, or remove them and train again."
+            + "\nChoose another folder with --out, undo the change, or delete these runs to train "
+            "them again."
         )
     return found
 
 
 def differences(before: dict[str, Any], now: dict[str, Any]) -> list[str]:
-    """What differs between two requests, as ``key: then → now``; loader workers do not count.
+    """What differs between two requests, as ``key: before → now``, except loader workers.
 
     >>> differences({"protocol": {"lr": 1, "workers": 0}}, {"protocol": {"lr": 2, "workers": 1}})
     ['lr: 1 → 2']
@@ -58,7 +57,7 @@ def differences(before: dict[str, Any], now: dict[str, Any]) -> list[str]:
 
 @dataclass(frozen=True)
 class Progress:
-    """How far a run is: ``done`` of ``total`` epochs, and where."""
+    """How far a run is: ``done`` of ``total`` epochs, and stage and epoch as text."""
 
     done: int
     total: int

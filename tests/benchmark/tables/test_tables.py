@@ -86,7 +86,7 @@ def test_csv_has_the_numbers_of_the_records(compared: tuple[Plan, Path]) -> None
     rows = list(csv.DictReader(io.StringIO(text)))
     assert [row["Method"] for row in rows] == [row.title for row in plan.rows]
     for row, of in zip(rows, plan.rows, strict=True):
-        names = [r.name for r in plan.find(of.key, 0) if r.name != "rs-seed2"]
+        names = [r.name for r in plan.runs if r.method == of.key and r.name != "rs-seed2"]
         for metric in METRICS:
             values = record_values(folder, names, metric)
             assert float(row[metric]) == pytest.approx(np.mean(values), abs=1e-15)
@@ -228,9 +228,10 @@ def test_text_says_what_a_reader_must_know(compared: tuple[Plan, Path]) -> None:
     text = " ".join(make_tables(read_results(plan, folder, resamples=50)).split())
     for words in (
         "mean ± standard deviation over the seeds 0, 1, 2",
-        "Holm's correction (comparisons: 4; the least that these resamples can show is 0.16)",
+        "Holm's correction (comparisons: 4; the smallest p that these resamples can give is 0.16)",
         "head: nevus, melanoma; medium: wart, DF_%; tail: a|b",
-        "104 test images, fewest of a|b (4): one image moves balanced accuracy by up to 5.00",
+        "104 test images; a|b has the fewest (4), so that one image changes balanced accuracy",
+        "by up to 5.00 points; imbalance factor of the training part 100.",
         "14 runs of 2026-03-02, lmd 0.1.0, commit 55a4177c0ffe.",
         "Missing (1 of 15 runs): rs-seed2.",
     ):

@@ -1,4 +1,4 @@
-"""Tables of the paper's forms and figures of sweeps, from records and predictions; no torch."""
+"""The paper's tables and figures of sweeps, from records and predictions; no torch."""
 
 from lmd.benchmark.tables.figure import sweep_figure
 from lmd.benchmark.tables.formats import make_tables

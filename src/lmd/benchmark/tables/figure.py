@@ -3,6 +3,7 @@
 import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from typing import Any
 
 from lmd.base.errors import LmdError
 from lmd.benchmark.tables.forms import HEADLINE
@@ -25,9 +26,12 @@ polyline { fill: none; stroke: var(--tone); stroke-width: 1.8; }
 LEFT, TOP, WIDTH, HEIGHT = 62.0, 40.0, 470.0, 260.0
 
 
+BASE = TOP + HEIGHT
+
+
 @dataclass(frozen=True)
 class Series:
-    """A method's estimates by place on the axis; a baseline has one, valid everywhere."""
+    """A method's estimates by index of the point; a baseline has one that holds at all points."""
 
     title: str
     points: list[tuple[int, Estimate]]
@@ -35,10 +39,10 @@ class Series:
 
 
 def sweep_figure(results: Results) -> str:
-    """One drawing of all methods of a sweep; needs nothing beside itself.
+    """One self-contained drawing of all methods of a sweep.
 
-    The axis is of numbers where one setting with numbers is swept, logarithmic if they are
-    positive and the largest is twenty times the smallest or more; else the points stand in order.
+    If one numeric setting is swept, the axis has its scale, logarithmic if all values are positive
+    and the largest is at least twenty times the smallest. Otherwise the points are evenly spaced.
     """
     plan = results.plan
     if len(plan.points) < 2:
@@ -46,7 +50,7 @@ def sweep_figure(results: Results) -> str:
     series = [_series(results, row.key, row.title) for row in plan.rows]
     series = [each for each in series if each.points]
     if not series:
-        raise LmdError(f"no run of {plan.name} is finished: there is nothing to draw")
+        raise LmdError(f"no run of {plan.name} is finished: run `lmd benchmark` first")
     known = [e for each in series for _, e in each.points]
     limits = [100 * x for e in known for x in (e.mean, e.low, e.high) if x is not None]
     ticks = nice_ticks(min(limits), max(limits))
@@ -54,27 +58,27 @@ def sweep_figure(results: Results) -> str:
     def y(percent: float) -> float:
         return TOP + HEIGHT * (1 - (percent - ticks[0]) / (ticks[-1] - ticks[0]))
 
-    places, logarithmic = _places(results)
+    places, logarithmic = _places([list(point.values.values()) for point in plan.points])
     labels = [" / ".join(point.labels.values()) for point in plan.points]
     parts = [element("style", STYLE), text(LEFT, 18, plan.title, class_="title")]
     for tick in ticks:
         parts.append(line(LEFT, y(tick), LEFT + WIDTH, y(tick), "grid"))
         parts.append(text(LEFT - 8, y(tick) + 4, f"{tick:g}", class_="tick end"))
-    parts.append(line(LEFT, TOP + HEIGHT, LEFT + WIDTH, TOP + HEIGHT, "axis"))
-    base = TOP + HEIGHT
+    parts.append(line(LEFT, BASE, LEFT + WIDTH, BASE, "axis"))
     for place, label in zip(places, labels, strict=True):
-        parts.append(text(place, base + 17, label, class_="tick"))
+        parts.append(text(place, BASE + 17, label, class_="tick"))
     names = " / ".join(plan.points[0].labels) + (" (logarithmic)" if logarithmic else "")
-    parts.append(text(LEFT + WIDTH / 2, base + 36, names, class_="tick"))
+    parts.append(text(LEFT + WIDTH / 2, BASE + 36, names, class_="tick"))
     side = upright(16, TOP + HEIGHT / 2)
     parts.append(text(0, 0, "balanced accuracy, %", class_="tick", transform=side))
     beside = 0.0
     for i, each in enumerate(series):
         parts += _drawn(each, i, [place + beside for place in places], labels, y)
-        # Intervals of several methods would cover each other.
+        # Shifted, so that the intervals of several methods do not overlap.
         beside += 0.0 if each.baseline else 6.0
-    parts += _legend(series, base + 58)
-    size = (LEFT + WIDTH + 24, base + 68 + 18 * (len(series) > 1))
+    if len(series) > 1:
+        parts += _legend(series, BASE + 58)
+    size = (LEFT + WIDTH + 24, BASE + 68 + 18 * (len(series) > 1))
     said = "Balanced accuracy with 95 % intervals over the test images"
     drawing = chart("sweep", plan.title, said, size, parts)
     return drawing.replace("<svg ", '<svg xmlns="http://www.w3.org/2000/svg" ', 1)
@@ -82,29 +86,20 @@ def sweep_figure(results: Results) -> str:
 
 def _series(results: Results, method: str, title: str) -> Series:
     swept = results.swept(method)
-    points = []
-    for i in range(len(results.plan.points)) if swept else [0]:
-        entry = results.entry(method, i)
-        estimate = entry.estimate(HEADLINE) if entry is not None else None
-        if estimate is not None:
-            points.append((i, estimate))
-    return Series(title, points, not swept)
+    entries = [results.entry(method, i) for i in range(len(results.plan.points) if swept else 1)]
+    found = [entry.estimate(HEADLINE) if entry is not None else None for entry in entries]
+    return Series(title, [(i, e) for i, e in enumerate(found) if e is not None], not swept)
 
 
-def _places(results: Results) -> tuple[list[float], bool]:
-    """Where each point stands, in px, and whether the axis is logarithmic."""
-    points = results.plan.points
-    values = [list(point.values.values()) for point in points]
-    numbers = [v[0] for v in values if len(v) == 1 and type(v[0]) in (int, float)]
-    logarithmic = False
-    if len(numbers) == len(points):
-        logarithmic = min(numbers) > 0 and max(numbers) >= 20 * min(numbers)
-        scale = [math.log10(n) if logarithmic else float(n) for n in numbers]
-    else:
-        scale = [float(i) for i in range(len(points))]
+def _places(values: Sequence[Sequence[Any]]) -> tuple[list[float], bool]:
+    """The place of each point in px, and whether the axis is logarithmic."""
+    scale, logarithmic = [float(i) for i in range(len(values))], False
+    if all(len(v) == 1 and type(v[0]) in (int, float) for v in values):
+        scale = [float(v[0]) for v in values]
+        logarithmic = min(scale) > 0 and max(scale) >= 20 * min(scale)
+        scale = [math.log10(n) for n in scale] if logarithmic else scale
     low, high = min(scale), max(scale)
-    inner = WIDTH - 60
-    return [LEFT + 30 + inner * (s - low) / (high - low) for s in scale], logarithmic
+    return [LEFT + 30 + (WIDTH - 60) * (s - low) / (high - low) for s in scale], logarithmic
 
 
 def _drawn(
@@ -116,9 +111,9 @@ def _drawn(
 ) -> list[str]:
     tone = f"s{index % 4}"
     if series.baseline:
-        height = y(100 * series.points[0][1].mean)
-        words = tip(f"{series.title}: {100 * series.points[0][1].mean:.2f} %")
-        return [element("g", words + line(LEFT, height, LEFT + WIDTH, height, f"baseline {tone}"))]
+        mean = 100 * series.points[0][1].mean
+        rule = line(LEFT, y(mean), LEFT + WIDTH, y(mean), f"baseline {tone}")
+        return [element("g", tip(f"{series.title}: {mean:.2f} %") + rule)]
     ordered = sorted(series.points, key=lambda pair: places[pair[0]])
     path = " ".join(f"{places[i]:.1f},{y(100 * e.mean):.1f}" for i, e in ordered)
     parts = [element("polyline", points=path, class_=tone)] if len(ordered) > 1 else []
@@ -134,9 +129,6 @@ def _drawn(
 
 
 def _legend(series: Sequence[Series], height: float) -> list[str]:
-    """Names of the methods, where there are several."""
-    if len(series) < 2:
-        return []
     parts, x = [], LEFT
     for i, each in enumerate(series):
         tone = f"s{i % 4}"

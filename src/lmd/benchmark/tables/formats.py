@@ -1,4 +1,4 @@
-"""The looks of a table: plain text, Markdown, LaTeX and CSV."""
+"""Tables as plain text, Markdown, LaTeX and CSV."""
 
 import csv
 import io
@@ -11,17 +11,15 @@ from lmd.benchmark.tables.forms import Cell, Column, Comparison, TableData, Valu
 from lmd.benchmark.tables.notes import footnotes, notes
 from lmd.benchmark.tables.results import Results
 
-NOTHING = "–"
-
 
 def make_tables(results: Results, *, form: str | None = None, format: str = "text") -> str:
     """All tables of a form in one format, ready to print.
 
-    ``form`` is metrics, tiers, factors or sweep (the grid's own if ``None``); ``format`` is text,
+    ``form`` is metrics, tiers, factors or sweep (default: the grid's); ``format`` is text,
     markdown, latex or csv.
     """
-    if format not in FORMATS:
-        raise LmdError(f"--format {format!r} is unknown; choose one of {', '.join(FORMATS)}")
+    if format not in (*FORMATS, "csv"):
+        raise LmdError(f"--format {format!r} is unknown; choose one of {', '.join(FORMATS)}, csv")
     tables = build(results, form)
     if format == "csv":
         return as_csv(tables)
@@ -29,16 +27,17 @@ def make_tables(results: Results, *, form: str | None = None, format: str = "tex
 
 
 def as_text(table: TableData, remarks: Sequence[str]) -> str:
-    """Columns of even width; a row's intervals stand on a line of their own below it."""
+    """Aligned columns; the intervals of a row are on the line below it."""
     marks = footnotes(table.lines)
     rows = [[*table.heads, *(_full_title(c) for c in table.columns)]]
     rules = set()
     for line in table.lines:
         if line.rule:
             rules.add(len(rows))
-        head = [*line.heads[:-1], line.heads[-1] + "".join(f" ({marks[n]})" for n in line.notes)]
-        rows.append([*head, *(_marked(cell, "**", "_") for cell in line.cells)])
-        rows.append([*("" for _ in head), *(_span(cell) for cell in line.cells)])
+        mark = f" ({marks[line.note]})" if line.note else ""
+        cells = [_marked(cell, "**{}**", "_{}_") for cell in line.cells]
+        rows.append([*line.heads[:-1], line.heads[-1] + mark, *cells])
+        rows.append([*("" for _ in line.heads), *(_span(cell) for cell in line.cells)])
     widths = [max(len(row[i]) for row in rows) for i in range(len(rows[0]))]
     bar = "-" * (sum(widths) + 2 * (len(widths) - 1))
     left = len(table.heads)
@@ -49,22 +48,21 @@ def as_text(table: TableData, remarks: Sequence[str]) -> str:
         if any(row):
             lines.append(_padded(row, widths, left))
     lines.append(bar)
-    said = [*(f"({mark}) {text}" for text, mark in marks.items()), *remarks]
     wrap = textwrap.TextWrapper(100, subsequent_indent="  ", break_on_hyphens=False)
-    lines += [wrap.fill(text) for text in said]
-    return "\n".join(lines)
+    said = [*(f"({mark}) {text}" for text, mark in marks.items()), *remarks]
+    return "\n".join([*lines, *map(wrap.fill, said)])
 
 
 def as_markdown(table: TableData, remarks: Sequence[str]) -> str:
-    """A pipe table; intervals in the same cell, below the value."""
+    """A pipe table; intervals are in the same cell, below the value."""
     marks = footnotes(table.lines)
     header = [*table.heads, *(_full_title(c) for c in table.columns)]
     aligned = [":---"] * len(table.heads) + ["---:"] * len(table.columns)
     rows = [header, aligned]
     for line in table.lines:
-        head = [_pipe(h) for h in line.heads]
-        head[-1] += "".join(f" <sup>{marks[n]}</sup>" for n in line.notes)
-        cells = [_marked(cell, "**", ("<u>", "</u>")) for cell in line.cells]
+        head = [text.replace("|", r"\|") for text in line.heads]
+        head[-1] += f" <sup>{marks[line.note]}</sup>" if line.note else ""
+        cells = [_marked(cell, "**{}**", "<u>{}</u>") for cell in line.cells]
         spans = [_span(cell) for cell in line.cells]
         both = [f"{c}<br>{s}" if s else c for c, s in zip(cells, spans, strict=True)]
         rows.append([*head, *both])
@@ -77,6 +75,7 @@ def as_latex(table: TableData, remarks: Sequence[str]) -> str:
     """A table environment as in the paper; it needs the package booktabs."""
     marks = footnotes(table.lines)
     shape = "l" * len(table.heads) + "c" * len(table.columns)
+    titles = [c.title if c.kind == "test" else f"{c.title} (%)" for c in table.columns]
     lines = [
         r"\begin{table}[t]",
         r"\centering",
@@ -84,32 +83,30 @@ def as_latex(table: TableData, remarks: Sequence[str]) -> str:
         rf"\begin{{tabular}}{{{shape}}}",
         r"\toprule",
         *_latex_groups(table),
-        _latex_row([*table.heads, *(_titled(c) for c in table.columns)]),
+        " & ".join(map(latex, [*table.heads, *titles])) + r" \\",
         r"\midrule",
     ]
     for line in table.lines:
         lines += [r"\midrule"] if line.rule else []
-        head = [latex(h) for h in line.heads]
-        head[-1] += "".join(rf"$^{{{marks[n]}}}$" for n in line.notes)
+        head = [latex(text) for text in line.heads]
+        head[-1] += rf"$^{{{marks[line.note]}}}$" if line.note else ""
         lines.append(" & ".join([*head, *(_latex_cell(c) for c in line.cells)]) + r" \\")
-    said = [*(rf"$^{{{mark}}}$ {latex(text)}" for text, mark in marks.items())]
-    said += [latex(text) for text in remarks]
-    small = "\n\n".join(said)
+    said = [rf"$^{{{mark}}}$ {latex(text)}" for text, mark in marks.items()]
+    small = "\n\n".join([*said, *map(latex, remarks)])
     lines += [r"\bottomrule", r"\end{tabular}", "", rf"{{\footnotesize\raggedright {small}\par}}"]
     return "\n".join([*lines, r"\end{table}"])
 
 
 def as_csv(tables: Sequence[TableData]) -> str:
-    """One row for each row of each table; values are fractions in full precision."""
+    """The rows of all tables; values are fractions in full precision."""
     text = io.StringIO()
-    # A column for each number of any table: points of a sweep have the same ones.
     header = ["table", *tables[0].heads, "note"]
     header += [name for column in tables[0].columns for name in _csv_names(column)]
     rows = []
     for table in tables:
         for line in table.lines:
             row = dict(zip(table.heads, line.heads, strict=True))
-            row |= {"table": table.title, "note": " ".join(line.notes)}
+            row |= {"table": table.title, "note": line.note}
             for column, cell in zip(table.columns, line.cells, strict=True):
                 row |= dict(zip(_csv_names(column), _csv_values(cell), strict=False))
             rows.append(row)
@@ -124,7 +121,6 @@ FORMATS: dict[str, Callable[[TableData, Sequence[str]], str]] = {
     "text": as_text,
     "markdown": as_markdown,
     "latex": as_latex,
-    "csv": lambda table, _: as_csv([table]),
 }
 
 
@@ -155,12 +151,6 @@ _LATEX = {c: "\\" + c for c in "&%$#_{}"} | {
 }
 
 
-def _number(cell: Value) -> str:
-    sd = cell.estimate.sd
-    mean = f"{100 * cell.estimate.mean:.2f}".replace("-", "−")
-    return mean if sd is None else f"{mean} ± {100 * sd:.2f}"
-
-
 def _span(cell: Cell) -> str:
     """The interval, without the value."""
     if isinstance(cell, Value):
@@ -175,51 +165,40 @@ def _span(cell: Cell) -> str:
 
 
 def _plain(cell: Cell) -> str:
+    """The value, without the interval."""
     if isinstance(cell, Value):
-        return _number(cell)
+        sd = cell.estimate.sd
+        mean = f"{100 * cell.estimate.mean:.2f}".replace("-", "−")
+        return mean if sd is None else f"{mean} ± {100 * sd:.2f}"
     if isinstance(cell, Comparison):
         p = "p < 0.001" if cell.holm < 0.001 else f"p = {cell.holm:.3f}"
         return f"{_signed(cell.difference.value, 2)}, {p}"
-    return NOTHING
+    return "–"
+
+
+def _marked(cell: Cell, best: str, second: str, escape: Callable[[str], str] = str) -> str:
+    look = {"best": best, "second": second}.get(getattr(cell, "mark", ""), "{}")
+    return look.format(escape(_plain(cell)))
 
 
 def _signed(value: float, digits: int) -> str:
     return f"{100 * value:+.{digits}f}".replace("-", "−")
 
 
-def _marked(cell: Cell, best: str, second: str | tuple[str, str]) -> str:
-    text, mark = _plain(cell), getattr(cell, "mark", "")
-    if mark == "best":
-        return f"{best}{text}{best}"
-    before, after = (second, second) if isinstance(second, str) else second
-    return f"{before}{text}{after}" if mark == "second" else text
-
-
 def _latex_cell(cell: Cell) -> str:
-    text, mark = latex(_plain(cell)), getattr(cell, "mark", "")
-    command = {"best": r"\textbf", "second": r"\underline"}.get(mark)
-    text = f"{command}{{{text}}}" if command else text
-    span = _span(cell)
+    text, span = _marked(cell, r"\textbf{{{}}}", r"\underline{{{}}}", latex), _span(cell)
     # Braces keep a bracket at the start of a cell from being read as an option of \\.
     return rf"{text} {{\scriptsize {latex(span)}}}" if span else text
 
 
 def _latex_groups(table: TableData) -> list[str]:
-    """The heads above groups of columns, where there are any."""
+    """The headings above groups of columns, if any."""
     if not any(column.group for column in table.columns):
         return []
     cells = [""] * len(table.heads)
     for group, of in groupby(table.columns, key=lambda c: c.group):
         cells.append(rf"\multicolumn{{{len(list(of))}}}{{c}}{{{latex(group)}}}")
     return [" & ".join(cells) + r" \\"]
-
-
-def _latex_row(cells: Sequence[str]) -> str:
-    return " & ".join(latex(cell) for cell in cells) + r" \\"
-
-
-def _titled(column: Column) -> str:
-    return column.title if column.kind == "test" else f"{column.title} (%)"
 
 
 def _full_title(column: Column) -> str:
@@ -250,7 +229,3 @@ def _padded(row: Sequence[str], widths: Sequence[int], left: int) -> str:
         for i, (text, width) in enumerate(zip(row, widths, strict=True))
     ]
     return "  ".join(cells).rstrip()
-
-
-def _pipe(text: str) -> str:
-    return text.replace("|", r"\|")

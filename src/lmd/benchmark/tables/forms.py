@@ -1,10 +1,11 @@
-"""The forms of the paper's tables: which rows and columns there are, and what is marked."""
+"""The forms of the paper's tables: their rows and columns, and what is marked in them."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import Literal
 
 from lmd.base.errors import LmdError
+from lmd.benchmark.plan import Row
 from lmd.benchmark.tables.results import Entry, Estimate, Results
 from lmd.protocol import OLD_NAMES
 from lmd.scoring.intervals import Difference, holm
@@ -23,7 +24,7 @@ COLUMNS = {
 
 @dataclass(frozen=True)
 class Value:
-    """A number of a table and its rank: ``best`` or ``second`` of its column."""
+    """A number of a table, marked if it is the best or second best of its column."""
 
     estimate: Estimate
     mark: Literal["", "best", "second"] = ""
@@ -31,7 +32,7 @@ class Value:
 
 @dataclass(frozen=True)
 class Comparison:
-    """A row's difference to the reference row and its p-value after Holm's correction."""
+    """A row's difference from the reference row, and its p-value after Holm's correction."""
 
     difference: Difference
     holm: float
@@ -42,7 +43,7 @@ Cell = Value | Comparison | None
 
 @dataclass(frozen=True)
 class Column:
-    """``group`` is the head above several columns; ``metric`` the record's key."""
+    """``metric`` is the key in the record; ``group`` is the heading above several columns."""
 
     metric: str
     title: str
@@ -52,17 +53,17 @@ class Column:
 
 @dataclass(frozen=True)
 class Line:
-    """A row: what stands at its left, its cells, and whether a rule goes above it."""
+    """A row of a table; ``rule`` draws a line above it."""
 
     heads: tuple[str, ...]
     cells: tuple[Cell, ...]
     rule: bool = False
-    notes: tuple[str, ...] = ()
+    note: str = ""
 
 
 @dataclass(frozen=True)
 class TableData:
-    """A table without its looks; ``points`` are those of the plan that it shows."""
+    """The content of a table; ``points`` are those of the plan that it shows."""
 
     title: str
     heads: tuple[str, ...]
@@ -75,17 +76,17 @@ class TableData:
 
 @dataclass(frozen=True)
 class _Place:
-    """Where a line's numbers come from: for each group of columns an entry and its reference."""
+    """Where a line's numbers come from: an entry and its reference for each column group."""
 
+    row: Row
     heads: tuple[str, ...]
     entries: tuple[Entry | None, ...]
     references: tuple[Entry | None, ...]
-    rule: bool = False
-    notes: tuple[str, ...] = ()
+    rule: bool
 
 
 def build(results: Results, form: str | None = None) -> list[TableData]:
-    """The tables of one form: one, or one for each point where methods are compared at many."""
+    """The tables of one form: one, or one per point if several methods are swept."""
     plan = results.plan
     form = OLD_NAMES.get(form or plan.form, form or plan.form)
     if form not in COLUMNS:
@@ -114,17 +115,15 @@ def build(results: Results, form: str | None = None) -> list[TableData]:
 
 
 def _by_method(results: Results, points: Sequence[int]) -> list[_Place]:
-    """A line for each method; the reference and its ablations stand below a rule."""
-    plan = results.plan
+    """A line for each method; a rule separates the reference and its ablations."""
+    rows, key = results.plan.rows, results.plan.reference
+    reference = tuple(results.entry(key, p) for p in points)
+    own = next((row for row in rows if row.own or row.key == key), None)
     lines: list[_Place] = []
-    own = [row.key for row in plan.rows if row.own or row.key == plan.reference]
-    for row in plan.rows:
+    for row in rows:
         entries = tuple(results.entry(row.key, p) for p in points)
-        references = tuple(
-            None if row.key == plan.reference else results.entry(plan.reference, p) for p in points
-        )
-        rule = bool(own) and row.key == own[0] and bool(lines)
-        lines.append(_Place((row.title,), entries, references, rule, _notes(row.note)))
+        against = (None,) * len(points) if row.key == key else reference
+        lines.append(_Place(row, (row.title,), entries, against, row is own and bool(lines)))
     return lines
 
 
@@ -133,29 +132,17 @@ def _by_point(results: Results) -> list[_Place]:
     plan = results.plan
     lines: list[_Place] = []
     usual = next((i for i, point in enumerate(plan.points) if point.usual), None)
-    several = len(plan.rows) > 1
     for row in plan.rows:
-        points = range(len(plan.points)) if results.swept(row.key) else [0]
-        for i in points:
-            labels = tuple(plan.points[i].labels.values())
-            labels = labels if results.swept(row.key) else ("–",) * len(labels)
-            reference = None
-            if usual is not None and not (row.key == plan.reference and i == usual):
-                reference = results.entry(plan.reference, usual)
-            lines.append(
-                _Place(
-                    (row.title, *labels) if several else labels,
-                    (results.entry(row.key, i),),
-                    (reference,),
-                    several and i == 0 and bool(lines),
-                    _notes(row.note),
-                )
-            )
+        swept = results.swept(row.key)
+        for i in range(len(plan.points)) if swept else [0]:
+            labels = tuple(label if swept else "–" for label in plan.points[i].labels.values())
+            heads = (row.title, *labels) if len(plan.rows) > 1 else labels
+            against = None
+            if usual is not None and (row.key, i) != (plan.reference, usual):
+                against = results.entry(plan.reference, usual)
+            rule = i == 0 and bool(lines)
+            lines.append(_Place(row, heads, (results.entry(row.key, i),), (against,), rule))
     return lines
-
-
-def _notes(note: str) -> tuple[str, ...]:
-    return (note,) if note else ()
 
 
 def _table(
@@ -167,34 +154,31 @@ def _table(
     places: Sequence[_Place],
     points: tuple[int, ...],
 ) -> TableData:
-    """Numbers, tests and marks of all lines."""
-    reference = next((r.title for r in results.plan.rows if r.key == results.plan.reference), "")
-    usual = next((p.title for p in results.plan.points if p.usual), "")
+    """Fill in numbers, tests and marks."""
+    plan = results.plan
+    reference = next((r.title for r in plan.rows if r.key == plan.reference), "")
+    usual = next((p.title for p in plan.points if p.usual), "")
     if heads[-1] != "Method":
         reference = f"{reference}, {usual}" if usual and "Method" in heads else usual
-    metrics = COLUMNS[form]
-    columns, cells = [], []
+    columns: list[Column] = []
+    cells: list[list[Cell]] = []
     for g, group in enumerate(groups):
-        own = [place.entries[g] for place in places]
-        for metric in metrics:
+        for metric in COLUMNS[form]:
             overall = form == "tiers" and metric == HEADLINE
             name = "Overall" if overall else METRICS[metric].short
             columns.append(Column(metric, name, group=group))
-            cells.append([_value(entry, metric) for entry in own])
+            values = [_value(place.entries[g], metric) for place in places]
+            cells.append(_ranked(values, METRICS[metric].higher_is_better))
         tests = [_difference(place.entries[g], place.references[g]) for place in places]
         if any(test is not None for test in tests):
             columns.append(Column(HEADLINE, f"Δ BACC to {reference}", "test", group))
             cells.append(tests)
     count = _correct(cells)
-    marked = [
-        _ranked(of, METRICS[column.metric].higher_is_better)
-        for column, of in zip(columns, cells, strict=True)
-    ]
-    lines = [
-        Line(place.heads, tuple(column[i] for column in marked), place.rule, place.notes)
+    lines = tuple(
+        Line(place.heads, tuple(column[i] for column in cells), place.rule, place.row.note)
         for i, place in enumerate(places)
-    ]
-    return TableData(title, heads, tuple(columns), tuple(lines), points, reference, count)
+    )
+    return TableData(title, heads, tuple(columns), lines, points, reference, count)
 
 
 def _value(entry: Entry | None, metric: str) -> Cell:
@@ -210,27 +194,27 @@ def _difference(entry: Entry | None, reference: Entry | None) -> Cell:
 
 
 def _correct(cells: list[list[Cell]]) -> int:
-    """Holm's correction over all tests of the table, in place; returns their number."""
-    tests = {
-        (c, i): cell
-        for c, column in enumerate(cells)
+    """Apply Holm's correction to all tests of the table in place; returns their number."""
+    tests = [
+        (column, i, cell)
+        for column in cells
         for i, cell in enumerate(column)
         if isinstance(cell, Comparison)
-    }
-    corrected = holm([test.difference.p_value for test in tests.values()])
-    for ((c, i), test), p in zip(tests.items(), corrected, strict=True):
-        cells[c][i] = replace(test, holm=float(p))
+    ]
+    corrected = holm([test.difference.p_value for _, _, test in tests])
+    for (column, i, test), p in zip(tests, corrected, strict=True):
+        column[i] = replace(test, holm=float(p))
     return len(tests)
 
 
 def _ranked(column: list[Cell], higher_is_better: bool) -> list[Cell]:
-    """The best and the second best marked, ties alike, judged by the digits that are shown."""
+    """Mark the best and the second best by the digits shown; equal values get the same mark."""
     shown = {
         i: round(100 * x.estimate.mean, 2) for i, x in enumerate(column) if isinstance(x, Value)
     }
-    order = sorted(set(shown.values()), reverse=higher_is_better)
     if len(shown) < 2:
         return column
+    order = sorted(set(shown.values()), reverse=higher_is_better)
     marks: dict[float, Literal["", "best", "second"]] = {order[0]: "best"}
     if len(order) > 1 and len(shown) > 2:
         marks[order[1]] = "second"

@@ -1,4 +1,4 @@
-"""What a reader must know, under every table: seeds, intervals, tiers, counts, code, gaps."""
+"""The notes below a table: seeds, intervals, tests, tiers, counts, code and missing runs."""
 
 from collections.abc import Sequence
 
@@ -12,13 +12,13 @@ MARKS = "abcdefghijklmnopqrstuvwxyz"
 
 
 def footnotes(lines: Sequence[Line]) -> dict[str, str]:
-    """A mark for each note of a row; rows with the same note share it."""
-    texts = list(dict.fromkeys(note for line in lines for note in line.notes))
+    """A letter for each note of a row; rows with the same note share it."""
+    texts = list(dict.fromkeys(line.note for line in lines if line.note))
     return {text: MARKS[i] if i < len(MARKS) else f"{i + 1}" for i, text in enumerate(texts)}
 
 
 def notes(results: Results, table: TableData) -> list[str]:
-    """Sentences in the order in which they are printed."""
+    """All notes, in the order in which they are printed."""
     runs = [run for (_, p), e in results.entries.items() if p in table.points for run in e.runs]
     return [
         *_numbers(results, table),
@@ -30,19 +30,19 @@ def notes(results: Results, table: TableData) -> list[str]:
 
 
 def _numbers(results: Results, table: TableData) -> list[str]:
-    seeds = results.plan.seeds
-    named = ", ".join(str(seed) for seed in seeds)
-    if len(seeds) > 1:
+    seeds = ", ".join(map(str, results.plan.seeds))
+    drawn = "groups (patients or lesions) of test images" if results.grouped else "test images"
+    if len(results.plan.seeds) > 1:
         said = (
-            f"Values in %: mean ± standard deviation over the seeds {named}; in brackets the 95 % "
-            "interval of the mean over seeds"
+            f"Values in %: mean ± standard deviation over the seeds {seeds}, with the 95 % "
+            f"interval of the mean in brackets ({drawn} resampled {results.resamples} times "
+            "within each class)."
         )
     else:
-        said = f"Values in %: one seed ({named}), in brackets the 95 % interval of the run's record"
-    drawn = "groups (patients or lesions) of test images" if results.grouped else "test images"
-    # A record has resamples of its own.
-    often = f" {results.resamples} times" if len(seeds) > 1 else ""
-    said += f" ({drawn} resampled{often} within each class)."
+        said = (
+            f"Values in %: one seed ({seeds}), with the 95 % interval from the run's record in "
+            f"brackets ({drawn} resampled within each class)."
+        )
     if any(getattr(cell, "mark", "") for line in table.lines for cell in line.cells):
         said += " Best bold, second best underlined."
     return [said]
@@ -54,14 +54,14 @@ def _tests(results: Results, table: TableData) -> list[str]:
     least = min(1.0, 2 * table.tests / (results.resamples + 1))
     return [
         f"Δ BACC: balanced accuracy minus that of {table.reference}, on the same "
-        f"{results.resamples} resamples; p two-sided, after Holm's correction (comparisons: "
-        f"{table.tests}; the least that these resamples can show is {least:.2g}). Interval and p "
-        "speak of the choice of test images, not of the randomness of training."
+        f"{results.resamples} resamples; two-sided p with Holm's correction (comparisons: "
+        f"{table.tests}; the smallest p that these resamples can give is {least:.2g}). Interval "
+        "and p reflect the choice of test images, not the randomness of training."
     ]
 
 
 def _data(results: Results, table: TableData) -> list[str]:
-    """Tiers and the smallest class of each point, said once where points agree."""
+    """Tiers and smallest class of each point; points that agree share a note."""
     said: dict[str, list[str]] = {}
     for point in table.points:
         run = next((e.runs[0] for (_, p), e in results.entries.items() if p == point), None)
@@ -89,12 +89,12 @@ def _smallest(run: RunResult) -> str:
     least = int(present[np.argmin(counts[present])])
     points = 100 / (len(present) * int(counts[least]))
     absent = [name for name, n in zip(classes, counts, strict=True) if n == 0]
-    without = f" No test image of {', '.join(absent)}." if absent else ""
+    without = f" No test images of {', '.join(absent)}." if absent else ""
     factor = run.record.data.imbalance_factor
     ratio = f"; imbalance factor of the training part {factor:.0f}" if factor else ""
     return (
-        f"{int(counts.sum())} test images, fewest of {classes[least]} "
-        f"({int(counts[least])}): one image moves balanced accuracy by up to {points:.2f} points"
+        f"{int(counts.sum())} test images; {classes[least]} has the fewest ({int(counts[least])}), "
+        f"so that one image changes balanced accuracy by up to {points:.2f} points"
         f"{ratio}.{without}"
     )
 
@@ -105,15 +105,15 @@ def _origin(runs: Sequence[RunResult]) -> list[str]:
     records = [run.record for run in runs]
     commits = sorted({record.commit or "unknown" for record in records})
     days = sorted({record.finished[:10] for record in records if record.finished})
-    span = days[0] if len(days) == 1 else f"{days[0]} to {days[-1]}" if days else "unknown"
+    span = " to ".join(dict.fromkeys((days[0], days[-1]))) if days else "unknown"
     versions = sorted({record.lmd_version for record in records})
-    said = [
+    origin = (
         f"{len(runs)} runs of {span}, lmd {', '.join(versions)}, "
         f"commit{'s' if len(commits) > 1 else ''} {', '.join(commits)}."
-    ]
-    if any(record.data.synthetic for record in records):
-        said.insert(0, "The images are synthetic: these numbers say nothing about patients.")
-    return said
+    )
+    synthetic = any(record.data.synthetic for record in records)
+    warning = "The images are synthetic: these numbers say nothing about patients."
+    return [warning, origin] if synthetic else [origin]
 
 
 def _missing(results: Results, table: TableData) -> list[str]:

@@ -1,4 +1,4 @@
-"""What a benchmark left on disk, by method and point: values, intervals, paired differences."""
+"""The results of a benchmark by method and point: values, intervals, paired differences."""
 
 import math
 from collections.abc import Sequence
@@ -22,7 +22,7 @@ from lmd.scoring.sample import Sample
 
 @dataclass(frozen=True)
 class Estimate:
-    """Mean over seeds, its 95 % interval over test images, and the deviation over seeds."""
+    """Mean over seeds, its 95 % interval over test images, and standard deviation over seeds."""
 
     mean: float
     low: float | None
@@ -31,29 +31,27 @@ class Estimate:
 
 
 class RunResult:
-    """One finished run; its test images are kept in the order of their ids."""
+    """One finished run, with its test images sorted by id."""
 
     def __init__(self, files: RunFiles, seed: int, resamples: int) -> None:
         self.folder, self.record = files.folder, files.record
         self.seed, self.resamples = seed, resamples
         found = files.predictions.parts.get("test") if files.predictions else None
         if self.record.part != "test" or found is None:
-            raise LmdError(f"{files.folder} has no test predictions: it cannot be in a table")
-        # Same order, same seed: the resamples of two runs draw the same images.
+            raise LmdError(
+                f"{files.folder} has no test predictions, which a table needs: train the run again"
+            )
+        # With the same order and seed, the resamples of two runs draw the same images.
         order = np.argsort(found.ids)
         self.ids: NDArray[Any] = found.ids[order]
         self.labels: NDArray[Any] = found.labels[order]
         self._probabilities: NDArray[Any] = found.probabilities[order]
-        # Which images are of one patient or lesion, where that is known.
+        # Which images show the same patient or lesion, if known.
         self.groups = None if found.groups is None else found.groups[order]
 
     def recorded(self, metric: str) -> estimates.Estimate:
         """The record's value and interval."""
         return self.record.metrics["test"].get(metric, estimates.Estimate(value=None))
-
-    def value(self, metric: str) -> float | None:
-        """The record's value."""
-        return self.recorded(metric).value
 
     @cached_property
     def draws(self) -> Draws:
@@ -63,7 +61,7 @@ class RunResult:
         return bootstrap(sample, resamples=self.resamples)
 
     def same_images(self, other: "RunResult") -> bool:
-        """Whether both were tested on the same images with the same classes."""
+        """Whether both runs were tested on the same images and classes."""
         return (
             self.record.data.classes == other.record.data.classes
             and np.array_equal(self.ids, other.ids)
@@ -78,53 +76,48 @@ class Entry:
     runs: Sequence[RunResult]
 
     def estimate(self, metric: str) -> Estimate | None:
-        """``None`` where the metric cannot be computed.
+        """The metric over all seeds, or ``None`` if a run could not compute it.
 
-        With one seed the interval is the record's. With more, every resample of the test images
-        gives the mean over seeds, and the interval is that of these means.
+        With one seed, the interval is the record's. With more, it is that of the mean over seeds
+        on each resample of the test images.
         """
-        values = [v for run in self.runs if (v := run.value(metric)) is not None]
-        if not values or len(values) < len(self.runs):
+        found = [run.recorded(metric) for run in self.runs]
+        values = [each.value for each in found if each.value is not None]
+        if not values or len(values) < len(found):
             return None
         if len(values) == 1:
-            found = self.runs[0].recorded(metric)
-            return Estimate(values[0], found.low, found.high, None)
+            return Estimate(values[0], found[0].low, found[0].high, None)
         mean = fmean(values)
         low, high = interval(_mean_draws(self.runs, metric), mean)
         if low == high:
-            # Every class all right or all wrong: the records have limits that know better.
-            entries = [run.recorded(metric) for run in self.runs]
-            low = fmean(mean if e.low is None else e.low for e in entries)
-            high = fmean(mean if e.high is None else e.high for e in entries)
+            # Each class is all right or all wrong: the intervals in the records have a width.
+            low = fmean(mean if each.low is None else each.low for each in found)
+            high = fmean(mean if each.high is None else each.high for each in found)
         known = math.isfinite(low) and math.isfinite(high)
         return Estimate(mean, low if known else None, high if known else None, stdev(values))
 
     def difference(self, other: "Entry", metric: str) -> Difference | None:
-        """Mean over the common seeds, this minus the other, with paired resamples.
+        """This entry minus the other, averaged over their common seeds, on paired resamples.
 
-        ``None`` where there is no common seed or they were not tested on the same images.
+        ``None`` without a common seed, or if their test images differ.
         """
         mine = {run.seed: run for run in self.runs}
         theirs = {run.seed: run for run in other.runs}
         seeds = [seed for seed in mine if seed in theirs]
         if not seeds or not self.runs[0].same_images(other.runs[0]):
             return None
-        gaps = [_gap(mine[s].value(metric), theirs[s].value(metric)) for s in seeds]
-        known = [gap for gap in gaps if gap is not None]
-        if len(known) < len(gaps):
+        pairs = [(mine[s].recorded(metric).value, theirs[s].recorded(metric).value) for s in seeds]
+        gaps = [a - b for a, b in pairs if a is not None and b is not None]
+        draws = _mean_draws([mine[s] for s in seeds], metric)
+        draws -= _mean_draws([theirs[s] for s in seeds], metric)
+        if len(gaps) < len(seeds) or np.isnan(draws).any():
             return None
-        value = fmean(known)
-        draws = _mean_draws([mine[s] for s in seeds], metric) - _mean_draws(
-            [theirs[s] for s in seeds], metric
-        )
-        if np.isnan(draws).any():
-            return None
-        return difference(value, draws)
+        return difference(fmean(gaps), draws)
 
 
 @dataclass(frozen=True)
 class Results:
-    """A plan and what of it is finished; ``missing`` names the rest."""
+    """The finished runs of a plan; ``missing`` names the others."""
 
     plan: Plan
     resamples: int
@@ -132,17 +125,16 @@ class Results:
     missing: list[str]
 
     def entry(self, method: str, point: int) -> Entry | None:
-        """The runs of a method at a point; a method that is not swept is the same at each."""
-        where = point if self.swept(method) else 0
-        return self.entries.get((method, where))
+        """The runs of a method at a point; a method that is not swept has the same at all."""
+        return self.entries.get((method, point if self.swept(method) else 0))
 
     def swept(self, method: str) -> bool:
-        """Whether the plan has a run of this method at more points than the first."""
+        """Whether the plan has runs of this method at several points."""
         return any(run.method == method and run.point > 0 for run in self.plan.runs)
 
     @property
     def grouped(self) -> bool:
-        """Whether all runs know which test images are of one patient or lesion."""
+        """Whether all runs have the patient or lesion of each test image."""
         return all(run.groups is not None for run in self.runs)
 
     @property
@@ -151,14 +143,10 @@ class Results:
         return [run for entry in self.entries.values() for run in entry.runs]
 
 
-def enough_resamples(plan: Plan) -> int:
-    """A thousand; ten times as many where Holm's correction for many rows would blur p-values."""
-    return 1000 if len(plan.rows) <= 3 else 10_000
-
-
 def read_results(plan: Plan, folder: Path, *, resamples: int | None = None) -> Results:
-    """Read every finished run; those of one point must have been tested on the same images."""
-    resamples = enough_resamples(plan) if resamples is None else resamples
+    """Read every finished run; the runs of a point must have the same test images."""
+    # Holm's correction for many rows needs small p-values, which need many resamples.
+    resamples = resamples or (1000 if len(plan.rows) <= 3 else 10_000)
     found: dict[tuple[str, int], list[RunResult]] = {}
     missing = []
     for run in plan.runs:
@@ -172,7 +160,7 @@ def read_results(plan: Plan, folder: Path, *, resamples: int | None = None) -> R
         _check_same_images([run for key, runs in found.items() if key[1] == point for run in runs])
     results = Results(plan, resamples, {key: Entry(runs) for key, runs in found.items()}, missing)
     if not results.grouped:
-        # Some are older than their groups: the resamples of all must draw the same images.
+        # Older runs lack the groups, but the resamples of all runs must draw the same images.
         for one in results.runs:
             one.groups = None
     return results
@@ -182,8 +170,8 @@ def _check_same_images(runs: list[RunResult]) -> None:
     for run in runs[1:]:
         if not run.same_images(runs[0]):
             raise LmdError(
-                f"{run.folder} and {runs[0].folder} were not tested on the same "
-                "images: they cannot stand in one table"
+                f"{run.folder} and {runs[0].folder} were not tested on the same images, so one "
+                "table cannot show both: delete one of them and train it again on the same data"
             )
 
 
@@ -192,7 +180,3 @@ def _mean_draws(runs: Sequence[RunResult], metric: str) -> NDArray[np.float64]:
     for run in runs:
         total += run.draws[metric]
     return total / len(runs)
-
-
-def _gap(a: float | None, b: float | None) -> float | None:
-    return None if a is None or b is None else a - b
