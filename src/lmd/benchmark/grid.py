@@ -10,8 +10,6 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_valida
 from lmd.base.errors import LmdError
 from lmd.protocol import OLD_NAMES, current_names
 
-Form = Literal["metrics", "tiers", "factors", "sweep"]
-
 
 class Grid(BaseModel):
     """The keys of a grid file.
@@ -35,7 +33,7 @@ class Grid(BaseModel):
     settings: dict[str, Any] = Field(default_factory=dict)
     sweep: dict[str, list[Any] | dict[str, Any]] = Field(default_factory=dict)
     reference: str | None = None
-    form: Form = "metrics"
+    form: Literal["metrics", "tiers", "factors", "sweep"] = "metrics"
 
     @model_validator(mode="before")
     @classmethod

@@ -28,11 +28,14 @@ class OnRay:
         options: dict[str, Any] = {"log_to_driver": False, "logging_level": "ERROR"}
         if address == "local":
             options |= {"num_cpus": workers, "include_dashboard": False}
-        _check_reachable(address)
         try:
+            _check_reachable(address)
             ray.init(address, **options)
         except Exception as error:
-            raise _no_cluster(address, error) from error
+            raise LmdError(
+                f"no Ray cluster answers at {address!r} ({_first_line(error)}): start one with "
+                "`ray start --head`, or use --ray local"
+            ) from error
         self._gpu = ray.cluster_resources().get("GPU", 0) >= 1
         self._task = ray.remote(
             num_cpus=0 if self._gpu else threads,
@@ -107,17 +110,7 @@ def _check_reachable(address: str) -> None:
     """Fail early: Ray itself retries an unreachable address for minutes."""
     host, _, port = address.removeprefix("ray://").rpartition(":")
     if host and port.isdigit():
-        try:
-            socket.create_connection((host, int(port)), timeout=10).close()
-        except (OSError, OverflowError) as error:
-            raise _no_cluster(address, error) from error
-
-
-def _no_cluster(address: str, error: BaseException) -> LmdError:
-    return LmdError(
-        f"no Ray cluster answers at {address!r} ({_first_line(error)}): start one with "
-        "`ray start --head`, or use --ray local"
-    )
+        socket.create_connection((host, int(port)), timeout=10).close()
 
 
 def _first_line(error: BaseException) -> str:

@@ -128,15 +128,12 @@ def test_interval_and_test_of_means_over_seeds(compared: tuple[Plan, Path]) -> N
         return np.mean(each, axis=0)
 
     ce, lmd = results.entry("ce", 0), results.entry("lmd", 0)
-    assert ce is not None
-    assert lmd is not None
     found = ce.estimate("balanced_accuracy")
     assert found is not None
     expected = interval(draws("ce", (0, 1, 2)), found.mean)
     assert (found.low, found.high) == pytest.approx(expected, abs=1e-12)
     # Only the seeds that both have: of "rs" the third is missing.
     rs = results.entry("rs", 0)
-    assert rs is not None
     gap = rs.difference(lmd, "balanced_accuracy")
     assert gap is not None
     paired = draws("rs", (0, 1)) - draws("lmd", (0, 1))
@@ -148,8 +145,6 @@ def test_one_seed_is_the_paired_difference(tmp_path: Path) -> None:
     write_runs(plan, tmp_path / "out")
     results = read_results(plan, tmp_path / "out", resamples=200)
     ce, lmd = results.entry("ce", 0), results.entry("lmd", 0)
-    assert ce is not None
-    assert lmd is not None
     labels = np.repeat(np.arange(len(CLASSES)), SUPPORT)
     a, b = (Sample(labels, probabilities(labels, SKILL[key], 0)) for key in ("ce", "lmd"))
     expected = paired_differences(a, b, ["balanced_accuracy"], resamples=200)["balanced_accuracy"]

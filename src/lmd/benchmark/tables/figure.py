@@ -86,8 +86,8 @@ def sweep_figure(results: Results) -> str:
 
 def _series(results: Results, method: str, title: str) -> Series:
     swept = results.swept(method)
-    entries = [results.entry(method, i) for i in range(len(results.plan.points) if swept else 1)]
-    found = [entry.estimate(HEADLINE) if entry is not None else None for entry in entries]
+    points = range(len(results.plan.points) if swept else 1)
+    found = [results.entry(method, i).estimate(HEADLINE) for i in points]
     return Series(title, [(i, e) for i, e in enumerate(found) if e is not None], not swept)
 
 

@@ -4,7 +4,7 @@ import csv
 import io
 import textwrap
 from collections.abc import Callable, Sequence
-from itertools import groupby
+from itertools import groupby, zip_longest
 
 from lmd.base.errors import LmdError
 from lmd.benchmark.tables.forms import Cell, Column, Comparison, TableData, Value, build
@@ -100,17 +100,15 @@ def as_latex(table: TableData, remarks: Sequence[str]) -> str:
 def as_csv(tables: Sequence[TableData]) -> str:
     """The rows of all tables; values are fractions in full precision."""
     text = io.StringIO()
-    header = ["table", *tables[0].heads, "note"]
-    header += [name for column in tables[0].columns for name in _csv_names(column)]
     rows = []
     for table in tables:
         for line in table.lines:
-            row = dict(zip(table.heads, line.heads, strict=True))
-            row |= {"table": table.title, "note": line.note}
+            row = {"table": table.title} | dict(zip(table.heads, line.heads, strict=True))
+            row["note"] = line.note
             for column, cell in zip(table.columns, line.cells, strict=True):
-                row |= dict(zip(_csv_names(column), _csv_values(cell), strict=False))
+                row |= dict(zip_longest(_csv_names(column), _csv_values(cell), fillvalue=""))
             rows.append(row)
-    header += [key for key in dict.fromkeys(k for row in rows for k in row) if key not in header]
+    header = list(dict.fromkeys(key for row in rows for key in row))
     writer = csv.DictWriter(text, header, restval="", lineterminator="\n")
     writer.writeheader()
     writer.writerows(rows)

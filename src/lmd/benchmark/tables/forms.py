@@ -13,6 +13,7 @@ from lmd.scoring.metrics import METRICS
 from lmd.scoring.tiers import TIERS
 
 HEADLINE = "balanced_accuracy"
+NOTHING = Entry(())  # to compare with: no difference
 _METRICS = ("auc", HEADLINE, "macro_f1", "kappa", "macro_precision", "macro_recall")
 COLUMNS = {
     "metrics": _METRICS,
@@ -80,8 +81,8 @@ class _Place:
 
     row: Row
     heads: tuple[str, ...]
-    entries: tuple[Entry | None, ...]
-    references: tuple[Entry | None, ...]
+    entries: tuple[Entry, ...]
+    references: tuple[Entry, ...]
     rule: bool
 
 
@@ -122,7 +123,7 @@ def _by_method(results: Results, points: Sequence[int]) -> list[_Place]:
     lines: list[_Place] = []
     for row in rows:
         entries = tuple(results.entry(row.key, p) for p in points)
-        against = (None,) * len(points) if row.key == key else reference
+        against = (NOTHING,) * len(points) if row.key == key else reference
         lines.append(_Place(row, (row.title,), entries, against, row is own and bool(lines)))
     return lines
 
@@ -137,7 +138,7 @@ def _by_point(results: Results) -> list[_Place]:
         for i in range(len(plan.points)) if swept else [0]:
             labels = tuple(label if swept else "–" for label in plan.points[i].labels.values())
             heads = (row.title, *labels) if len(plan.rows) > 1 else labels
-            against = None
+            against = NOTHING
             if usual is not None and (row.key, i) != (plan.reference, usual):
                 against = results.entry(plan.reference, usual)
             rule = i == 0 and bool(lines)
@@ -167,30 +168,19 @@ def _table(
             overall = form == "tiers" and metric == HEADLINE
             name = "Overall" if overall else METRICS[metric].short
             columns.append(Column(metric, name, group=group))
-            values = [_value(place.entries[g], metric) for place in places]
+            found = [place.entries[g].estimate(metric) for place in places]
+            values: list[Cell] = [Value(each) if each else None for each in found]
             cells.append(_ranked(values, METRICS[metric].higher_is_better))
-        tests = [_difference(place.entries[g], place.references[g]) for place in places]
-        if any(test is not None for test in tests):
+        gaps = [place.entries[g].difference(place.references[g], HEADLINE) for place in places]
+        if any(gaps):
             columns.append(Column(HEADLINE, f"Δ BACC to {reference}", "test", group))
-            cells.append(tests)
+            cells.append([Comparison(gap, gap.p_value) if gap else None for gap in gaps])
     count = _correct(cells)
     lines = tuple(
         Line(place.heads, tuple(column[i] for column in cells), place.rule, place.row.note)
         for i, place in enumerate(places)
     )
     return TableData(title, heads, tuple(columns), lines, points, reference, count)
-
-
-def _value(entry: Entry | None, metric: str) -> Cell:
-    estimate = entry.estimate(metric) if entry is not None else None
-    return None if estimate is None else Value(estimate)
-
-
-def _difference(entry: Entry | None, reference: Entry | None) -> Cell:
-    if entry is None or reference is None:
-        return None
-    found = entry.difference(reference, HEADLINE)
-    return None if found is None else Comparison(found, found.p_value)
 
 
 def _correct(cells: list[list[Cell]]) -> int:

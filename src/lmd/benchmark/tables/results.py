@@ -124,9 +124,9 @@ class Results:
     entries: dict[tuple[str, int], Entry]
     missing: list[str]
 
-    def entry(self, method: str, point: int) -> Entry | None:
+    def entry(self, method: str, point: int) -> Entry:
         """The runs of a method at a point; a method that is not swept has the same at all."""
-        return self.entries.get((method, point if self.swept(method) else 0))
+        return self.entries.get((method, point if self.swept(method) else 0), Entry(()))
 
     def swept(self, method: str) -> bool:
         """Whether the plan has runs of this method at several points."""
@@ -149,30 +149,27 @@ def read_results(plan: Plan, folder: Path, *, resamples: int | None = None) -> R
     resamples = resamples or (1000 if len(plan.rows) <= 3 else 10_000)
     found: dict[tuple[str, int], list[RunResult]] = {}
     missing = []
-    for run in plan.runs:
-        place = RunFolder(folder / run.name)
+    for planned in plan.runs:
+        place = RunFolder(folder / planned.name)
         if not place.record_path.exists() or place.read_record().status != "finished":
-            missing.append(run.name)
+            missing.append(planned.name)
             continue
-        result = RunResult(place.read(), run.seed, resamples)
-        found.setdefault((run.method, run.point), []).append(result)
+        result = RunResult(place.read(), planned.seed, resamples)
+        found.setdefault((planned.method, planned.point), []).append(result)
     for point in range(len(plan.points)):
-        _check_same_images([run for key, runs in found.items() if key[1] == point for run in runs])
+        here = [run for key, runs in found.items() if key[1] == point for run in runs]
+        for run in here[1:]:
+            if not run.same_images(here[0]):
+                raise LmdError(
+                    f"{run.folder} and {here[0].folder} were not tested on the same images, so one "
+                    "table cannot show both: delete one of them and train it again on the same data"
+                )
     results = Results(plan, resamples, {key: Entry(runs) for key, runs in found.items()}, missing)
     if not results.grouped:
         # Older runs lack the groups, but the resamples of all runs must draw the same images.
         for one in results.runs:
             one.groups = None
     return results
-
-
-def _check_same_images(runs: list[RunResult]) -> None:
-    for run in runs[1:]:
-        if not run.same_images(runs[0]):
-            raise LmdError(
-                f"{run.folder} and {runs[0].folder} were not tested on the same images, so one "
-                "table cannot show both: delete one of them and train it again on the same data"
-            )
 
 
 def _mean_draws(runs: Sequence[RunResult], metric: str) -> NDArray[np.float64]:
