@@ -1,4 +1,4 @@
-"""Where the time of a run went, from its record.
+"""How the time of a run is spent, from its record.
 
 python benchmarks/breakdown.py RUN [RUN …]
 """
@@ -7,7 +7,7 @@ import argparse
 import json
 from pathlib import Path
 
-# What is measured inside something else, so that no second is counted twice.
+# Parts measured inside other parts, so that no second is counted twice.
 INSIDE = {
     "features": "start of epoch",
     "student": "steps",
@@ -16,7 +16,7 @@ INSIDE = {
     "backward and update": "steps",
 }
 BESIDE_EPOCHS = ("checkpoint", "decode")
-# What is left of these after what is measured inside them.
+# Names of what remains after the inner parts are subtracted.
 PLAIN = {
     "stage 2 start of epoch": "stage 2 M step",
     "stage 1 steps": "stage 1 rest of a step",
@@ -25,7 +25,7 @@ PLAIN = {
 
 
 def breakdown(record: dict) -> list[tuple[str, float]]:
-    """Seconds by what was done, longest first; what no clock saw is ``other``."""
+    """Seconds of each part, longest first; ``other`` is the time that was not measured."""
     seconds = {k: float(v) for k, v in record.get("timings", {}).items() if k != "views"}
     other = sum(stage["seconds"] for stage in record.get("stages", []))
     for key, value in list(seconds.items()):
@@ -49,7 +49,7 @@ def table(record: dict) -> str:
     lines = [f"{record['name']}: {record['method']['title']}, {total:.1f} s"]
     lines += [f"  {k:22}{v:10.2f} s{100 * v / max(total, 1e-9):7.1f} %" for k, v in rows]
     if "views" in record.get("timings", {}):
-        # Worker processes make them while the model computes; without any, waiting includes them.
+        # Made by worker processes meanwhile; without workers, waiting includes them.
         lines.append(f"  {'views, meanwhile':22}{record['timings']['views']:10.2f} s")
     for number, stage in enumerate(record.get("stages", []), 1):
         each = stage["seconds"] / max(stage["epochs"], 1)

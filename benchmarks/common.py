@@ -1,4 +1,4 @@
-"""What the benchmarks share: data, clocks, memory in a process of its own, and targets."""
+"""What the benchmarks share: data, clocks, memory measurement, and targets."""
 
 import contextlib
 import ctypes
@@ -23,7 +23,7 @@ HERE = Path(__file__).parent
 
 @dataclass(frozen=True)
 class Result:
-    """A measured number beside its target; ``at_least`` or at most."""
+    """A measured number and its target, a lower bound if ``at_least``, else an upper bound."""
 
     name: str
     value: float
@@ -35,13 +35,12 @@ class Result:
         return self.value >= self.target if self.at_least else self.value <= self.target
 
     def line(self) -> str:
-        sign, word = ("≥", "met") if self.at_least else ("≤", "met")
-        word = word if self.met else "NOT MET"
+        sign, word = "≥" if self.at_least else "≤", "met" if self.met else "NOT MET"
         return f"{self.name}: {self.value:.3g} (target {sign} {self.target:g}): {word}"
 
 
 def one_thread() -> None:
-    """Both sides of every ratio use one thread: what else runs here then disturbs least."""
+    """Use one thread on both sides of every ratio, which other work disturbs least."""
     torch.set_num_threads(1)
 
 
@@ -54,7 +53,7 @@ def clock(work: Callable[[], Any]) -> float:
 
 
 def side_by_side(sides: dict[str, Callable[[], Any]], repeats: int) -> dict[str, list[float]]:
-    """Seconds of each side, in turns, so that a busy moment of the machine hits all of them."""
+    """Seconds of each side, measured in turns, so that a busy moment affects all sides."""
     found: dict[str, list[float]] = {name: [] for name in sides}
     for _ in range(repeats):
         for name, work in sides.items():
@@ -63,13 +62,13 @@ def side_by_side(sides: dict[str, Callable[[], Any]], repeats: int) -> dict[str,
 
 
 def median_ratio(slow: list[float], fast: list[float]) -> float:
-    """Median over the repeats of slow / fast, each taken in the same turn."""
+    """Median of slow / fast over the turns."""
     return statistics.median(s / f for s, f in zip(slow, fast, strict=True))
 
 
 def peak_mb() -> float:
     """Peak resident memory of this process so far, in MB."""
-    # Not ru_maxrss where it can be helped: a child inherits that of its parent.
+    # ru_maxrss is only the fallback: a child process inherits its parent's.
     status = Path("/proc/self/status")
     if status.exists():
         lines = dict(line.split(":", 1) for line in status.read_text().splitlines())
@@ -82,10 +81,10 @@ def above(base: Callable[[], Any], work: Callable[[Any], Any]) -> tuple[float, f
     """Seconds, and peak memory in MB, of ``work(base())`` above what ``base`` needed."""
     given = base()
     gc.collect()
-    # Freed memory that the process keeps would hide what the work needs.
+    # Return freed memory, which would hide what the work needs.
     with contextlib.suppress(OSError, AttributeError):
         ctypes.CDLL(None).malloc_trim(0)
-    # What making the data needed for a moment is no part of the work: the peak starts anew.
+    # Reset the peak: memory that making the data needed does not count.
     with contextlib.suppress(OSError):
         Path("/proc/self/clear_refs").write_text("5")
     before = peak_mb()
@@ -94,7 +93,7 @@ def above(base: Callable[[], Any], work: Callable[[Any], Any]) -> tuple[float, f
 
 
 def in_process(script: str, *arguments: str) -> dict[str, Any]:
-    """Run ``benchmarks/SCRIPT`` with arguments in a process of its own; its last line is JSON."""
+    """Run ``benchmarks/SCRIPT`` in a separate process; the last line of its output is JSON."""
     environment = os.environ | {"OMP_NUM_THREADS": "1", "MKL_NUM_THREADS": "1"}
     environment |= {"OPENBLAS_NUM_THREADS": "1"}
     done = subprocess.run(
@@ -111,7 +110,7 @@ def in_process(script: str, *arguments: str) -> dict[str, Any]:
 
 
 def finish(results: list[Result], path: str | None) -> int:
-    """Print every result; write them for ``run.py``; 1 if a target is missed."""
+    """Print all results and write them for ``run.py``; returns 1 if a target is missed."""
     for result in results:
         print(result.line(), flush=True)
     if path:
@@ -122,7 +121,7 @@ def finish(results: list[Result], path: str | None) -> int:
 def long_tailed_features(
     n: int, classes: int, channels: int, seed: int = 0
 ) -> tuple[torch.Tensor, torch.Tensor]:
-    """Class-balanced draws of rectified features, as an encoder has them: ``(N, C)``, ``(N,)``."""
+    """Class-balanced rectified features like an encoder's ``(N, C)``, and labels ``(N,)``."""
     g = torch.Generator().manual_seed(seed)
     labels = torch.arange(n) % classes
     mixing = torch.randn(channels, channels, generator=g) / channels**0.5
@@ -135,7 +134,7 @@ def long_tailed_features(
 
 
 def pixels(n: int, size: int, seed: int = 0) -> np.ndarray:
-    """Smooth random images ``(N, S, S, 3)`` of uint8."""
+    """Smooth random uint8 images ``(N, S, S, 3)``."""
     import cv2
 
     rng = np.random.default_rng(seed)

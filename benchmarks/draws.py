@@ -1,9 +1,9 @@
-"""How many draws of each class the argmin of the M step needs when there are many classes.
+"""How many draws per class the argmin of the M step needs with many classes.
 
     python benchmarks/draws.py [--classes 100]
 
-Every solution is judged by the loss over 16 384 draws of its own seed, and by the predictions on
-features that it has not seen: how many differ from those of the solution with the most draws.
+Every solution is judged by its loss over 16 384 other draws, and by its predictions on features
+that it has not seen: how many of them differ from those of the first solution.
 """
 
 import argparse

@@ -2,11 +2,10 @@
 
     python benchmarks/growth.py [--json FILE]
 
-Every point runs in a process of its own, in one thread. Peak memory of the two points that differ
-in R alone is the median of several processes, since that of a single one varies by a tenth. The
-cost model is a sum of terms that the algorithms suggest, each with a constant. The constants are
-fitted to small points; larger ones, which the fit has not seen, are measured to check it; the
-points too large to run here are extended from it.
+Every point runs in a separate process with one thread. For the two points that differ only in R,
+peak memory is the median of several processes, since a single one varies by a tenth. The cost model
+is a sum of terms that follow from the algorithms, each with a constant. The constants are fitted to
+small points and checked on larger ones. Points too large to run here are extrapolated.
 """
 
 import argparse
@@ -44,14 +43,14 @@ EXTENDED: tuple[Point, ...] = (
     (7_000, 23, 512, 50_000), (7_000, 100, 512, 50_000), (7_000, 8, 2048, 500_000),
     (1_000_000, 23, 2048, 50_000), (1_000_000, 100, 2048, 500_000),
 )  # fmt: skip
-# The same but for R, a hundred times as large: memory must not grow with it.
+# Only R differs, by a factor of a hundred: memory must not grow with it.
 PAIR: tuple[Point, Point] = ((7_000, 8, 512, 5_000), (7_000, 8, 512, 500_000))
 TURNS = 5
 KINDS = ("moments", "argmin", "sgd, in logits", "sgd, on features", "FDC")
 
 
 def terms(n: int, k: int, c: int, r: int) -> dict[str, tuple[float, ...]]:
-    """What time and memory (``mb``) of each kind are a sum of, up to constants."""
+    """The terms whose sum, up to constants, is the time of each kind and the memory (``mb``)."""
     batches = r * k / M_BATCH
     if pays(k, c, M_BATCH):
         # K (K - 1) coloured rows for each batch, and small matrices.
@@ -85,7 +84,7 @@ def run_point(n: int, k: int, c: int, r: int) -> dict[str, float]:
     """Seconds of each kind of work, and peak memory."""
     seconds: dict[str, float] = {}
     generator = torch.Generator().manual_seed(0)
-    torch.optim.LBFGS([torch.zeros(1, requires_grad=True)])  # its imports are no part of this
+    torch.optim.LBFGS([torch.zeros(1, requires_grad=True)])  # loads its imports
 
     def body(data: tuple[torch.Tensor, torch.Tensor]) -> None:
         features, labels = data
@@ -100,7 +99,7 @@ def run_point(n: int, k: int, c: int, r: int) -> dict[str, float]:
             solution = problem.shrunk(0.5).solve(weight, bias, 3e-4 * problem.variance)
             evaluations.append(solution.evaluations)
 
-        # By evaluation: how many are needed depends on the data, not on their number.
+        # Per evaluation: how many are needed depends on the data, not on its size.
         seconds["argmin"] = clock(solve) / evaluations[0]
         batches = zip(features.split(BATCH), labels.split(BATCH), strict=True)
 
@@ -123,7 +122,7 @@ def run_point(n: int, k: int, c: int, r: int) -> dict[str, float]:
 
 
 def in_turn(point: Point) -> dict[str, float]:
-    """One more measurement of a point, in a process of its own."""
+    """Measure a point in a separate process."""
     found = in_process("growth.py", "--point", *map(str, point))
     print(f"{point} done", file=sys.stderr)
     return found

@@ -1,10 +1,10 @@
-"""A shipped model through PyTorch and through onnxruntime, side by side.
+"""A shipped model in PyTorch and in onnxruntime, side by side.
 
     python benchmarks/inference.py [--backbone efficientnet_lite0] [--json FILE]
 
-The models alone: batches of 64 images of 64 px already resized, pixels in, probabilities out. Then
-the whole of ``predict``: files of 600 x 450 px, decoded in parallel while the model computes. One
-thread for each model.
+First the models alone, from resized pixels to probabilities, in batches of 64 images of 64 px. Then
+all of ``predict``: files of 600 x 450 px, decoded in parallel while the model computes. Each model
+has one thread.
 """
 
 import argparse
@@ -26,7 +26,7 @@ SIZE, BATCH, CLASSES, FILES = 64, 64, 8, 512
 
 
 def settle(model: Model, pre: Preprocessing) -> None:
-    """BatchNorm statistics of real batches: without them an untrained model is a constant."""
+    """Set BatchNorm statistics from batches; an untrained model is nearly constant without."""
     normalise = Normalise.of(pre.mean, pre.std, torch.device("cpu"))
     for norm in model.modules():
         if isinstance(norm, torch.nn.BatchNorm2d):
@@ -39,7 +39,7 @@ def settle(model: Model, pre: Preprocessing) -> None:
 
 
 def photographs(folder: Path) -> list[Path]:
-    """Files as a dermatoscope's archive has them: JPEG of 600 x 450 px."""
+    """JPEG files of 600 x 450 px, as in archives of dermatoscopic images."""
     import cv2
 
     coarse = np.random.default_rng(0).integers(0, 256, (FILES, 15, 20, 3), dtype=np.uint8)

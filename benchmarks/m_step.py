@@ -2,9 +2,9 @@
 
     python benchmarks/m_step.py RUN [--threads N]
 
-takes the encoder of a finished run, computes the features of its training and validation images
-once, and calibrates a classifier initialised anew with each kind of M step. The test part is not
-opened.
+Takes the encoder of a finished run, computes the features of its training and validation images
+once, and calibrates a newly initialised classifier with each kind of M step. The test part is not
+used.
 """
 
 import argparse
@@ -40,7 +40,7 @@ CASES: dict[str, tuple[int, dict[str, Any]]] = {
 
 @dataclass
 class FixedFeatures:
-    """The contract's ``Run`` over features that no longer change."""
+    """The contract's ``Run`` over fixed features."""
 
     found: Features
     epoch: int
@@ -73,7 +73,7 @@ def balanced_accuracy(model: Model, features: Tensor, labels: Tensor) -> float:
 
 
 def last_stage(model: Model, task: Task, settings: dict[str, Any]) -> Stage:
-    """The ICC stage of LMD as its recipe makes it, with a classifier initialised anew."""
+    """The ICC stage of LMD with a newly initialised classifier."""
     torch.manual_seed(0)
     method = METHODS["lmd"]
     *_, stage = method.stages_for(model, task, settings)

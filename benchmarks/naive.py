@@ -1,4 +1,4 @@
-"""Stage 2 of LMD the straightforward way: what the formulas say, with no thought of cost.
+"""Stage 2 of LMD written straight from the formulas, regardless of cost.
 
 All virtual features are drawn in float64 and held at once, the classifier takes shuffled batches of
 them through autograd, and every distance of FDC solves its own system.

@@ -1,4 +1,4 @@
-"""All benchmarks: every ratio beside its target; exit code 1 if one is missed.
+"""Run all benchmarks and compare with the targets; exit code 1 if one is missed.
 
 python benchmarks/run.py [stage2 stage1 inference growth]
 """

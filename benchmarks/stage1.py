@@ -1,11 +1,11 @@
-"""A step of RRL through the real loop against its bare passes on tensors already in memory.
+"""A training step of RRL in the real loop, compared with its bare passes on tensors in memory.
 
     python benchmarks/stage1.py [--backbone resnet18] [--steps 12] [--repeats 3] [--json FILE]
 
-Bare is: the student forward on weak and strong views, the teacher forward on the weak ones, one
-backward pass. The real step has views, transfer, normalisation, relations, both optimisers and the
-checks on top. One thread for the passes; the views are made in a worker process, as always. Then
-the loader alone: views per second and core.
+The bare passes are: student forward on weak and strong views, teacher forward on weak views, one
+backward pass. The real step adds views, transfer, normalisation, relations, both optimisers and the
+checks. The passes have one thread; a worker process makes the views, as always. The loader is also
+measured alone: views per second and core.
 """
 
 import argparse
@@ -96,7 +96,7 @@ def measure(backbone: str, steps: int, repeats: int) -> list[Result]:
     passes, whole, waits = [], [], []
     half = max(1, steps // 2)
     for turn in range(repeats):
-        # Before and after: a machine that gets faster or slower meanwhile is so for both.
+        # Measured before and after, in case the machine gets faster or slower meanwhile.
         before = clock(lambda: [bare.step() for _ in range(half)])
         seconds = real(backbone, images)
         after = clock(lambda: [bare.step() for _ in range(half)])

@@ -1,11 +1,11 @@
-"""An EM iteration beside the encoder's passes: the straightforward way against ours, side by side.
+"""An EM iteration without the encoder's passes: the straightforward way and ours, side by side.
 
     python benchmarks/stage2.py [--repeats 3] [--json FILE]
 
 K = 8, C = 512, 7000 features, R = 50 000. Both ways estimate class-balanced moments, average them,
 calibrate the classifier on R K virtual features by one pass of SGD in batches of 352, and take FDC
 forward and backward over 7000 features in batches of 128. ``argmin`` is the default of ``lmd``: it
-goes to the minimum of the same loss in place of one pass. Everything runs in one thread.
+finds the minimum of the same loss instead of making one pass. Everything runs in one thread.
 """
 
 import argparse
@@ -110,7 +110,7 @@ class Ours:
 
 
 def memory(side: str) -> None:
-    """Of one iteration, in this process: the last line printed is JSON."""
+    """Print time and peak memory of one iteration in this process as JSON."""
 
     def work(data: tuple[torch.Tensor, torch.Tensor]) -> None:
         way = {"naive": Naive, "sgd": Ours, "argmin": Ours}[side](*data)
@@ -118,7 +118,7 @@ def memory(side: str) -> None:
         (way.argmin if side == "argmin" else way.calibrate)()  # type: ignore[union-attr]
         way.fdc()
 
-    # The optimiser's own imports are no part of either way.
+    # Loads the imports of the optimiser, which should not count.
     torch.optim.SGD([torch.zeros(1, requires_grad=True)], lr=0.1).step()
     seconds, peak = above(lambda: long_tailed_features(N, K, C), work)
     print(json.dumps({"seconds": seconds, "mb": peak}))
@@ -127,7 +127,7 @@ def memory(side: str) -> None:
 def measure(repeats: int) -> list[Result]:
     data = long_tailed_features(N, K, C)
     slow, sgd, argmin = Naive(*data), Ours(*data), Ours(*data)
-    argmin.argmin()  # the first iteration alone starts from nothing; and imports are loaded
+    argmin.argmin()  # only the first iteration starts from scratch; also loads imports
     sgd.fdc()
     parts: dict[str, dict[str, list[float]]] = {}
 
@@ -144,7 +144,7 @@ def measure(repeats: int) -> list[Result]:
                 note(side, "FDC", clock(slow.fdc) * N / FDC_PART)
                 continue
             note(side, "virtual features", 0.0)
-            # Factors and inverses are made, and counted, where they are first asked for.
+            # Factors and inverses are computed, and timed, at their first use.
             note(side, "classifier", clock(way.argmin if side == "argmin" else way.calibrate))
             note(side, "FDC", clock(way.fdc))
         print(f"turn {turn + 1} of {repeats} done", file=sys.stderr)

@@ -1,4 +1,4 @@
-"""Threads that wait passively or spin: a run alone, and two side by side on the same cores.
+"""Threads that wait passively or spin, in one run and in two runs on the same cores.
 
 python benchmarks/threads.py [--threads N] [--repeats N]
 """
@@ -16,7 +16,7 @@ SETTINGS = {"backbone": "resnet8", "weights": "none", "epochs": 4, "image_size":
 
 
 def start(out: Path, threads: int, policy: str) -> "subprocess.Popen[bytes]":
-    """A small training in a process of its own."""
+    """Start a small training in a separate process."""
     words = [sys.executable, "-m", "lmd", "train", "synthetic", "--method", "ce"]
     words += ["--protocol", "demo", "--device", "cpu", "--out", str(out)]
     for key, value in SETTINGS.items():

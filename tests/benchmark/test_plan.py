@@ -27,7 +27,7 @@ def write(folder: Path, text: str, name: str = "grid.toml") -> Path:
 
 def test_all_methods_of_a_seed_come_first(tmp_path: Path) -> None:
     plan = plan_grid(write(tmp_path, BASE + 'methods = ["lmd", "ce", "vs_loss"]\nseeds = [3, 1]'))
-    # The order of the paper's table; what is not in it stands before LMD's own rows.
+    # The order of the paper's table; other methods come before LMD's own rows.
     assert [run.name for run in plan.runs] == [
         *("ce-seed3", "vs_loss-seed3", "lmd-seed3"),
         *("ce-seed1", "vs_loss-seed1", "lmd-seed1"),

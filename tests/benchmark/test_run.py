@@ -1,4 +1,4 @@
-"""A grid runs, goes on after kills, leaves failing runs behind and never repeats finished ones."""
+"""A grid runs, continues after kills and failed runs, and never repeats finished ones."""
 
 import io
 import os
@@ -123,7 +123,7 @@ Process = subprocess.Popen[str]
 
 @pytest.fixture
 def start_parent() -> Iterator[Callable[[Path, Path], Process]]:
-    """Starts `lmd benchmark` in a process of its own, which does not outlive the test."""
+    """Starts `lmd benchmark` in a separate process, which ends with the test."""
     begun: list[Process] = []
 
     def start(grid: Path, out: Path) -> Process:
@@ -254,7 +254,7 @@ def test_the_estimate_follows_finished_runs_and_epochs(
     now[0] = 90.0
     assert clock.end("ce-seed0", finished=True) == pytest.approx(90)
     assert clock.expected("ce") == clock.expected("rs") == pytest.approx(90)
-    # A run that goes on from an earlier session says nothing of a whole one.
+    # A continued run does not show how long a whole one takes.
     clock.start("rs-seed0")
     clock.remaining([], {"rs-seed0": Progress(9, 10, "")}, 1)
     now[0] = 95.0

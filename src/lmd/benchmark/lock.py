@@ -5,7 +5,7 @@ import os
 import platform
 import time
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 
 from lmd.base.errors import LmdError
@@ -43,11 +43,10 @@ def locked(folder: Path) -> Iterator[int]:
 
 
 def _taken(descriptor: int) -> bool:
-    try:
+    with suppress(BlockingIOError):
         fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
-    except BlockingIOError:
-        return False
-    return True
+        return True
+    return False
 
 
 def _alive(words: list[str]) -> bool:

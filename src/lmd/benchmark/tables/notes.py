@@ -1,6 +1,7 @@
 """The notes below a table: seeds, intervals, tests, tiers, counts, code and missing runs."""
 
 from collections.abc import Sequence
+from string import ascii_lowercase
 
 import numpy as np
 
@@ -8,13 +9,11 @@ from lmd.benchmark.tables.forms import Line, TableData
 from lmd.benchmark.tables.results import Results, RunResult
 from lmd.scoring.tiers import TIERS
 
-MARKS = "abcdefghijklmnopqrstuvwxyz"
-
 
 def footnotes(lines: Sequence[Line]) -> dict[str, str]:
     """A letter for each note of a row; rows with the same note share it."""
     texts = list(dict.fromkeys(line.note for line in lines if line.note))
-    return {text: MARKS[i] if i < len(MARKS) else f"{i + 1}" for i, text in enumerate(texts)}
+    return {text: ascii_lowercase[i] if i < 26 else f"{i + 1}" for i, text in enumerate(texts)}
 
 
 def notes(results: Results, table: TableData) -> list[str]:
