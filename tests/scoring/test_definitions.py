@@ -15,10 +15,9 @@ def test_every_number_and_its_interval_are_defined(grouped):
     texts = definitions(123, grouped)
     assert list(texts) == [*METRICS, *PER_CLASS, "interval"]
     for text in texts.values():
-        assert set(text) == {"title", "definition"}
-        assert text["definition"].endswith(".")
-    assert "123 resamples" in texts["interval"]["definition"]
-    assert ("patients or lesions" in texts["interval"]["definition"]) == grouped
+        assert text.definition.endswith(".")
+    assert "123 resamples" in texts["interval"].definition
+    assert ("patients or lesions" in texts["interval"].definition) == grouped
 
 
 def test_format_scores_shows_values_intervals_notes_and_definitions():
@@ -35,6 +34,6 @@ def test_format_scores_shows_values_intervals_notes_and_definitions():
     assert absent.split() == ["AN", "tail", "5", "0", *["-"] * 6]
     flat = " ".join(text.split())
     for each in definitions(50).values():
-        assert each["definition"] in flat
+        assert each.definition in flat
     for note in scores.notes:
         assert note in flat

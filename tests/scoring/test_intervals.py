@@ -137,7 +137,7 @@ def test_f1_interval():
 
 def test_interval_is_widened_to_the_value_and_skips_what_is_no_number():
     draws = np.array([np.nan, 1.0, 2.0, 3.0])
-    assert interval(draws, level=0.0) == (2, 2)
+    assert interval(draws) == pytest.approx((1.05, 2.95))
     assert interval(draws, value=5.0)[1] == 5
     assert interval(draws, value=0.5)[0] == 0.5
     assert np.isnan(interval(np.full(3, np.nan), value=1.0)).all()

@@ -178,6 +178,6 @@ def test_the_registry_says_how_a_metric_is_shown():
     assert means == {"balanced_accuracy", "macro_recall"} | tiers
     assert METRICS["bacc_tail"].short == "Tail"
     for key in ("auc", "macro_f1", "macro_precision", *means):
-        assert "without an image" in METRICS[key].definition
+        assert "without images" in METRICS[key].definition
     for key in ("macro_f1", "macro_precision"):
         assert "never predicted is 0" in METRICS[key].definition

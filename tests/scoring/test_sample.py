@@ -55,11 +55,11 @@ def test_members_and_groups():
 
 def test_errors():
     labels, probabilities = toy_predictions()
-    with pytest.raises(LmdError, match="one row for each image"):
+    with pytest.raises(LmdError, match="one row per image"):
         Sample(labels[:-1], probabilities)
-    with pytest.raises(LmdError, match="one row for each image"):
+    with pytest.raises(LmdError, match="one row per image"):
         Sample(labels[:0], probabilities[:0])
-    with pytest.raises(LmdError, match="must name 5 classes; it names 2"):
+    with pytest.raises(LmdError, match="tiers must have one entry for each of the 5 classes"):
         Sample(labels, probabilities, ["head", "tail"])
     with pytest.raises(LmdError, match=r"groups must be \(86,\), one for each image"):
         Sample(labels, probabilities, groups=labels[1:])

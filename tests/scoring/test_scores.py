@@ -89,7 +89,7 @@ def test_per_class_intervals_are_those_of_their_proportions():
 def test_absent_and_tiny_classes_are_told():
     scores = scored((200, 80, 40, 3, 1, 0), part="validation")
     absent, tiny = scores.notes
-    assert absent.startswith("validation: No image of AN:")
+    assert absent.startswith("validation: No images of AN:")
     nothing = Estimate(value=None)
     row = scores.per_class[5]
     assert (row.support, row.recall, row.precision, row.f1) == (0, *[nothing] * 3)
@@ -129,7 +129,7 @@ def test_a_part_with_one_class_and_an_empty_tier():
     [
         (lambda y, p: (y, p[:-1]), r"must be \(N, K\) = \(358, 6\).* they are \(357, 6\)"),
         (lambda y, p: (y, p[:, :5]), r"they are \(358, 5\)"),
-        (lambda y, p: (y[:0], p[:0]), "no image to score"),
+        (lambda y, p: (y[:0], p[:0]), "no images to score"),
         (lambda y, p: (y.astype(float), p), "labels must be whole numbers"),
         (lambda y, p: (np.where(y == 5, 6, y), p), r"row \d+ is 6 .11 such rows."),
         (lambda y, p: (y, np.log(p)), "lie from 0 to 1 in every row; row 0 .*not logits"),

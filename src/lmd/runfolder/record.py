@@ -6,10 +6,10 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, Literal, Self
 
-from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_validator, model_validator
+from pydantic import Field, ValidationError, field_validator, model_validator
 
 from lmd.base.errors import LmdError
-from lmd.scoring.estimates import ClassScore, Estimate
+from lmd.scoring.estimates import ClassScore, Definition, Estimate, Plain
 from lmd.scoring.tiers import Tiers
 
 FORMAT: Literal[2] = 2
@@ -18,83 +18,78 @@ TablePart = Literal["train", "validation", "test"]
 HistoryRow = dict[str, int | float | str | None]
 
 _DEEPEST = 50  # levels of nesting; a real record has six
+_NEW_NAMES = {"groups": "tiers", "group": "tier"}  # of keys in records of format 1
 
 
-class _Plain(BaseModel):
-    model_config = ConfigDict(extra="forbid", frozen=True, allow_inf_nan=False)
-
-
-class Request(_Plain):
-    """All that was asked for: what ``--resume`` needs to go on."""
+class Request(Plain):
+    """What was asked for, complete enough for ``--resume`` to continue the run."""
 
     data: str
     method: str
     profile: str = "default"
-    protocol: dict[str, Any] = {}
-    settings: dict[str, Any] = {}
+    protocol: dict[str, Any] = Field(default={})
+    settings: dict[str, Any] = Field(default={})
     columns: dict[str, Any] = Field(default={}, description="how a manifest is read")
-    skip_bad: bool = Field(default=False, description="images that cannot be read are left out")
+    skip_bad: bool = Field(default=False, description="leave out images that cannot be read")
 
 
-class MethodInfo(_Plain):
-    """The method, with all of its settings."""
+class MethodInfo(Plain):
+    """The method and all of its settings."""
 
     key: str
     title: str
     paper: str
-    note: str = Field(description="what a reader of the numbers must know; may be empty")
+    note: str = Field(description="what to know when reading the numbers; may be empty")
     profile: str
     settings: dict[str, Any]
-    notes: list[str] = Field(default=[], description="what the protocol changes in the profile")
+    notes: list[str] = Field(default=[], description="where the protocol differs from the profile")
     chosen: dict[str, float] = Field(
-        default={}, description="values that the method chose for itself, on the validation part"
+        default={}, description="values that the method chose on the validation part"
     )
 
 
-class DataInfo(_Plain):
+class DataInfo(Plain):
     """The images."""
 
     source: str
     kind: str
     synthetic: bool
     fingerprint: str = Field(description="SHA-256 of ids, labels and parts")
-    file_sha256: str | None = Field(description="of the manifest or array file, if there is one")
+    file_sha256: str | None = Field(description="of the manifest or array file, if any")
     classes: list[str] = Field(description="names of the K classes")
-    counts: dict[TablePart, list[int]] = Field(
-        description="images of each class, (K,) for each part"
-    )
+    counts: dict[TablePart, list[int]] = Field(description="images per class (K,), by part")
     imbalance_factor: float | None
-    grouped: bool = Field(description="whether images are known to share a patient or lesion")
-    skipped: list[str] = Field(description="images that were left out, and why")
+    grouped: bool = Field(description="whether groups (patients or lesions) are known")
+    skipped: list[str] = Field(description="images left out, and why")
     notes: list[str]
 
 
-class ModelInfo(_Plain):
-    """The network, and which of its states is scored."""
+class ModelInfo(Plain):
+    """The network, and the epoch that is scored."""
 
     backbone: str
     weights: str
     head: str
     feature_dim: int
     parameters: int
-    selected: str = Field(description="a sentence: which epoch is reported")
+    selected: str = Field(description="the epoch that is reported, in words")
     temperature: float = Field(
         default=1.0, gt=0, description="divides the shipped model's logits; fitted on validation"
     )
 
 
-class StageInfo(_Plain):
+class StageInfo(Plain):
     """One stage of training."""
 
     name: str
     epochs: int
     seconds: float
-    views: list[str] = Field(default=[], description="what the stage saw of each image")
-    chosen: dict[str, float] = Field(default={}, description="values that the stage chose itself")
+    views: list[str] = Field(default=[], description="the views of each image it trained on")
+    chosen: dict[str, float] = Field(default={}, description="values that the stage chose")
 
 
-class Machine(_Plain):
-    """Where the run was made."""
+class Machine(Plain):
+    """The machine that made the run."""
 
     python: str
     torch: str
@@ -104,15 +99,8 @@ class Machine(_Plain):
     processes: int
 
 
-class Definition(_Plain):
-    """What a number means."""
-
-    title: str
-    definition: str
-
-
-class Record(_Plain):
-    """The record of one run; everything after ``machine`` is empty until the run is finished."""
+class Record(Plain):
+    """The record of one run; the fields after ``machine`` are empty until the run is finished."""
 
     format: Literal[2] = FORMAT
     status: Literal["running", "finished"]
@@ -120,18 +108,20 @@ class Record(_Plain):
     created: str = Field(description="UTC, ISO 8601")
     finished: str | None = None
     lmd_version: str
-    commit: str | None = Field(description='with "+" where the code was changed since')
-    command: str = Field(description="how to repeat the run")
+    commit: str | None = Field(description='followed by "+" if the code had uncommitted changes')
+    command: str = Field(description="the command that repeats the run")
     request: Request
     method: MethodInfo
-    protocol: dict[str, Any] = Field(description="what is equal for all methods of a comparison")
+    protocol: dict[str, Any] = Field(
+        description="the settings that all methods of a comparison share"
+    )
     data: DataInfo
     tiers: Tiers = Field(description="which classes are head, medium and tail")
     model: ModelInfo
     machine: Machine
-    stages: list[StageInfo] = []
+    stages: list[StageInfo] = Field(default=[])
     stage_1_from: str | None = Field(
-        default=None, description="name of the run whose first stage was taken over"
+        default=None, description="name of the run that trained stage 1, if another did"
     )
     history: list[HistoryRow] = Field(default=[], description="the rows of `history.csv`")
     metrics: dict[Part, dict[str, Estimate]] = Field(
@@ -143,31 +133,33 @@ class Record(_Plain):
     confusion: dict[Part, list[list[int]]] = Field(
         default={}, description="by part, (K, K); rows are true classes"
     )
-    definitions: dict[str, Definition] = Field(default={}, description="of every number")
-    notes: list[str] = Field(default=[], description="sentences that a reader must know")
-    timings: dict[str, float] = Field(default={}, description="seconds")
+    definitions: dict[str, Definition] = Field(
+        default={}, description="of every number, by its key"
+    )
+    notes: list[str] = Field(default=[], description="what to know when reading the numbers")
+    timings: dict[str, float] = Field(default={}, description="seconds, by activity")
 
     @property
     def part(self) -> Part | None:
-        """The part that is reported: test if it was scored, else validation, else none."""
+        """The part that is reported: test, else validation, else none."""
         parts: tuple[Part, Part] = ("test", "validation")
         return next((part for part in parts if self.metrics.get(part)), None)
 
     def replaced(self, **changes: Any) -> Self:
-        """A copy with other values in some fields, validated."""
+        """A validated copy with some fields replaced."""
         return type(self).model_validate(dict(self) | changes)
 
     @field_validator("history", mode="before")
     @classmethod
     def _finite(cls, rows: Any) -> Any:
-        """JSON has no NaN: a number that is not finite becomes null."""
+        """Replace numbers that are not finite by null: JSON has no NaN."""
         if not isinstance(rows, list) or not all(isinstance(row, Mapping) for row in rows):
             return rows
         return [{key: _finite(value) for key, value in row.items()} for row in rows]
 
     @model_validator(mode="after")
     def _sizes(self) -> Self:
-        """Every list with one entry for each class has K entries."""
+        """Check that lists with one entry per class have K entries."""
         size = len(self.data.classes)
         lists: dict[str, Any] = {"tiers.assignment": self.tiers.assignment}
         for name, of in (
@@ -185,7 +177,7 @@ class Record(_Plain):
 
 
 def read_record(path: Path) -> Record:
-    """The record in a file; one line says what is wrong with a damaged one, and what to do."""
+    """Read a record; the error for a damaged file says what is wrong and what to do."""
     remedy = "restore the file, or remove the run folder and train the run again"
     try:
         found = json.loads(path.read_bytes())
@@ -212,34 +204,20 @@ def read_record(path: Path) -> Record:
 
 
 def upgrade(record: dict[str, Any]) -> dict[str, Any]:
-    """A record of format 1 as one of format 2, in which groups of classes are called tiers.
+    """Convert a record to the current format; in format 1, tiers were called groups.
 
     >>> upgrade({"format": 1, "groups": {"rule": "thirds"}})
     {'format': 2, 'tiers': {'rule': 'thirds'}}
     """
-    if record["format"] != 1:
-        return record
-    new: dict[str, Any] = _renamed(record, "groups", "tiers") | {"format": FORMAT}
-    if "protocol" in new:
-        new["protocol"] = _renamed(new["protocol"], "groups", "tiers")
-    request = new.get("request")
-    if isinstance(request, dict) and "protocol" in request:
-        protocol = _renamed(request["protocol"], "groups", "tiers")
-        new["request"] = request | {"protocol": protocol}
-    if isinstance(new.get("per_class"), dict):
-        new["per_class"] = {
-            part: [_renamed(row, "group", "tier") for row in rows]
-            if isinstance(rows, list)
-            else rows
-            for part, rows in new["per_class"].items()
-        }
-    return new
+    return record if record["format"] != 1 else _renamed(record) | {"format": FORMAT}
 
 
-def _renamed(value: Any, old: str, new: str) -> Any:
+def _renamed(value: Any) -> Any:
+    if isinstance(value, list):
+        return [_renamed(entry) for entry in value]
     if not isinstance(value, dict):
         return value
-    return {new if key == old else key: entry for key, entry in value.items()}
+    return {_NEW_NAMES.get(key, key): _renamed(entry) for key, entry in value.items()}
 
 
 def _finite(value: Any) -> Any:
@@ -247,7 +225,7 @@ def _finite(value: Any) -> Any:
 
 
 def _nested(value: Any, levels: int) -> bool:
-    """Whether lists and objects go deeper than so many levels."""
+    """Whether lists and objects are nested deeper than ``levels``."""
     if not isinstance(value, dict | list):
         return False
     inner = value.values() if isinstance(value, dict) else value

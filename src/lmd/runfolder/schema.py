@@ -1,4 +1,4 @@
-"""The page ``docs/record.md``: ``python -m lmd.runfolder.schema > docs/record.md``."""
+"""Generates a page of the docs: ``python -m lmd.runfolder.schema > docs/record.md``."""
 
 from typing import Any
 
@@ -6,12 +6,12 @@ from lmd.runfolder.record import FORMAT, Record
 
 _INTRODUCTION = f"""# record.json
 
-Every run folder has a `record.json`: what was asked for, what was run, and every number. This page
-is generated from the models in `src/lmd/runfolder/record.py`; it describes format {FORMAT}. Records
-of format 1 can still be read: there, `tiers` was called `groups`, and `tier` of a class `group`.
+Every run folder has a `record.json` with what was asked for, what was run, and every number. This
+page describes format {FORMAT}; it is generated from the models in `src/lmd/runfolder/record.py`.
+Records of format 1 can still be read: there, `tiers` was called `groups`, and `tier` was `group`.
 
-A field with a default may be absent. A value that cannot be computed (no image of the class in the
-part, say) is `null`, and a note says why. K is the number of classes. From Python:
+A field with a default may be absent. A value that cannot be computed is `null`, and a note says
+why; for example, the part may have no image of a class. K is the number of classes. From Python:
 
 ```python
 from pathlib import Path
@@ -24,7 +24,7 @@ record.metrics["test"]["balanced_accuracy"].value
 
 
 def page() -> str:
-    """The page as Markdown: one table for each model, the record first."""
+    """The page as Markdown, with one table per model and the record first."""
     schema = Record.model_json_schema()
     models = schema.pop("$defs")
     tables = [
@@ -35,7 +35,7 @@ def page() -> str:
 
 
 def _order(schema: dict[str, Any], models: dict[str, Any]) -> list[str]:
-    """Names of the models in the order in which a reader meets them."""
+    """Names of the models, in the order of first mention."""
     found: dict[str, None] = {}
     for name in _references(schema):
         found |= dict.fromkeys([name, *_order(models[name], models)])
@@ -56,7 +56,7 @@ def _table(title: str, model: dict[str, Any]) -> str:
         f"| `{name}` | {_kind(field)} | {_default(field)} | {field.get('description', '')} |"
         for name, field in model["properties"].items()
     ]
-    about = model.get("description", "").replace("``", "`").replace("\n", " ")
+    about = model.get("description", "").replace("``", "`")
     head = ["| field | type | default | meaning |", "|---|---|---|---|"]
     return "\n".join([f"## {title}", "", about, "", *head, *rows, ""])
 

@@ -1,1 +1,1 @@
-"""From labels and probabilities to numbers with intervals; plain numpy, no torch."""
+"""Metrics with intervals from labels and probabilities, in plain numpy."""

@@ -1,4 +1,4 @@
-"""Confusion matrices ``(…, K, K)``, rows are true classes, and what they say of each class."""
+"""Confusion matrices ``(…, K, K)`` with true classes as rows, and scores of each class."""
 
 from typing import Any
 
@@ -11,7 +11,7 @@ Confusion = NDArray[np.int64] | Floats
 
 
 def confusion_matrix(labels: Labels, predicted: Labels, classes: int) -> NDArray[np.int64]:
-    """Images of each true class (rows) that were given each class (columns), ``(K, K)``.
+    """Images of each true class (rows) by predicted class (columns), ``(K, K)``.
 
     >>> confusion_matrix(np.array([0, 0, 1]), np.array([0, 1, 1]), 2)
     array([[1, 1],
@@ -23,28 +23,28 @@ def confusion_matrix(labels: Labels, predicted: Labels, classes: int) -> NDArray
 
 
 def recalls(confusion: Confusion) -> Floats:
-    """Share of each class's images that were given the class, ``(…, K)``; nan without an image."""
+    """Share of each class's images that are predicted right, ``(…, K)``; nan without images."""
     return _share(_hits(confusion), confusion.sum(-1))
 
 
 def precisions(confusion: Confusion) -> Floats:
-    """Share of the images given a class that are of it, ``(…, K)``; 0 if it is never predicted.
+    """Share of each class's predictions that are right, ``(…, K)``.
 
-    A class without an image has none: nan.
+    0 for a class that is never predicted, nan for a class without images.
     """
     found = _share(_hits(confusion), confusion.sum(-2), empty=0.0)
     return np.where(confusion.sum(-1) > 0, found, np.nan)
 
 
 def f1s(confusion: Confusion) -> Floats:
-    """Harmonic mean of precision and recall of each class, ``(…, K)``; nan without an image."""
+    """Harmonic mean of precision and recall of each class, ``(…, K)``; nan without images."""
     support = confusion.sum(-1)
     found = _share(2 * _hits(confusion), support + confusion.sum(-2))
     return np.where(support > 0, found, np.nan)
 
 
 def mean_over_classes(values: Floats) -> Floats:
-    """Mean ``(…,)`` of the values ``(…, K)`` that are not nan; nan if all are."""
+    """Mean ``(…,)`` of the values ``(…, K)``, without those that are nan; nan if all are."""
     known = ~np.isnan(values)
     return _share(np.where(known, values, 0.0).sum(-1), known.sum(-1))
 

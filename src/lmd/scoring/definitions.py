@@ -1,25 +1,21 @@
-"""What the numbers of a record mean, and a record's numbers as plain text."""
+"""Definitions of a record's numbers, and the numbers as plain text."""
 
 import textwrap
 from collections.abc import Mapping, Sequence
 
-from lmd.scoring.estimates import Estimate, PartScores
+from lmd.scoring.estimates import Definition, Estimate, PartScores
 from lmd.scoring.intervals import LEVEL
 from lmd.scoring.metrics import METRICS, PER_CLASS
 
 
-def definitions(resamples: int = 1000, grouped: bool = False) -> dict[str, dict[str, str]]:
-    """Title and definition of every number that ``score`` gives, and of its interval.
+def definitions(resamples: int = 1000, grouped: bool = False) -> dict[str, Definition]:
+    """Title and definition of every number of ``score`` and of its interval.
 
-    ``grouped`` where it is known which images are of one patient or lesion.
+    ``grouped`` says whether the patient or lesion of each image is known.
     """
-    texts = {
-        key: {"title": metric.title, "definition": metric.definition}
-        for key, metric in METRICS.items()
-    }
     level = f"{100 * LEVEL:g} %"
     alike = (
-        " Images of one group (patient or lesion) count for less than as many of different ones, "
+        " Images of one group (patient or lesion) count less than images of different groups, "
         "by the design effect of Rao and Scott."
         if grouped
         else ""
@@ -27,42 +23,34 @@ def definitions(resamples: int = 1000, grouped: bool = False) -> dict[str, dict[
     drawn, taken = (
         ("groups (patients or lesions) with all their images", "")
         if grouped
-        else ("images", ", and takes every image for a patient of its own")
+        else ("images", ", and treats every image as a patient of its own")
     )
-    texts["recall"] = {
-        "title": "Recall",
-        "definition": "Share of the class's images that were given the class. Interval: "
+    texts = {
+        "Recall": "Share of the images of the class that are predicted as the class. Interval: "
         f"Wilson's for a proportion, {level}.{alike}",
+        "Precision": "Share of the images predicted as the class that are of the class; 0 if the "
+        f"class is never predicted. Interval: Wilson's for a proportion, {level}; 0 to 1 if the "
+        f"class is never predicted, because the part then says nothing about it.{alike}",
+        "F1": "Harmonic mean of precision and recall. Interval: percentiles of F1 with recall and "
+        f"false positive rate drawn from their Beta posteriors under Jeffreys' prior, {level}."
+        f"{alike}",
+        "Interval": f"{level} percentile interval of a bootstrap with {resamples} resamples that "
+        f"draws {drawn} within each true class, widened to contain the value where the resamples "
+        "of a biased metric leave it outside. If all images of each class in a mean of recalls "
+        "are right, or all are wrong, this interval would have no width; Wilson limits of the "
+        "recalls are then combined instead. The interval covers the choice of test images, not "
+        f"the randomness of training{taken}. The per-class columns have their own intervals.",
     }
-    texts["precision"] = {
-        "title": "Precision",
-        "definition": "Share of the images given the class that are of the class; 0 if the class "
-        f"is never predicted. Interval: Wilson's for a proportion, {level}; 0 to 1 if the class "
-        f"is never predicted, as the part then says nothing about it.{alike}",
+    found = {
+        key: Definition(title=metric.title, definition=metric.definition)
+        for key, metric in METRICS.items()
     }
-    texts["f1"] = {
-        "title": "F1",
-        "definition": "Harmonic mean of precision and recall. Interval: percentiles of F1 with "
-        "recall and false positive rate drawn from their Beta posteriors under Jeffreys' prior, "
-        f"{level}.{alike}",
-    }
-    texts["interval"] = {
-        "title": "Interval",
-        "definition": f"{level} percentile interval of a bootstrap with {resamples} resamples that "
-        f"draws {drawn} within each true class; widened to contain the value where the resamples "
-        "of a biased metric leave it outside. Where every class of a mean of recalls is all right "
-        "or all wrong it would have no width: Wilson limits of the recalls are then combined. It "
-        f"speaks of the choice of test images, not of the randomness of training{taken}. The "
-        "columns of the per-class table have their own.",
-    }
-    return texts
+    return found | {t.lower(): Definition(title=t, definition=d) for t, d in texts.items()}
 
 
-def format_scores(scores: PartScores, texts: Mapping[str, Mapping[str, str]]) -> str:
-    """One part as plain text: values, intervals, classes, notes, and ``texts``, the definitions."""
-    rows = [
-        (texts[key]["title"], _plain(entry), _span(entry)) for key, entry in scores.metrics.items()
-    ]
+def format_scores(scores: PartScores, texts: Mapping[str, Definition]) -> str:
+    """One part as plain text: values, intervals, classes, notes and the definitions ``texts``."""
+    rows = [(texts[key].title, _plain(one), _span(one)) for key, one in scores.metrics.items()]
     lines = _columns([("Metric", "value", f"{100 * LEVEL:g} % interval"), *rows])
     grouped = any(row.units is not None for row in scores.per_class)
     header = ["Class", "tier", "train", "images (lesions, patients)" if grouped else "images"]
@@ -80,7 +68,7 @@ def format_scores(scores: PartScores, texts: Mapping[str, Mapping[str, str]]) ->
     if scores.notes:
         lines += ["", "Notes", *(_wrapped(note, "- ") for note in scores.notes)]
     lines += ["", "Definitions"]
-    lines += [_wrapped(f"{t['title']}: {t['definition']}", "- ") for t in texts.values()]
+    lines += [_wrapped(f"{text.title}: {text.definition}", "- ") for text in texts.values()]
     return "\n".join(lines)
 
 

@@ -1,13 +1,15 @@
-"""The numbers of a record: values with intervals, for all classes and for each."""
+"""The numbers of a record: values with intervals, for all classes and for each of them."""
 
-from pydantic import BaseModel, ConfigDict
+from pydantic import BaseModel, ConfigDict, Field
 
 
-class _Plain(BaseModel):
+class Plain(BaseModel):
+    """A part of a record: no unknown fields, no infinities, and never changed in place."""
+
     model_config = ConfigDict(extra="forbid", frozen=True, allow_inf_nan=False)
 
 
-class Estimate(_Plain):
+class Estimate(Plain):
     """A value with its 95 % interval; ``None`` where it cannot be computed."""
 
     value: float | None
@@ -15,24 +17,30 @@ class Estimate(_Plain):
     high: float | None = None
 
 
-class ClassScore(_Plain):
-    """One class in one part: images in training and in the part, recall, precision, F1.
-
-    ``units`` is the number of patients or lesions, where the data has groups.
-    """
+class ClassScore(Plain):
+    """The scores of one class in one part."""
 
     name: str
     tier: str
-    train: int
-    support: int
-    units: int | None = None
+    train: int = Field(description="images of the class in the training part")
+    support: int = Field(description="images of the class in this part")
+    units: int | None = Field(
+        default=None, description="patients or lesions of the class, if the data has groups"
+    )
     recall: Estimate
     precision: Estimate
     f1: Estimate
 
 
-class PartScores(_Plain):
-    """All numbers of one part; ``confusion`` has a row for each true class."""
+class Definition(Plain):
+    """What a number means."""
+
+    title: str
+    definition: str
+
+
+class PartScores(Plain):
+    """All numbers of one part; the rows of ``confusion (K, K)`` are true classes."""
 
     metrics: dict[str, Estimate]
     per_class: list[ClassScore]

@@ -1,7 +1,4 @@
-"""How sure a number is: 95 % intervals, paired differences of two runs, Holm's correction.
-
-``groups (N,)`` tell everywhere which images are of one patient or lesion.
-"""
+"""95 % intervals, paired differences of two runs, and Holm's correction."""
 
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
@@ -18,16 +15,14 @@ from lmd.scoring.resampling import bootstrap
 from lmd.scoring.sample import Sample
 
 LEVEL = 0.95
-FEW_GROUPS = 10  # too few patients to estimate how alike the images of one are
+FEW_GROUPS = 10  # fewer are too few to estimate a design effect
 
 
-def interval(
-    draws: Floats, value: float | None = None, level: float = LEVEL
-) -> tuple[float, float]:
-    """The percentile interval of bootstrap ``draws (R,)``; nan, nan if none is a number.
+def interval(draws: Floats, value: float | None = None) -> tuple[float, float]:
+    """Percentile interval of bootstrap ``draws (R,)``; nan, nan if all draws are nan.
 
-    With ``value`` given it is widened to contain it: the resamples of a biased metric (ECE) can
-    all lie on one side of the value.
+    It is widened to contain ``value``: the resamples of a biased metric (ECE) can all lie on one
+    side of the value.
 
     >>> [round(limit, 6) for limit in interval(np.arange(1001.0))]
     [25.0, 975.0]
@@ -35,19 +30,19 @@ def interval(
     draws = draws[~np.isnan(draws)]
     if len(draws) == 0:
         return float("nan"), float("nan")
-    low, high = np.quantile(draws, [(1 - level) / 2, (1 + level) / 2])
+    low, high = np.quantile(draws, [(1 - LEVEL) / 2, (1 + LEVEL) / 2])
     if value is not None and not np.isnan(value):
         low, high = min(low, value), max(high, value)
     return float(low), float(high)
 
 
 def effective(outcomes: NDArray[np.bool_], groups: NDArray[Any] | None) -> tuple[float, float]:
-    """Hits and trials of independent images that would tell as much as these ``outcomes (N,)``.
+    """Hits and trials of independent images with the same information as ``outcomes (N,)``.
 
-    The images of a group resemble each other, so N of them tell less than N images of as many
-    patients: the trials are divided by the design effect (Rao and Scott 1992). It is at least 1 and
-    at most what it is when all images of a group go the same way; that is taken where there are too
-    few groups, or too little variation, to estimate it.
+    Images of one patient or lesion, numbered by ``groups (N,)``, resemble each other, so hits and
+    trials are divided by the design effect (Rao and Scott 1992). It lies between 1 and its value
+    if all images of a group have the same outcome; that value is used if there are too few groups,
+    or too little variation, for an estimate.
 
     >>> effective(np.array([True, True, False, False]), np.array([7, 7, 8, 9]))
     (1.3333333333333333, 2.6666666666666665)
@@ -70,39 +65,37 @@ def effective(outcomes: NDArray[np.bool_], groups: NDArray[Any] | None) -> tuple
     return hits / effect, n / effect
 
 
-def wilson(hits: float, trials: float, level: float = LEVEL) -> tuple[float, float]:
-    """Wilson's score interval for a proportion (Wilson 1927); without a trial it is 0 to 1.
+def wilson(hits: float, trials: float) -> tuple[float, float]:
+    """Wilson's score interval for a proportion (Wilson 1927); 0 to 1 without trials.
 
-    Unlike the bootstrap's it has a width where every trial went the same way.
+    Unlike a bootstrap interval, it has a width even if all trials have the same outcome.
 
     >>> [round(limit, 3) for limit in wilson(1, 1)]
     [0.207, 1.0]
     """
     if trials == 0:
         return 0.0, 1.0
-    z2 = NormalDist().inv_cdf((1 + level) / 2) ** 2
+    z2 = NormalDist().inv_cdf((1 + LEVEL) / 2) ** 2
     share = hits / trials
     centre = (share + z2 / (2 * trials)) / (1 + z2 / trials)
     half = np.sqrt(z2 * (share * (1 - share) / trials + z2 / (4 * trials**2))) / (1 + z2 / trials)
-    # At the ends the limit is exactly 0 or 1; rounding must not put the share outside.
+    # At the ends the limit is exactly 0 or 1; rounding must not exclude the share.
     low = 0.0 if hits == 0 else float(centre - half)
     high = 1.0 if hits == trials else float(centre + half)
     return low, high
 
 
-def mean_recall_interval(
-    hits: Sequence[float], support: Sequence[float], level: float = LEVEL
-) -> tuple[float, float]:
-    """An interval for the mean recall of classes that holds for tiny classes too.
+def mean_recall_interval(hits: Sequence[float], support: Sequence[float]) -> tuple[float, float]:
+    """Interval for the mean recall of classes, valid for tiny classes too.
 
     Wilson's limits of the classes are combined by squares (MOVER; Zou and Donner 2008). Classes
-    without an image are left out; nan, nan if all are.
+    without images are left out; nan, nan if all are.
     """
     pairs = [(h, n) for h, n in zip(hits, support, strict=True) if n > 0]
     if not pairs:
         return float("nan"), float("nan")
     recall = np.array([h / n for h, n in pairs])
-    low, high = np.array([wilson(h, n, level) for h, n in pairs]).T
+    low, high = np.array([wilson(h, n) for h, n in pairs]).T
     below = np.sqrt(np.sum((recall - low) ** 2)) / len(pairs)
     above = np.sqrt(np.sum((high - recall) ** 2)) / len(pairs)
     return float(recall.mean() - below), float(recall.mean() + above)
@@ -115,19 +108,16 @@ def f1_interval(
     images: int,
     *,
     shrink: tuple[float, float] = (1.0, 1.0),
-    draws: int = 4000,
-    seed: int = 0,
 ) -> tuple[float, float]:
-    """An interval for the F1 of one class that keeps its width where the class is tiny.
+    """Interval for the F1 of one class, valid for tiny classes too.
 
     Recall and false positive rate are drawn from their Beta posteriors under Jeffreys' prior
-    (Goutte and Gaussier 2005); the percentiles of the F1 that follows, widened to contain the F1
-    of the counts. ``shrink`` is by how much images of the class, and other images, count less than
-    independent ones (``effective``).
+    (Goutte and Gaussier 2005). ``shrink`` holds the effective share of the images of the class and
+    of the other images (``effective``).
     """
     if support == 0:
         return float("nan"), float("nan")
-    generator = np.random.default_rng(seed)
+    generator, draws = np.random.default_rng(0), 4000
     others, false = images - support, predicted - hits
     own, other = shrink
     recall = generator.beta(own * hits + 0.5, own * (support - hits) + 0.5, draws)
@@ -140,7 +130,7 @@ def f1_interval(
 
 @dataclass(frozen=True)
 class Difference:
-    """``value`` of run A minus run B, its interval, and the two-sided ``p_value`` of no gap."""
+    """Run A minus run B: value, interval and two-sided p-value of no difference."""
 
     value: float
     low: float
@@ -151,12 +141,12 @@ class Difference:
 def difference(value: float, draws: Floats) -> Difference:
     """A difference with its interval and p-value from its ``draws (R,)``; nan if any is nan.
 
-    The p-value is twice the share of resamples whose difference is zero or of the other sign, the
-    data counted as one more resample; it is never below ``2 / (R + 1)``.
+    The p-value is twice the share of resamples with a difference of zero or of the other sign,
+    where the data counts as one more resample; it is at least ``2 / (R + 1)``.
     """
     if np.isnan(value) or np.isnan(draws).any():
         return Difference(value, float("nan"), float("nan"), float("nan"))
-    # A difference of rounding alone is none.
+    # A difference within rounding counts as zero.
     below, above = np.sum(draws <= 1e-12), np.sum(draws >= -1e-12)
     p_value = min(1.0, 2 * (1 + float(min(below, above))) / (len(draws) + 1))
     return Difference(value, *interval(draws, value), p_value)
@@ -167,8 +157,7 @@ def paired_differences(
 ) -> dict[str, Difference]:
     """Metrics of run A minus those of run B on the same images, with the same resamples.
 
-    A class whose handful of images both runs treat alike in every resample makes the interval too
-    narrow.
+    The interval is too narrow if both runs agree on every image of a tiny class.
     """
     if a.probabilities.shape != b.probabilities.shape or not np.array_equal(a.labels, b.labels):
         raise LmdError(
@@ -185,7 +174,7 @@ def paired_differences(
 
 
 def holm(p_values: Sequence[float] | Floats) -> Floats:
-    """P-values corrected for their number by Holm's step-down procedure (Holm 1979), in order.
+    """P-values corrected by Holm's step-down procedure (Holm 1979), in the given order.
 
     >>> holm([0.01, 0.04, 0.03]).tolist()
     [0.03, 0.06, 0.06]

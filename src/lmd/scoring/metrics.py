@@ -1,7 +1,7 @@
-"""What a classifier is measured by: one registry of metrics, each with its formula and its words.
+"""The registry of metrics, each with its formula, titles and definition.
 
-A formula takes a sample under R rows of image weights and gives ``(R,)`` values. A class without an
-image in the part has no recall: means over classes leave it out, and a note names it.
+A formula takes a sample under R rows of image weights and returns ``(R,)`` values. Means over
+classes leave out classes without images.
 """
 
 from collections.abc import Callable
@@ -22,27 +22,12 @@ def mean_recall_of(drawn: Weighted, tier: str | None = None) -> Floats:
     return mean_over_classes(drawn.recall[:, drawn.sample.members(tier)])
 
 
-def macro_precision(drawn: Weighted) -> Floats:
-    """Mean precision of the classes present."""
-    return mean_over_classes(drawn.precision)
-
-
-def macro_f1(drawn: Weighted) -> Floats:
-    """Mean F1 of the classes present."""
-    return mean_over_classes(drawn.f1)
-
-
-def accuracy(drawn: Weighted) -> Floats:
-    """Share of images that were given their class."""
-    return drawn.hits / drawn.images
-
-
 def macro_auc(drawn: Weighted) -> Floats:
     """Mean one-vs-rest area under the ROC curve of the classes present; ties count half.
 
-    The area is the share of pairs (image of the class, image of another) that the class's
-    probability puts in the right order (Mann and Whitney 1947): what lies below an image of the
-    class is a cumulative sum of weights. nan if only one class is present.
+    The area is the share of pairs (image of the class, image of another class) that the class's
+    probability orders correctly (Mann and Whitney 1947), found by cumulative sums of weights.
+    nan if only one class is present.
     """
     rankings = drawn.sample.rankings
     if len(rankings) < 2:
@@ -69,7 +54,7 @@ def quadratic_kappa(drawn: Weighted) -> Floats:
 
 
 def mcc(drawn: Weighted) -> Floats:
-    """Matthews' correlation for K classes (Gorodkin 2004); 0 where a side has only one class."""
+    """Matthews' correlation for K classes (Gorodkin 2004); 0 if one class is true or predicted."""
     true, given, images = drawn.support, drawn.predicted, drawn.images
     agreement = images * drawn.hits - (true * given).sum(1)
     spread = np.sqrt((images**2 - (true**2).sum(1)) * (images**2 - (given**2).sum(1)))
@@ -85,11 +70,10 @@ def expected_calibration_error(drawn: Weighted) -> Floats:
 
 @dataclass(frozen=True, kw_only=True)
 class Metric:
-    """One number for a part: its formula and what a reader must know.
+    """One number of a part: its formula, titles and definition.
 
-    ``short`` is the title in a table. A ``rate`` is shown in per cent, any other number as it is.
-    ``undefined`` says when it cannot be computed. ``mean_recall`` marks the mean recall of the
-    classes of ``tier``, or of all classes.
+    ``short`` is the title in tables, where a ``rate`` is shown in per cent. ``undefined`` says when
+    it cannot be computed. ``mean_recall`` marks mean recalls over ``tier``, or over all classes.
     """
 
     key: str
@@ -104,11 +88,11 @@ class Metric:
     tier: str | None = None
 
     def value(self, sample: Sample) -> float:
-        """Its value on a sample; nan where it cannot be computed."""
+        """The value on a sample; nan where it cannot be computed."""
         return float(self.function(sample.plain)[0])
 
 
-_ABSENT = "A class without an image in the part is left out of the mean, and a note names it."
+_ABSENT = "Classes without images in the part are left out of the mean, and a note names them."
 _NEVER = "The precision of a class that is never predicted is 0."
 
 _ALL = (
@@ -126,8 +110,8 @@ _ALL = (
         key="balanced_accuracy",
         title="Balanced accuracy",
         short="BACC",
-        definition="Mean over classes of the recall, so that every class weighs the same however "
-        f"rare. {_ABSENT}",
+        definition="Mean over classes of the recall: rare and frequent classes weigh the same. "
+        + _ABSENT,
         function=mean_recall_of,
         mean_recall=True,
     ),
@@ -137,7 +121,7 @@ _ALL = (
         short="F1",
         definition="Mean over classes of F1, the harmonic mean of precision and recall. "
         f"{_NEVER} {_ABSENT}",
-        function=macro_f1,
+        function=lambda drawn: mean_over_classes(drawn.f1),
     ),
     Metric(
         key="kappa",
@@ -145,18 +129,18 @@ _ALL = (
         short="Kappa",
         definition="Cohen's kappa with quadratic weights: a confusion of classes i and j costs "
         "(i - j)². It depends on the order in which the classes are listed, so for diagnoses "
-        "without a natural order compare it only between runs with the same order. Not computable "
-        "if all images are of one class and all are given it.",
+        "without a natural order compare it only between runs with the same order. It cannot be "
+        "computed if all images are of one class and predicted as that class.",
         function=quadratic_kappa,
         rate=False,
-        undefined="all images are of one class, and given it",
+        undefined="all images are of one class and predicted as that class",
     ),
     Metric(
         key="macro_precision",
         title="Macro precision",
         short="Precision",
         definition=f"Mean over classes of the precision. {_NEVER} {_ABSENT}",
-        function=macro_precision,
+        function=lambda drawn: mean_over_classes(drawn.precision),
     ),
     Metric(
         key="macro_recall",
@@ -171,15 +155,15 @@ _ALL = (
         key="accuracy",
         title="Accuracy",
         short="Accuracy",
-        definition="Share of images that were given their class; frequent classes dominate it.",
-        function=accuracy,
+        definition="Share of images that are predicted right; frequent classes dominate it.",
+        function=lambda drawn: drawn.hits / drawn.images,
     ),
     Metric(
         key="mcc",
         title="MCC",
         short="MCC",
         definition="Matthews' correlation coefficient between true and predicted classes; 0 if all "
-        "images are of one class or all are given one class.",
+        "images are of one class or all are predicted as one class.",
         function=mcc,
         rate=False,
     ),

@@ -1,8 +1,8 @@
-"""The stratified bootstrap: every metric on many resamples of the images at once.
+"""The stratified bootstrap: metrics on many resamples of the images at once.
 
-A resample draws, within each true class, as many images as the class has, with replacement: an
-integer weight for every image. Where several images are of one patient or lesion, these are drawn
-instead, each with all its images: what one of them shows, the others show too.
+A resample draws, within each true class, as many images as the class has, with replacement. It is
+kept as the number of times each image was drawn. If the patients or lesions of the images are
+known, these are drawn instead, each with all its images of the class.
 """
 
 from collections.abc import Iterable, Iterator
@@ -18,15 +18,15 @@ from lmd.scoring.sample import Sample, Weighted
 
 Draws = dict[str, Floats]
 
-_CHUNK = 1_000_000  # weights held at once: bounds the memory, and stays in the cache
+_CHUNK = 1_000_000  # weights held at once: limits memory and fits the cache
 
 
 def bootstrap(
     sample: Sample, keys: Iterable[str] = METRICS, *, resamples: int = 1000, seed: int = 0
 ) -> Draws:
-    """The metrics of ``keys`` on stratified resamples: ``(R,)`` for each.
+    """The metrics ``keys`` on R stratified resamples, ``(R,)`` each.
 
-    Two samples of the same images in the same order are resampled alike.
+    The same seed draws the same images from two samples of the same images in the same order.
     """
     functions = {key: METRICS[key].function for key in keys}
     chunks: list[Draws] = []
@@ -37,10 +37,7 @@ def bootstrap(
 
 
 def draw(sample: Sample, count: int, seed: int) -> Iterator[Floats]:
-    """Stratified resamples in chunks: how often each image was drawn ``(R, N)``.
-
-    Patients or lesions are drawn with all their images of the class.
-    """
+    """Stratified resamples in chunks: how often each image was drawn ``(R, N)``."""
     if count < 1:
         raise LmdError(f"resamples must be at least 1; it is {count}")
     generator = np.random.default_rng(seed)
@@ -52,7 +49,7 @@ def draw(sample: Sample, count: int, seed: int) -> Iterator[Floats]:
 
 
 def _drawn(group: NDArray[np.integer[Any]], rows: int, generator: np.random.Generator) -> Floats:
-    """How often each of n images was drawn ``(R, n)``; ``group (n,)`` counts groups from 0."""
+    """How often each of n images was drawn ``(R, n)``; ``group (n,)`` numbers groups from 0."""
     n = int(group.max()) + 1 if len(group) else 0
     drawn = generator.integers(n, size=(rows, n)) if n else np.zeros((rows, 0), np.int64)
     drawn += np.arange(rows)[:, None] * n

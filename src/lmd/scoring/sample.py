@@ -1,7 +1,7 @@
-"""The images of one part with what a model said of them, and the same under weights.
+"""Labels and predictions of one part, plain and under image weights.
 
 A resample is a weight for every image, so one formula gives a metric's value (all weights 1) and
-its bootstrap (R rows of weights at once). What several metrics need is computed once.
+its bootstrap (R rows of weights). What several metrics need is computed once.
 """
 
 from collections.abc import Sequence
@@ -23,10 +23,10 @@ ECE_BINS = 15
 
 @dataclass(frozen=True)
 class Ranking:
-    """How the images of one class and all others are ordered by the probability of that class.
+    """The order of the images of one class and all others by the probability of that class.
 
     ``others`` are rows from low to high; ``below`` and ``up_to`` count, for each image of the
-    class, the others with a lower probability, and with a lower or equal one.
+    class, the others with a lower, and with a lower or equal, probability.
     """
 
     own: slice
@@ -38,10 +38,9 @@ class Ranking:
 class Sample:
     """Labels ``(N,)`` and probabilities ``(N, K)``; rows are kept sorted by true class.
 
-    The predicted class is the most probable one, the first of several that are equally probable.
-    ``tiers (K,)`` name the tier of each class; ``groups (N,)`` tell which images are of one patient
-    or lesion. Both may be unknown. ``confidence (N,)`` is the highest probability of each image,
-    ``bins (N,)`` the bin it falls into; a bin is ``(left, right]``, as in Guo et al. 2017.
+    The predicted class is the most probable one; of several, the first. ``tiers (K,)`` are the
+    tiers of the classes, ``groups (N,)`` number the patients or lesions. ``confidence (N,)`` is the
+    highest probability of each image, ``bins (N,)`` its bin ``(left, right]`` (Guo et al. 2017).
     """
 
     def __init__(
@@ -54,11 +53,11 @@ class Sample:
         images, classes = probabilities.shape
         if labels.shape != (images,) or images == 0:
             raise LmdError(
-                "labels and probabilities must have one row for each image and at least one; "
+                "labels and probabilities must have one row per image and at least one image; "
                 f"they are {labels.shape} and {probabilities.shape}"
             )
         if tiers is not None and len(tiers) != classes:
-            raise LmdError(f"tiers must name {classes} classes; it names {len(tiers)}")
+            raise LmdError(f"tiers must have one entry for each of the {classes} classes")
         if groups is not None and groups.shape != (images,):
             raise LmdError(f"groups must be ({images},), one for each image; it is {groups.shape}")
         order = np.argsort(labels, kind="stable")
@@ -74,29 +73,29 @@ class Sample:
         self.rows = [slice(a, b) for a, b in pairwise(np.cumsum([0, *self.support]).tolist())]
 
     def members(self, tier: str | None) -> NDArray[np.bool_]:
-        """Which classes are of a tier, ``(K,)``; all of them for ``None``."""
+        """Whether each class is of a tier, ``(K,)``; all are of ``None``."""
         return np.full(len(self.tiers), True) if tier is None else self.tiers == tier
 
     def groups_of(self, k: int) -> NDArray[np.intp]:
-        """For each image of a class the number of its patient or lesion, counted from 0."""
+        """For each image of a class, the number of its patient or lesion, counted from 0."""
         own = np.arange(self.support[k]) if self.groups is None else self.groups[self.rows[k]]
         return np.unique(own, return_inverse=True)[1]
 
     @cached_property
     def one_hot(self) -> Floats:
-        """The class that each image was given, as rows ``(N, K)`` of zeros and a one."""
+        """The predicted class of each image, one-hot ``(N, K)``."""
         return np.eye(len(self.support))[self.predicted]
 
     @cached_property
     def gaps(self) -> Floats:
-        """Hit minus confidence of each image, in the column of its bin ``(N, ECE_BINS)``."""
+        """Hit minus confidence of each image, in the column of its bin, ``(N, ECE_BINS)``."""
         found = np.zeros((len(self.labels), ECE_BINS))
         found[np.arange(len(self.labels)), self.bins] = self.right - self.confidence
         return found
 
     @cached_property
     def rankings(self) -> list[Ranking]:
-        """One for each class that is present."""
+        """One ranking for each class with images."""
         found = []
         for k in np.flatnonzero(self.support):
             scores = self.probabilities[:, k]
@@ -111,7 +110,7 @@ class Sample:
 
     @cached_property
     def plain(self) -> "Weighted":
-        """Every image once."""
+        """The sample with all weights 1."""
         return Weighted(self, np.ones((1, len(self.labels))))
 
 
@@ -119,8 +118,8 @@ class Weighted:
     """A sample under R rows of image ``weights (R, N)``.
 
     ``confusion (R, K, K)`` has true classes as rows; ``support`` and ``predicted (R, K)`` are its
-    sums, ``images`` and ``hits (R,)`` those over all classes. ``recall``, ``precision`` and ``f1``
-    ``(R, K)`` are nan for a class without an image.
+    row and column sums, ``images`` and ``hits (R,)`` the totals. ``recall``, ``precision`` and
+    ``f1 (R, K)`` are nan for a class without images.
     """
 
     def __init__(self, sample: Sample, weights: Floats) -> None:

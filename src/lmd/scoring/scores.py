@@ -1,4 +1,4 @@
-"""From predictions to the numbers of a record: metrics, intervals, per-class table, notes."""
+"""The numbers of a record from predictions: metrics, intervals, per-class table, notes."""
 
 import math
 from collections.abc import Sequence
@@ -34,12 +34,15 @@ def score(
 ) -> PartScores:
     """All numbers of one part from labels ``(N,)`` and probabilities ``(N, K)``.
 
-    ``part`` names the part in notes. Where ``groups (N,)`` tell which images are of one patient or
-    lesion, the intervals take it into account.
+    Images with the same number in ``groups (N,)`` are of one patient or lesion. ``part`` is the
+    name used in notes.
     """
-    check_predictions(labels, probabilities, classes)
-    _check_per_class("tiers", tiers.assignment, classes)
-    _check_per_class("train_counts", train_counts, classes)
+    _check_predictions(labels, probabilities, classes)
+    if len(train_counts) != len(classes):
+        raise LmdError(
+            f"train_counts must have one entry for each of the {len(classes)} classes; it has "
+            f"{len(train_counts)}"
+        )
     sample = Sample(labels, probabilities, tiers.assignment, groups)
     metrics = _metrics(sample, resamples, seed)
     return PartScores(
@@ -50,8 +53,9 @@ def score(
     )
 
 
-def check_predictions(labels: Labels, probabilities: Probabilities, classes: Sequence[str]) -> None:
-    """Labels and probabilities fit each other and the classes, or an error that says what not."""
+def _check_predictions(
+    labels: Labels, probabilities: Probabilities, classes: Sequence[str]
+) -> None:
     if labels.ndim != 1 or not np.issubdtype(labels.dtype, np.integer):
         raise LmdError(f"labels must be whole numbers (N,); they are {labels.dtype} {labels.shape}")
     shape = (len(labels), len(classes))
@@ -61,7 +65,7 @@ def check_predictions(labels: Labels, probabilities: Probabilities, classes: Seq
             f"class; they are {probabilities.shape}"
         )
     if len(labels) == 0:
-        raise LmdError("there is no image to score: labels are empty; give a part with images")
+        raise LmdError("there are no images to score: labels are empty; give a part with images")
     outside = np.flatnonzero((labels < 0) | (labels >= len(classes)))
     if len(outside):
         raise LmdError(
@@ -86,16 +90,6 @@ def check_predictions(labels: Labels, probabilities: Probabilities, classes: Seq
             )
 
 
-def _check_per_class(
-    name: str, values: Sequence[Any] | NDArray[Any], classes: Sequence[str]
-) -> None:
-    if len(values) != len(classes):
-        raise LmdError(
-            f"{name} must have one entry for each of the {len(classes)} classes; it has "
-            f"{len(values)}"
-        )
-
-
 def _estimate(value: float, low: float, high: float) -> Estimate:
     numbers = {"value": value, "low": low, "high": high}
     return Estimate(**{k: float(x) if math.isfinite(x) else None for k, x in numbers.items()})
@@ -108,26 +102,26 @@ def _metrics(sample: Sample, resamples: int, seed: int) -> dict[str, Estimate]:
         value = metric.value(sample)
         low, high = interval(draws[key], value)
         if metric.mean_recall and low == high:
-            # Every class all right or all wrong: resampling sees no spread where there is one.
+            # Resampling classes that are all right or all wrong shows no spread.
             low, high = _combined(sample, metric.tier)
         found[key] = _estimate(value, low, high)
     return found
 
 
 def _combined(sample: Sample, tier: str | None) -> Limits:
-    """Limits of the mean recall of some classes, from those of each."""
+    """Limits of the mean recall of a tier, combined from those of its classes."""
     members = np.flatnonzero(sample.members(tier))
     counts = [_effective(sample, sample.labels == k, sample.right) for k in members]
     return mean_recall_interval([hits for hits, _ in counts], [images for _, images in counts])
 
 
 def _effective(sample: Sample, rows: NDArray[np.bool_], hits: NDArray[np.bool_]) -> Limits:
-    """Hits among the chosen images and how many these are, as independent images count."""
+    """Hits among the chosen images and their number, counted as independent images."""
     return effective(hits[rows], None if sample.groups is None else sample.groups[rows])
 
 
 def _patients(sample: Sample, k: int) -> int:
-    """Of how many patients or lesions the images of a class are."""
+    """The number of patients or lesions of a class."""
     return len(np.unique(sample.groups_of(k)))
 
 
@@ -173,25 +167,20 @@ def _notes(sample: Sample, classes: Sequence[str], metrics: dict[str, Estimate])
     absent = [name for name, images in zip(classes, sample.support, strict=True) if not images]
     if absent:
         notes.append(
-            f"No image of {', '.join(absent)}: recall, precision and F1 "
-            "cannot be computed, and means over classes leave these classes out."
+            f"No images of {', '.join(absent)}: their recall, precision and F1 "
+            "cannot be computed, and means over classes leave them out."
         )
     for key, metric in METRICS.items():
         if metrics[key].value is None:
             empty = not sample.members(metric.tier).any()
             why = f"no class is {metric.tier} by the rule" if empty else metric.undefined
             notes.append(f"{metric.title} cannot be computed: {why}.")
-    small = small_class_note(sample, classes)
+    small = _small_class_note(sample, classes)
     return [*notes, small] if small else notes
 
 
-def small_class_note(sample: Sample, classes: Sequence[str]) -> str | None:
-    """Why not to lean on the bootstrap of a mean over classes here; ``None`` if one may.
-
-    A class whose few images are all right or all wrong varies in no resample. The note names the
-    classes below ``SMALL_CLASS`` images (patients, lesions), says how far one image moves balanced
-    accuracy, and gives the intervals of ``mean_recall_interval`` instead.
-    """
+def _small_class_note(sample: Sample, classes: Sequence[str]) -> str | None:
+    """A warning about bootstrap intervals if classes have fewer than ``SMALL_CLASS`` patients."""
     support, recall = sample.support, sample.plain.recall[0]
     patients = [_patients(sample, k) for k in range(len(classes))]
     small = [k for k, n in enumerate(patients) if 0 < n < SMALL_CLASS]

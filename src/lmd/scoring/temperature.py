@@ -1,11 +1,11 @@
-"""One temperature for all logits, fitted on held-out images."""
+"""Temperature scaling: one temperature for all logits, fitted on held-out images."""
 
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
-# Beyond these a handful of images, all right or all wrong, would decide.
+# Bounds: with few images, all right or all wrong, the best T would be 0 or infinite.
 LOWEST, HIGHEST = 0.05, 20.0
 
 
@@ -17,7 +17,7 @@ def fit_temperature(
     """The T that minimises the weighted cross-entropy of ``softmax(logits / T)``.
 
     ``logits (N, K)``, ``labels (N,)``, ``weights (N,)``. The loss is convex in 1 / T (Guo et al.,
-    ICML 2017, Section 4.2), so the sign of its derivative is bisected. Without images T is 1.
+    ICML 2017, Section 4.2), so its minimum is found by bisection. Without images T is 1.
 
     >>> logits = np.log([[0.9, 0.1], [0.1, 0.9], [0.9, 0.1], [0.9, 0.1]])
     >>> round(fit_temperature(2 * logits, np.array([0, 1, 0, 1]), np.ones(4)), 2)

@@ -1,4 +1,4 @@
-"""Head, medium and tail: which class belongs to which, by a rule that is declared beforehand."""
+"""The tier of each class (head, medium or tail), by a rule that the protocol declares."""
 
 import re
 from collections.abc import Sequence
@@ -22,7 +22,7 @@ _LIST = re.compile(r"\s*(head|medium|tail)\s*=(.*)", re.DOTALL)
 
 @dataclass(frozen=True)
 class Tiers:
-    """``rule`` as a sentence for the reader, ``assignment (K,)`` of head, medium and tail."""
+    """The ``rule`` in words, and the tier of each class, ``assignment (K,)``."""
 
     rule: str
     assignment: tuple[str, ...]
@@ -35,7 +35,7 @@ class Tiers:
 def assign_tiers(
     counts: Sequence[int] | NDArray[np.integer[Any]], classes: Sequence[str], rule: str
 ) -> Tiers:
-    """Head, medium and tail from training ``counts (K,)`` by ``rule``, a string of the protocol.
+    """The tiers of the classes from training ``counts (K,)`` by ``rule``.
 
     >>> assign_tiers([900, 20, 100], ["NV", "DF", "AK"], "thirds").assignment
     ('head', 'tail', 'medium')
@@ -76,9 +76,7 @@ def _thirds(counts: list[int]) -> Tiers:
 
 
 def _thresholds(counts: list[int], rule: str) -> Tiers:
-    # The smallest count that is head and the largest that is tail.
-    head: int | None = None
-    tail: int | None = None
+    bounds: dict[str, int] = {}  # the smallest count of the head, the largest of the tail
     for piece in rule.split(","):
         match = _THRESHOLD.fullmatch(piece)
         if match is None:
@@ -92,19 +90,17 @@ def _thresholds(counts: list[int], rule: str) -> Tiers:
                 f"tiers = {rule!r}: head classes are the frequent ones (head>NUMBER) and tail "
                 f"classes the rare ones (tail<NUMBER), not {piece.strip()!r}"
             )
-        if (head if name == "head" else tail) is not None:
+        if name in bounds:
             raise LmdError(f"tiers = {rule!r}: {name} has two thresholds; give one")
-        if name == "head":
-            head = number + (sign == ">")
-        else:
-            tail = number - (sign == "<")
-    if head is None or tail is None:
-        missing = "head" if head is None else "tail"
-        raise LmdError(f"tiers = {rule!r}: no threshold for {missing}; write {_FORMS}")
+        bounds[name] = number + {">": 1, "<": -1}.get(sign, 0)
+    for name in ("head", "tail"):
+        if name not in bounds:
+            raise LmdError(f"tiers = {rule!r}: no threshold for {name}; write {_FORMS}")
+    head, tail = bounds["head"], bounds["tail"]
     if tail >= head:
         raise LmdError(
             f"tiers = {rule!r}: a class with {head} training images would be head and tail; "
-            "the tail's threshold must lie below the head's"
+            "the threshold of the tail must be below that of the head"
         )
     assignment = tuple("head" if n >= head else "tail" if n <= tail else "medium" for n in counts)
     return Tiers(
