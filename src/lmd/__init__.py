@@ -1,4 +1,4 @@
-"""Long-tailed medical image diagnosis: train, compare and ship classifiers for rare diseases too.
+"""Long-tailed medical image diagnosis: train, compare and ship classifiers.
 
 >>> import lmd
 >>> run = lmd.train("folder/of/classes", method="lmd")            # doctest: +SKIP
@@ -27,7 +27,7 @@ _HOMES = {
 
 
 def __getattr__(name: str) -> Any:
-    # Loaded on first use: `import lmd` and `lmd --help` stay quick without torch.
+    # Loaded on first use, so that `import lmd` and `lmd --help` need no torch.
     if name in _HOMES:
         return getattr(import_module(_HOMES[name]), name)
     raise AttributeError(f"module 'lmd' has no attribute {name!r}")

@@ -122,16 +122,12 @@ def test_wrong_files_are_named(exported, tmp_path):
 
 
 def test_the_command(exported, tmp_path):
-    import typer
+    from lmd.cli.commands import app
 
-    from lmd.cli.export import export_command
-
-    app = typer.Typer()
-    app.command()(export_command)
     folder, path = exported
     target = tmp_path / "again.onnx"
     target.write_bytes(b"old")
-    arguments = [str(folder), "--onnx", str(target)]
+    arguments = ["export", str(folder), "--onnx", str(target)]
     refused = CliRunner().invoke(app, arguments)
     assert isinstance(refused.exception, LmdError)
     done = CliRunner().invoke(app, [*arguments, "--overwrite"])

@@ -25,5 +25,5 @@ def test_files_are_taken_as_they_are_and_nothing_is_an_error(tmp_path: Path) -> 
         find_images([tmp_path / "nowhere.png"])
     (tmp_path / "empty").mkdir()
     (tmp_path / "empty" / ".hidden.png").write_bytes(b"x")
-    with pytest.raises(LmdError, match="there is no image in the folder"):
+    with pytest.raises(LmdError, match="there are no images in the folder"):
         find_images([tmp_path / "empty"])

@@ -41,9 +41,14 @@ class Noting(Display):
         super().__init__(quiet=True)
         self.waits, self.counts = waits, list[int]()
 
-    def step(self, done: int, terms: Callable[[], Mapping[str, float]] | None = None) -> None:
+    def step(
+        self,
+        done: int,
+        total: int | None = None,
+        terms: Callable[[], Mapping[str, float]] | None = None,
+    ) -> None:
         self.counts.append(self.waits.count)
-        super().step(done, terms)
+        super().step(done, total, terms)
 
 
 @pytest.mark.parametrize(
@@ -174,5 +179,5 @@ def test_terms_are_read_for_the_display_only_when_someone_watches() -> None:
         with Display(console, quiet=console.quiet) as display:
             display.start("stage", 1000)
             for done in range(1000):
-                display.step(done, terms)
+                display.step(done, 1000, terms)
         assert len(calls) == expected

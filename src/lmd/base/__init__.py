@@ -1,1 +1,1 @@
-"""What every room stands on: errors, files, processes, the progress display."""
+"""Errors, files, processes and the progress display, used by all other packages."""

@@ -1,4 +1,4 @@
-"""Which device to compute on."""
+"""The device to compute on."""
 
 import torch
 
@@ -6,7 +6,7 @@ from lmd.base.errors import LmdError
 
 
 def choose_device(name: str) -> torch.device:
-    """``auto`` takes a GPU where there is one."""
+    """The device called ``name``; ``auto`` is a GPU if there is one, else the CPU."""
     if name == "auto":
         return torch.device("cuda" if torch.cuda.is_available() else "cpu")
     try:

@@ -1,4 +1,4 @@
-"""Several processes for one run, as ``torchrun`` starts them; alone, nothing happens here."""
+"""Several processes for one run, started by ``torchrun``; a single process needs none of it."""
 
 import os
 import sys
@@ -18,69 +18,63 @@ T = TypeVar("T")
 
 
 class NotShareable(LmdError):
-    """What was asked for needs all images of a batch in one process."""
+    """A stage that needs all images of a batch in one process."""
 
 
-# Seconds that a process waits for the others inside one step; a process that dies is noticed at
-# once, so this is only for one that hangs.
+# Seconds to wait for a process that hangs; one that dies is noticed at once.
 TIMEOUT = 1800
 
 TOGETHER = (
-    "a stage takes images of a batch together before they are encoded, or draws at random for its "
+    "a stage combines images of a batch before they are encoded, or draws random numbers for its "
     "own images only, so {} processes cannot share a batch: start it without torchrun"
 )
 
 
 def rank() -> int:
-    """The number of this process; 0 writes files and talks."""
+    """The number of this process; process 0 writes files and prints."""
     return dist.get_rank() if _running() else 0
 
 
 def world() -> int:
-    """How many processes share the run; 1 alone."""
+    """The number of processes that share the run."""
     return dist.get_world_size() if _running() else 1
 
 
 def local_world() -> int:
-    """How many of them are on this machine."""
+    """The number of these processes on this machine."""
     return _environment("LOCAL_WORLD_SIZE", 1) if _running() else 1
 
 
 def launched() -> bool:
-    """Whether ``torchrun`` (or whoever sets its variables) started several processes."""
+    """Whether ``torchrun``, or anything that sets its variables, started several processes."""
     return _environment("WORLD_SIZE", 1) > 1
 
 
-def speaks() -> bool:
-    """Whether this process is the one that writes files and talks, joined or not."""
-    return not launched() or _environment("RANK", 0) == 0
-
-
 def own_device(device: torch.device) -> torch.device:
-    """This process's GPU of those on its machine; the CPU is for all."""
+    """The GPU of this process, one per process on a machine; all share the CPU."""
     if not launched() or device.type != "cuda":
         return device
     if str(device) != "cuda":
-        raise LmdError(f"--device: several processes cannot share {device}; use cuda or cpu")
+        raise LmdError(f"--device: several processes cannot share {device}: use cuda or cpu")
     local, gpus = _environment("LOCAL_RANK", 0), torch.cuda.device_count()
     if local >= gpus:
         raise LmdError(
-            f"--nproc-per-node: process {local + 1} of this machine has no GPU, there are {gpus}: "
-            f"start at most {gpus}, or use --device cpu"
+            f"--nproc-per-node: no GPU is left for process {local + 1} of this machine, which has "
+            f"{gpus}: start at most {gpus} processes, or use --device cpu"
         )
     return torch.device("cuda", local)
 
 
 @contextmanager
 def joined(device: torch.device) -> Iterator[None]:
-    """Inside, the processes are connected: gloo on CPUs, NCCL on GPUs."""
+    """Connect the processes inside the context, by gloo on CPUs and NCCL on GPUs."""
     if not launched() or _running():
         yield
         return
     if device.type == "cuda":
         torch.cuda.set_device(device)
-    if not speaks():
-        # The first process says it all; errors of the others still reach stderr.
+    if _environment("RANK", 0) > 0:
+        # Only the first process prints; errors of the others still reach stderr.
         sys.stdout = Path(os.devnull).open("w")  # noqa: SIM115
     seconds = _environment("LMD_TIMEOUT", TIMEOUT)
     backend = "cpu:gloo,cuda:nccl" if device.type == "cuda" else "gloo"
@@ -94,22 +88,22 @@ def joined(device: torch.device) -> Iterator[None]:
     try:
         yield
     except LmdError as error:
-        # The others may be gone, or wait for this one: only its end tells them.
+        # The others may have ended or be waiting: they notice only that this one ends.
         raise error if rank() == 0 else LmdError(f"process {rank()}: {error}") from error
     dist.destroy_process_group()
 
 
 def in_turn(work: Callable[[], T]) -> T:
-    """``work()`` of every process: first number 0, then the first of each machine, then the rest.
+    """Call ``work`` in process 0, then in the first of each other machine, then in the rest.
 
-    What the first one leaves on the disk (a folder, decoded images, a download) is there for the
-    others. An ``LmdError`` of one ends all; it is raised in one process, the others end silently.
+    So they find on disk what the first has made (a folder, decoded images, a download). An
+    ``LmdError`` ends all processes; one of them raises it, the others end silently.
     """
     if world() == 1:
         return work()
     mine = 0 if rank() == 0 else 1 if _environment("LOCAL_RANK", 0) == 0 else 2
     result: list[T] = []
-    # Decoding may take hours, and who waits for it must not give up.
+    # Decoding may take hours; processes that wait for it must not time out.
     with _answered():
         patient = dist.new_group(backend="gloo", timeout=timedelta(days=2))
     for turn in range(3):
@@ -130,7 +124,7 @@ def in_turn(work: Callable[[], T]) -> T:
 
 
 def cut(size: int, process: int, processes: int) -> slice:
-    """The slice of a batch of ``size`` that one of ``processes`` works on; they differ by one.
+    """The slice of a batch of ``size`` for one of ``processes``; their sizes differ by at most 1.
 
     >>> [list(range(5)[cut(5, p, 3)]) for p in range(3)]
     [[0], [1, 2], [3, 4]]
@@ -139,11 +133,11 @@ def cut(size: int, process: int, processes: int) -> slice:
 
 
 def check_same(losses: Sequence[float]) -> None:
-    """Refuse to go on where the processes differ in the losses of the same whole batches."""
+    """Raise ``NotShareable`` if the processes have different losses for the same batches."""
     if world() == 1 or not losses:
         return
     everyone = torch.stack(all_gather(torch.tensor(losses, dtype=torch.float64)))
-    # Machines of different kinds round differently, by far less than this.
+    # Different machines round differently, but by far less than this.
     same = torch.isclose(everyone, everyone[0], rtol=1e-2, equal_nan=True).all(0)
     if not same.all():
         found = everyone[:, ~same][:, 0].tolist()
@@ -151,7 +145,7 @@ def check_same(losses: Sequence[float]) -> None:
 
 
 def agree(tensors: Sequence[Tensor]) -> None:
-    """Give these tensors the values they have in process 0."""
+    """Set tensors to their values in process 0."""
     if world() == 1:
         return
     kinds = {(t.dtype, t.device): None for t in tensors}
@@ -165,7 +159,7 @@ def agree(tensors: Sequence[Tensor]) -> None:
 
 
 def all_gather(tensor: Tensor) -> list[Tensor]:
-    """The tensors of all processes, of one shape, in their order; without gradient."""
+    """The tensors of all processes in order, all of one shape; without gradient."""
     found = [torch.empty_like(tensor) for _ in range(world())]
     with _answered():
         dist.all_gather(found, tensor.contiguous())
@@ -181,11 +175,7 @@ def all_reduce(tensor: Tensor) -> None:
 
 def largest(number: int) -> int:
     """The largest of all processes' numbers."""
-    found = torch.tensor(number)
-    if world() > 1:
-        with _answered():
-            dist.all_reduce(found, dist.ReduceOp.MAX)
-    return int(found)
+    return max(int(found) for found in all_gather(torch.tensor(number)))
 
 
 @contextmanager
@@ -195,8 +185,8 @@ def _answered() -> Iterator[None]:
     except RuntimeError as error:
         raise LmdError(
             f"another of the {world()} processes of this run has ended or did not answer in time "
-            f"({str(error).splitlines()[0]}). Nothing is lost: the same command with --resume "
-            "goes on from the last finished epoch"
+            f"({str(error).splitlines()[0]}). Run the same command with --resume to continue from "
+            "the last finished epoch"
         ) from error
 
 

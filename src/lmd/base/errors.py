@@ -1,5 +1,5 @@
-"""The one error class whose message is meant for the person at the keyboard."""
+"""The error class for mistakes that the user can fix."""
 
 
 class LmdError(Exception):
-    """Something the user can fix; the message says what, where and how."""
+    """An error that the user can fix; the message says what is wrong, where, and what to do."""

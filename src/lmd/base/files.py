@@ -1,4 +1,4 @@
-"""Writing files so that a reader finds the old file or the new one, and never half of either."""
+"""Atomic writes: a reader finds the old file or the new one, never half a file."""
 
 import contextlib
 import errno
@@ -23,7 +23,7 @@ _NO_ROOM = {
 class _File(io.FileIO):
     """A raw file that remembers why a write failed.
 
-    Writers in C++ (``torch.save``) turn the ``OSError`` of a full disk into an error of their own.
+    Writers in C++ (``torch.save``) replace the ``OSError`` of a full disk by an error of their own.
     """
 
     failure: OSError | None = None
@@ -37,16 +37,16 @@ class _File(io.FileIO):
 
 
 def atomic_write(path: Path, content: Content) -> None:
-    """Write a file whole or not at all; a callable writes into the open file it is handed.
+    """Write a file completely or not at all; a callable receives the open file to write to.
 
-    The bytes go to a temporary file beside ``path``, reach the disk, and then take its name. After
-    any failure the old file is as it was and the temporary file is gone.
+    The bytes go to a temporary file that is flushed to disk and then renamed. After a failure the
+    old file is unchanged and the temporary file is removed.
     """
     atomic_write_all({path: content})
 
 
 def atomic_write_all(contents: Mapping[Path, Content]) -> None:
-    """Write files that belong together: none takes its name before all have reached the disk."""
+    """Write files that belong together; none is renamed before all have been flushed to disk."""
     staged = {
         path: path.with_name(f".{path.name[:200]}.{secrets.token_hex(6)}.tmp") for path in contents
     }
@@ -81,7 +81,7 @@ def _write(path: Path, temporary: Path, content: Content) -> None:
             raise _explanation(path, raw.failure) from error
         raise
     finally:
-        # After a failed write, closing tries to write the rest once more.
+        # After a failed write, closing the file tries to write the rest again.
         with contextlib.suppress(OSError):
             file.close()
 
@@ -100,12 +100,12 @@ def _explanation(path: Path, error: OSError) -> LmdError:
         return LmdError(f"cannot write {path}: {error.strerror or error}")
     return LmdError(
         f"cannot write {path}: {reason}; free some space or choose another folder. "
-        "An earlier file of this name is unharmed"
+        "An existing file of this name is unchanged"
     )
 
 
 def _sync_folder(folder: Path) -> None:
-    # The new name itself must survive a power cut; not every system lets a folder be opened.
+    # The new name must survive a power cut too; some systems cannot open a folder.
     with contextlib.suppress(OSError):
         descriptor = os.open(folder, os.O_RDONLY)
         try:

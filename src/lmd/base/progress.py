@@ -1,8 +1,7 @@
-"""What a person sees while a model trains: a bar on a terminal, a line per epoch elsewhere."""
+"""The progress display: a bar on a terminal, one line per epoch elsewhere."""
 
 import time
 from collections.abc import Callable, Mapping
-from types import TracebackType
 
 from rich.console import Console
 from rich.progress import (
@@ -16,7 +15,7 @@ from rich.progress import (
 
 
 class Display:
-    """Shows decoding, stages, epochs and loss terms; ``quiet`` shows nothing."""
+    """A progress bar and lines on stderr; nothing if ``quiet``."""
 
     def __init__(self, console: Console | None = None, *, quiet: bool = False) -> None:
         self.console = console or Console(stderr=True, quiet=quiet)
@@ -39,44 +38,40 @@ class Display:
         self._bar.start()
         return self
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         self._bar.stop()
 
     def say(self, text: str) -> None:
-        """One line that stays."""
+        """Print a line that stays."""
         self.console.print(text, highlight=False, soft_wrap=True)
 
     def start(self, what: str, total: int) -> None:
-        """A new bar of ``total`` steps."""
+        """Start a new bar of ``total`` steps."""
         if self._task is not None:
             self._read = 0.0
             self._bar.reset(self._task, total=total, description=what, visible=True, terms="")
 
-    def step(self, done: int, terms: Callable[[], Mapping[str, float]] | None = None) -> None:
-        """The bar stands at ``done``; ``terms()`` is called and shown once a second at most."""
+    def step(
+        self,
+        done: int,
+        total: int | None = None,
+        terms: Callable[[], Mapping[str, float]] | None = None,
+    ) -> None:
+        """Move the bar to ``done`` of ``total`` steps, at most ten times a second.
+
+        ``terms()`` is called and shown at most once a second.
+        """
         now = time.monotonic()
-        if self._task is None or (terms is not None and now - self._last < 0.1):
+        if self._task is None or (now - self._last < 0.1 and done != total):
             return
         self._last = now
-        self._bar.update(self._task, completed=done)
+        self._bar.update(self._task, completed=done, total=total)
         if terms is not None and now - self._read >= 1:
             self._read = now
             shown = " ".join(f"{k} {v:.3g}" for k, v in terms().items())
             self._bar.update(self._task, terms=shown)
 
-    def advance(self, done: int, total: int) -> None:
-        """The bar stands at ``done`` of ``total``; repainted ten times a second at most."""
-        now = time.monotonic()
-        if self._task is not None and (now - self._last >= 0.1 or done == total):
-            self._last = now
-            self._bar.update(self._task, completed=done, total=total)
-
     def stop(self) -> None:
-        """Take the bar away."""
+        """Hide the bar."""
         if self._task is not None:
             self._bar.update(self._task, visible=False)

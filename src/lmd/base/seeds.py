@@ -1,4 +1,4 @@
-"""Seeds that depend on nothing but what they are derived from."""
+"""Seeds derived from values such as a run's seed, a stage and an epoch."""
 
 import hashlib
 

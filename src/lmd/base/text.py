@@ -1,4 +1,4 @@
-"""Words for messages: lists cut short, and sentences about one thing or many."""
+"""Text for messages: shortened lists, singular and plural."""
 
 import re
 from collections.abc import Sequence
@@ -15,7 +15,7 @@ def shorten(items: Sequence[str], most: int = 3) -> str:
 
 
 def counted(n: int, text: str) -> str:
-    """A sentence about ``{n}`` things, with ``[one|many]`` for words that depend on it.
+    """Fill in ``{n}`` and choose between ``[singular|plural]``.
 
     >>> counted(1, "{n} [image is|images are] grey"), counted(2, "{n} [image is|images are] grey")
     ('1 image is grey', '2 images are grey')

@@ -13,12 +13,12 @@ from lmd.cli.commands import app
 
 
 class Interrupted(BaseException):
-    """Ctrl-C or a request to end; not a KeyboardInterrupt, which the parser would swallow."""
+    """SIGINT or SIGTERM; not a KeyboardInterrupt, which Typer would catch."""
 
 
 def main() -> NoReturn:
-    """Entry point: an error of the user is one message and exit code 1, never a traceback."""
-    # Threads that spin while they wait slow down other runs on the machine: docs/performance.md.
+    """Entry point: an error that the user can fix is one message and exit code 1."""
+    # Threads that spin while waiting slow down other runs; see docs/performance.md.
     os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
     for number in (signal.SIGINT, signal.SIGTERM):
         signal.signal(number, _interrupt)
@@ -29,14 +29,14 @@ def main() -> NoReturn:
         sys.exit(1)
     except Interrupted:
         typer.secho(
-            "interrupted: nothing is lost; the same command with --resume goes on from the last "
-            "finished epoch",
+            "interrupted: run the same command with --resume to continue from the last finished "
+            "epoch",
             fg="yellow",
             err=True,
         )
         sys.exit(130)
     except Exception as error:
-        # Typer's own usage errors carry their message and exit code.
+        # Usage errors of Typer have their own message and exit code.
         show = getattr(error, "show", None)
         if show is None:
             raise

@@ -1,4 +1,4 @@
-"""The commands; heavy imports are inside them, so that ``lmd --help`` answers at once."""
+"""The commands; heavy imports are inside them, so that ``lmd --help`` is fast."""
 
 import tomllib
 from pathlib import Path
@@ -14,7 +14,6 @@ from lmd.base.errors import LmdError
 from lmd.cli.benchmark import benchmark, table
 from lmd.cli.data import data_app
 from lmd.cli.describe import describe
-from lmd.cli.export import export_command
 from lmd.cli.options import (
     SOURCES,
     AllowOutside,
@@ -36,20 +35,20 @@ app = typer.Typer(
     add_completion=False,
     pretty_exceptions_enable=False,
     rich_markup_mode="rich",
-    help="Long-tailed medical image diagnosis: classifiers that work on rare diseases too.",
+    help="Train, compare and ship classifiers for long-tailed medical images.",
 )
-app.add_typer(data_app, name="data")
-app.command()(benchmark)
-app.command()(table)
-app.command("export")(export_command)
 
 Set = Annotated[
     list[str] | None,
     typer.Option(
         "--set",
         metavar="KEY=VALUE",
-        help="A setting of the protocol or of the method, e.g. --set epochs=20 --set lambda_1=1.",
+        help="A setting of the protocol or of the method, such as epochs=20 or lambda_1=1; can be "
+        "repeated.",
     ),
+]
+Overwrite = Annotated[
+    bool, typer.Option("--overwrite", help="Replace the output file if it exists.")
 ]
 
 
@@ -62,19 +61,25 @@ def _show_version(wanted: bool) -> None:
 @app.callback()
 def _main(
     version: Annotated[
-        bool, typer.Option("--version", callback=_show_version, is_eager=True, help="Show it.")
+        bool,
+        typer.Option(
+            "--version",
+            callback=_show_version,
+            is_eager=True,
+            help="Show the version and exit.",
+        ),
     ] = False,
 ) -> None: ...
 
 
 @app.command()
 def demo(
-    out: Annotated[Path, typer.Option(help="Where the two runs and the report go.")] = Path(
-        "runs/demo"
-    ),
+    out: Annotated[
+        Path, typer.Option(help="Folder for both runs; a number is added if it exists.")
+    ] = Path("runs/demo"),
     device: Device = "auto",
 ) -> None:
-    """Train CE and LMD on the embedded synthetic images and write a report that compares them."""
+    """Train CE and LMD on synthetic images and write a report that compares them."""
     from lmd.runs.demo import run_demo
 
     report = run_demo(out, device=device, say=typer.echo)
@@ -83,29 +88,38 @@ def demo(
 
 @app.command()
 def train(
-    data: Annotated[
-        str | None,
-        typer.Argument(help=SOURCES),
-    ] = None,
+    data: Annotated[str | None, typer.Argument(help=SOURCES)] = None,
     method: Annotated[
-        str | None, typer.Option(help="See `lmd methods`.", show_default="LMD")
+        str | None,
+        typer.Option(help="A method; `lmd methods` lists them.", show_default="lmd"),
     ] = None,
     protocol: Annotated[
-        str | None, typer.Option(help="A TOML file, or the name of a protocol that ships.")
+        str | None,
+        typer.Option(
+            help="A TOML file, or the name of a protocol of lmd, such as small.",
+            show_default="the paper's values",
+        ),
     ] = None,
     settings: Set = None,
     profile: Annotated[
-        str, typer.Option(help="A method's set of values: LMD has default, paper and official.")
+        str, typer.Option(help="A profile of the method; `lmd methods NAME` lists them.")
     ] = "default",
     weights: Annotated[
-        str | None, typer.Option(help="A weight file for the backbone, 'imagenet' or 'none'.")
+        str | None,
+        typer.Option(
+            help="Weights of the backbone: a file, 'imagenet' or 'none'.",
+            show_default="the protocol's",
+        ),
     ] = None,
     out: Annotated[
-        Path | None, typer.Option(help="The run folder; default runs/DATA-METHOD-seedN.")
+        Path | None,
+        typer.Option(help="The run folder.", show_default="runs/DATA-METHOD-seedN"),
     ] = None,
-    resume: Annotated[bool, typer.Option("--resume", help="Go on with the run in --out.")] = False,
+    resume: Annotated[
+        bool, typer.Option("--resume", help="Continue the interrupted run in --out.")
+    ] = False,
     overwrite: Annotated[
-        bool, typer.Option("--overwrite", help="Replace the run that is in --out.")
+        bool, typer.Option("--overwrite", help="Replace the run in --out.")
     ] = False,
     image_column: ImageColumn = None,
     label_column: LabelColumn = None,
@@ -117,7 +131,7 @@ def train(
     device: Device = "auto",
     quiet: Quiet = False,
 ) -> None:
-    """Train a method and write a run folder: model, predictions, record and report."""
+    """Train a method and write a run folder with model, predictions, record and report."""
     from lmd.methods import DEFAULT
     from lmd.runs.train import train as run_training
 
@@ -154,11 +168,12 @@ def train(
 def evaluate(
     run: Annotated[Path, typer.Argument(help="A run folder.")],
     against: Annotated[
-        Path | None, typer.Option(help="Another run on the same test images, for a paired test.")
+        Path | None,
+        typer.Option(help="The folder of another run on the same test images, to compare with."),
     ] = None,
-    resamples: Annotated[int, typer.Option(help="Bootstrap resamples.")] = 1000,
+    resamples: Annotated[int, typer.Option(min=1, help="Number of bootstrap resamples.")] = 1000,
 ) -> None:
-    """Recompute every number and the report of a run from its predictions; nothing is trained."""
+    """Compute all numbers and the report of a run again from its predictions."""
     from lmd.runs.rescore import compare_runs, rescore
 
     record = rescore(run, resamples=resamples)
@@ -172,28 +187,26 @@ def evaluate(
 @app.command()
 def predict(
     model: Annotated[Path, typer.Argument(help="A run folder, its model.json or an .onnx file.")],
-    images: Annotated[list[Path], typer.Argument(help="Images, or folders of images.")],
+    images: Annotated[list[Path], typer.Argument(help="Images or folders of images.")],
     out: Annotated[Path, typer.Option(help="The CSV file to write.")],
-    batch_size: Annotated[int, typer.Option(min=1)] = 64,
+    batch_size: Annotated[int, typer.Option(min=1, help="Images per batch.")] = 64,
     skip_bad: SkipBad = False,
-    overwrite: Annotated[
-        bool, typer.Option("--overwrite", help="Replace the CSV file if it is there.")
-    ] = False,
+    overwrite: Overwrite = False,
     device: Device = "auto",
 ) -> None:
-    """Predict images with a shipped model: a CSV of classes and probabilities."""
+    """Predict images with a trained model and write classes and probabilities as CSV."""
     from lmd.base.device import choose_device
     from lmd.base.progress import Display
     from lmd.deploy.predict import find_images, load
 
     if out.exists() and not overwrite:
-        raise LmdError(f"{out} exists: choose another file, or replace it with --overwrite")
+        raise LmdError(f"{out} exists: choose another file, or use --overwrite to replace it")
     predictor = load(model, choose_device(device))
     paths = find_images(images)
     with Display() as display:
         display.start("predicting", len(paths))
         found = predictor.predict(
-            paths, batch_size=batch_size, skip_bad=skip_bad, tick=lambda i, _: display.step(i)
+            paths, batch_size=batch_size, skip_bad=skip_bad, tick=display.step
         )
     found.write_csv(out)
     for problem in found.skipped:
@@ -202,12 +215,32 @@ def predict(
 
 
 @app.command()
+def export(
+    run: Annotated[Path, typer.Argument(help="A run folder or its model.json.")],
+    onnx: Annotated[Path, typer.Option("--onnx", help="The ONNX file to write.")],
+    overwrite: Overwrite = False,
+) -> None:
+    """Export a trained model as one ONNX file: uint8 RGB pixels in, probabilities out."""
+    from lmd.deploy.export import export_onnx
+    from lmd.deploy.predict import OnnxEngine
+
+    written = export_onnx(run, onnx, overwrite=overwrite)
+    engine = OnnxEngine(written)
+    side, classes = engine.image_size, len(engine.classes)
+    typer.echo(f"{written}: {written.stat().st_size / 1e6:.1f} MB, {classes} classes")
+    typer.echo(f"in   images         uint8 (B, {side}, {side}, 3), RGB, already resized")
+    typer.echo(f"out  probabilities  float32 (B, {classes})")
+    typer.echo(f"Try it: lmd predict {written} IMAGES --out predictions.csv")
+
+
+@app.command()
 def methods(
     name: Annotated[
-        str | None, typer.Argument(help="One method: its settings and profiles.")
+        str | None,
+        typer.Argument(help="The method to describe.", show_default="list all methods"),
     ] = None,
 ) -> None:
-    """List every method, or describe one: paper, stages, settings and profiles."""
+    """List all methods, or describe one: paper, stages, settings and profiles."""
     from lmd.methods import METHODS, find_method
 
     if name is not None:
@@ -217,14 +250,19 @@ def methods(
     for row in METHODS.values():
         table.add_row(row.key, row.title, " → ".join(row.stages))
     Console().print(table)
-    typer.echo("`lmd methods NAME` describes one: its paper, settings and profiles.")
+    typer.echo("`lmd methods NAME` describes a method: its paper, settings and profiles.")
+
+
+app.command()(benchmark)
+app.command()(table)
+app.add_typer(data_app, name="data")
 
 
 def parse_settings(words: list[str]) -> dict[str, Any]:
-    """``key=value`` words, values read as TOML where they are, as text where not.
+    """``key=value`` words; a value is read as TOML or ``null``, and otherwise as text.
 
-    >>> parse_settings(["epochs=3", "backbone=resnet8", "split=[0.6, 0.2, 0.2]"])
-    {'epochs': 3, 'backbone': 'resnet8', 'split': [0.6, 0.2, 0.2]}
+    >>> parse_settings(["epochs=3", "backbone=resnet8", "split=[0.6, 0.2, 0.2]", "imbalance=null"])
+    {'epochs': 3, 'backbone': 'resnet8', 'split': [0.6, 0.2, 0.2], 'imbalance': None}
     """
     found: dict[str, Any] = {}
     for word in words:
@@ -234,7 +272,7 @@ def parse_settings(words: list[str]) -> dict[str, Any]:
         try:
             found[key.strip()] = tomllib.loads(f"x = {value}")["x"]
         except tomllib.TOMLDecodeError:
-            found[key.strip()] = value
+            found[key.strip()] = None if value == "null" else value
     return found
 
 
@@ -249,5 +287,4 @@ def _print_scores(record: "Record") -> None:
         confusion=record.confusion["test"],
         notes=record.notes,
     )
-    texts = {key: about.model_dump() for key, about in record.definitions.items()}
-    typer.echo(format_scores(scores, texts))
+    typer.echo(format_scores(scores, record.definitions))

@@ -63,7 +63,7 @@ def doctor_command(
     )
     with Display(quiet=quiet) as display:
         display.start("examining images", 1)
-        found = examine(data, columns=columns, ratios=ratios, tick=display.advance)
+        found = examine(data, columns=columns, ratios=ratios, tick=display.step)
         display.stop()
     _print(found)
     cleaned = None

@@ -1,1 +1,1 @@
-"""A shipped model in use: prediction and export."""
+"""Prediction and export with a shipped model."""

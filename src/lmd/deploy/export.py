@@ -1,9 +1,8 @@
-"""A shipped model as one ONNX file that needs neither lmd nor torch.
+"""Export of a shipped model as one ONNX file that needs neither lmd nor torch.
 
-The graph takes what a camera or a decoder gives: ``images`` of uint8 ``(B, S, S, 3)``, RGB, already
-resized to the model's square. Normalisation, temperature and softmax are inside, so what comes out,
-``probabilities (B, K)`` of float32, is the answer. The file's metadata name the classes
-(``classes``, a JSON list in the order of the columns) and describe the model (``spec``).
+The graph takes RGB ``images (B, S, S, 3)`` of uint8, resized to the model's size, and returns
+``probabilities (B, K)`` of float32; normalisation, temperature and softmax are inside. The metadata
+has ``classes``, a JSON list in the order of the columns, and ``spec``, the model's description.
 """
 
 import dataclasses
@@ -23,12 +22,11 @@ from lmd.base.errors import LmdError
 from lmd.base.files import atomic_write
 from lmd.model import Model, ModelSpec, load_model
 
-# Any reader of the last years knows it.
-OPSET = 18
+OPSET = 18  # all recent versions of onnxruntime support it
 
 
 class Deployed(nn.Module):
-    """From pixels ``(B, S, S, 3)`` of uint8 to probabilities ``(B, K)``, everything inside."""
+    """From pixels ``(B, S, S, 3)`` of uint8 to probabilities ``(B, K)``."""
 
     mean: Tensor
     std: Tensor
@@ -48,10 +46,10 @@ class Deployed(nn.Module):
 
 
 def export_onnx(run_folder: str | Path, path: str | Path, *, overwrite: bool = False) -> Path:
-    """Write the shipped model of a run as ``path`` (``.onnx``), for batches of any size."""
+    """Write the shipped model of a run to ``path`` (``.onnx``), for batches of any size."""
     path = Path(path)
     if path.suffix.lower() != ".onnx":
-        raise LmdError(f"--onnx is {path}; its name must end in .onnx")
+        raise LmdError(f"--onnx: the name of {path} must end in .onnx")
     if path.exists() and not overwrite:
         raise LmdError(f"{path} exists: choose another file, or replace it with --overwrite")
     model, spec = load_model(Path(run_folder))
@@ -60,7 +58,7 @@ def export_onnx(run_folder: str | Path, path: str | Path, *, overwrite: bool = F
         import onnxscript  # noqa: F401
     except ImportError as error:
         raise LmdError(
-            "export to ONNX needs packages that are not installed: pip install 'lmd[onnx]'"
+            "export to ONNX needs packages that are not installed: run pip install 'lmd[onnx]'"
         ) from error
     with tempfile.TemporaryDirectory() as folder:
         raw = Path(folder) / "model.onnx"
@@ -79,7 +77,7 @@ def export_onnx(run_folder: str | Path, path: str | Path, *, overwrite: bool = F
 
 def _trace(deployed: Deployed, spec: ModelSpec, path: Path) -> None:
     size = spec.preprocessing.image_size
-    # Two, not one: a batch of one would be taken for a constant.
+    # Two images, because the exporter would treat a batch of one as a constant.
     example = torch.zeros(2, size, size, 3, dtype=torch.uint8)
     with _quietly():
         torch.onnx.export(
@@ -98,7 +96,7 @@ def _trace(deployed: Deployed, spec: ModelSpec, path: Path) -> None:
 
 @contextmanager
 def _quietly() -> Iterator[None]:
-    """The exporter speaks of its own internals and of packages that no model here needs."""
+    """Suppress the exporter's output about its internals and about optional packages."""
     before = logging.root.manager.disable
     logging.disable(logging.WARNING)
     try:

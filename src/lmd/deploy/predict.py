@@ -1,4 +1,4 @@
-"""Use of a shipped model: images in, probabilities out; no method is imported."""
+"""Prediction with a shipped model, without importing any method."""
 
 import csv
 import io
@@ -8,7 +8,6 @@ from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from itertools import islice
 from pathlib import Path
-from typing import Protocol
 
 import numpy as np
 import torch
@@ -25,26 +24,8 @@ from lmd.model import Model, ModelSpec, channels_last, load_model
 Image = str | Path | NDArray[np.uint8]
 
 
-class Engine(Protocol):
-    """What computes: pixels in, probabilities out."""
-
-    @property
-    def classes(self) -> tuple[str, ...]:
-        """Class names, in the order of the probabilities."""
-        ...
-
-    @property
-    def image_size(self) -> int:
-        """The side S of its images."""
-        ...
-
-    def probabilities(self, pixels: NDArray[np.uint8]) -> NDArray[np.float32]:
-        """Of images already resized ``(B, S, S, 3)``: ``(B, K)``."""
-        ...
-
-
 class TorchEngine:
-    """A shipped model of a run folder."""
+    """The shipped model of a run folder, run by torch."""
 
     def __init__(self, model: Model, spec: ModelSpec, device: torch.device | str = "cpu") -> None:
         self.device = torch.device(device)
@@ -64,9 +45,9 @@ class TorchEngine:
 
 
 class OnnxEngine:
-    """A file that ``lmd.deploy.export.export_onnx`` wrote, run by onnxruntime on the CPU.
+    """A file of ``lmd.deploy.export.export_onnx``, run by onnxruntime on the CPU.
 
-    ``threads=0`` leaves their number to onnxruntime.
+    With ``threads=0``, onnxruntime chooses the number of threads.
     """
 
     def __init__(self, path: Path, threads: int = 0) -> None:
@@ -74,7 +55,7 @@ class OnnxEngine:
             import onnxruntime
         except ImportError as error:
             raise LmdError(
-                f"{path} needs onnxruntime, which is not installed: pip install 'lmd[onnx]'"
+                f"{path} needs onnxruntime, which is not installed: run pip install 'lmd[onnx]'"
             ) from error
         if not path.is_file():
             raise LmdError(f"model file {path} does not exist")
@@ -83,7 +64,7 @@ class OnnxEngine:
         providers = ["CPUExecutionProvider"]
         try:
             self._session = onnxruntime.InferenceSession(str(path), options, providers=providers)
-        except Exception as error:  # its exceptions have no base class of their own
+        except Exception as error:  # onnxruntime's exceptions have no common base class
             raise LmdError(f"model file {path} is not a valid ONNX file ({error})") from error
         about = self._session.get_modelmeta().custom_metadata_map
         inputs = [i.name for i in self._session.get_inputs()]
@@ -103,9 +84,9 @@ class OnnxEngine:
 
 @dataclass(frozen=True)
 class Prediction:
-    """``labels (N,)`` are class names, ``probabilities (N, K)`` follow ``classes``.
+    """``probabilities (N, K)`` of the images ``names (N,)``, in the order of ``classes (K,)``.
 
-    ``names (N,)`` are the images that could be read, ``skipped`` says why the others could not.
+    ``skipped`` says which images could not be read, and why.
     """
 
     names: tuple[str, ...]
@@ -119,7 +100,7 @@ class Prediction:
         return tuple(self.classes[k] for k in self.probabilities.argmax(1))
 
     def write_csv(self, path: Path) -> None:
-        """One row per image: name, class, its probability, then all probabilities."""
+        """Write one row per image: name, class, its probability, then all probabilities."""
         text = io.StringIO()
         writer = csv.writer(text, lineterminator="\n")
         writer.writerow(["image", "predicted", "probability", *(f"p:{c}" for c in self.classes)])
@@ -129,12 +110,9 @@ class Prediction:
 
 
 class Predictor:
-    """A shipped model, ready for images of any size.
+    """Predicts images of any size, given as paths or as RGB arrays ``(H, W, 3)`` of uint8."""
 
-    ``lmd.load("runs/x").predict(["a.jpg", array])``: paths, or RGB arrays ``(H, W, 3)`` of uint8.
-    """
-
-    def __init__(self, engine: Engine) -> None:
+    def __init__(self, engine: TorchEngine | OnnxEngine) -> None:
         self.engine = engine
 
     @property
@@ -150,7 +128,7 @@ class Predictor:
         skip_bad: bool = False,
         tick: Callable[[int, int], None] | None = None,
     ) -> Prediction:
-        """Probabilities of every image; images are decoded in parallel while the model computes."""
+        """Probabilities of all images, which are decoded in parallel while the model computes."""
         names: list[str] = []
         found: list[NDArray[np.float32]] = []
         skipped: list[str] = []
@@ -159,7 +137,7 @@ class Predictor:
             good = [(name, pixels) for name, pixels, problem in chunk if problem is None]
             problems = [problem for _, _, problem in chunk if problem is not None]
             if problems and not skip_bad:
-                raise LmdError(f"{problems[0]}\nGo on without such images with --skip-bad.")
+                raise LmdError(f"{problems[0]}\nUse --skip-bad to leave out such images.")
             skipped += problems
             if good:
                 names += [name for name, _ in good]
@@ -175,7 +153,7 @@ class Predictor:
     def _read(
         self, images: Sequence[Image], batch_size: int
     ) -> Iterator[list[tuple[str, NDArray[np.uint8], str | None]]]:
-        """Batches of name, pixels ``(S, S, 3)`` and what went wrong; one batch ahead."""
+        """Batches of name, pixels ``(S, S, 3)`` and any problem, read one batch ahead."""
         size = self.engine.image_size
         nothing = np.zeros((0, 0, 3), np.uint8)
 
@@ -197,7 +175,7 @@ class Predictor:
 
 
 def load(path: str | Path, device: torch.device | str = "cpu") -> Predictor:
-    """The shipped model of a run folder, or an exported ``.onnx`` file, ready to predict."""
+    """A predictor for the model of a run folder or for an exported ``.onnx`` file."""
     path = Path(path)
     if path.suffix.lower() == ".onnx":
         return Predictor(OnnxEngine(path))
@@ -205,13 +183,13 @@ def load(path: str | Path, device: torch.device | str = "cpu") -> Predictor:
 
 
 def find_images(paths: Iterable[str | Path]) -> list[Path]:
-    """Files as they are, and the images of folders; an error names what is missing or empty."""
+    """The given files, and the images in the given folders."""
     found: list[Path] = []
     for path in map(Path, paths):
         if path.is_dir():
             inside = images_below(path)
             if not inside:
-                raise LmdError(f"there is no image in the folder {path}")
+                raise LmdError(f"there are no images in the folder {path}")
             found += inside
         elif path.exists():
             found.append(path)
@@ -225,7 +203,7 @@ def _as_pixels(image: Image, name: str, size: int) -> NDArray[np.uint8]:
         return read_image(image, at_least=size)
     if image.dtype != np.uint8 or image.ndim != 3 or image.shape[2] != 3 or image.size == 0:
         raise LmdError(
-            f"{name} must be RGB of uint8 with shape (H, W, 3); "
+            f"{name} must be an RGB array of uint8 with shape (H, W, 3); "
             f"it is {image.dtype} with shape {image.shape}"
         )
     return image

@@ -1,4 +1,4 @@
-"""The model that every method trains and ships."""
+"""The model: an encoder, a classifier, and the files of a trained one."""
 
 from lmd.model.files import ModelSpec, load_model, save_model
 from lmd.model.network import (

@@ -1,7 +1,6 @@
-"""The files of a shipped model.
+"""The two files of a shipped model; neither can contain code.
 
-A shipped model is two files side by side: ``model.safetensors`` holds the weights, ``model.json``
-all that is needed to use them. Neither can contain code.
+``model.safetensors`` has the weights, ``model.json`` all else that is needed to use them.
 """
 
 import dataclasses
@@ -30,10 +29,10 @@ _Count = Annotated[int, Field(ge=0)]
 
 @dataclass(frozen=True, config=STRICT)
 class ModelSpec:
-    """All that is needed to use a model's weights.
+    """The description of a model; its probabilities are ``softmax(logits / temperature)``.
 
-    ``classes (K,)`` in the order of the logits, ``class_counts (K,)`` of the training part,
-    ``method`` its title; probabilities are ``softmax(logits / temperature)``.
+    ``classes (K,)`` are in the order of the logits; ``class_counts (K,)`` are of the training part;
+    ``method`` is a title.
     """
 
     classes: Annotated[tuple[str, ...], Field(min_length=1)]
@@ -77,15 +76,15 @@ def save_model(model: Model, path: Path, spec: ModelSpec) -> None:
 
 
 def _plain(tensor: Tensor) -> Tensor:
-    # Copies: safetensors refuses tensors that share memory.
+    # A copy, because safetensors refuses tensors that share memory.
     tensor = tensor.detach().cpu().clone(memory_format=torch.contiguous_format)
     return tensor.float() if tensor.is_floating_point() else tensor
 
 
 def load_model(path: Path) -> tuple[Model, ModelSpec]:
-    """The model (in eval mode, on the CPU) and its spec; needs no network and runs no pickle.
+    """The model, in eval mode on the CPU, and its spec; ``path`` is a run folder or either file.
 
-    ``path`` is the folder of a run, or either of the two files.
+    Nothing is downloaded or unpickled.
     """
     description, weights = _locate(Path(path))
     sha256, spec = _read_spec(description)
@@ -152,7 +151,7 @@ def _read_spec(path: Path) -> tuple[str, ModelSpec]:
     if not isinstance(sha256, str):
         raise LmdError(f"model file {path}: 'sha256' of the weights is missing")
     try:
-        # Strict: a text does not stand for a number.
+        # Strict: a string is not converted to a number.
         return sha256, TypeAdapter(ModelSpec).validate_json(json.dumps(content), strict=True)
     except ValidationError as error:
         lines = [f"'{'.'.join(map(str, e['loc']))}': {e['msg']}" for e in error.errors()]

@@ -1,4 +1,4 @@
-"""The network that every method trains: an encoder and a classifier."""
+"""The network that methods train: an encoder and a classifier."""
 
 from typing import Annotated
 
@@ -29,10 +29,10 @@ class CosineClassifier(nn.Module):
         self.reset_parameters()
 
     def reset_parameters(self) -> None:
-        """Draw new class weights, each of length one.
+        """Draw new class weights of length 1.
 
-        The cosine does not depend on the length, but how fast a weight turns does: its gradient is
-        divided by it, so that weights of length √C would turn C times as slowly.
+        The length does not change the cosine, but it divides the gradient: weights of length √C
+        would turn C times more slowly.
         """
         nn.init.normal_(self.weight)
         with torch.no_grad():
@@ -40,7 +40,7 @@ class CosineClassifier(nn.Module):
 
     def cosine(self, features: Tensor) -> Tensor:
         """Cosines in [-1, 1], without the scale: ``(B, C) → (B, K)``."""
-        # In bfloat16 a cosine times a scale of 30 would be off by a tenth of a logit.
+        # In bfloat16, a cosine times a scale of 30 would be off by a tenth of a logit.
         with torch.autocast(features.device.type, enabled=False):
             return F.linear(F.normalize(features.float()), F.normalize(self.weight))
 
@@ -69,7 +69,7 @@ class Model(nn.Module):
 
 
 def channels_last(model: Model) -> Model:
-    """The same model with its weights laid out as convolutions are fastest on: values unchanged."""
+    """The same model with weights in the memory layout in which convolutions are fastest."""
     return model.to(memory_format=torch.channels_last)  # type: ignore[call-overload, no-any-return]
 
 
@@ -89,20 +89,15 @@ def build_model(
     head: str = "linear",
     *,
     image_size: int = 224,
-    seed: int | None = None,
+    seed: int = 0,
 ) -> tuple[Model, Preprocessing]:
-    """A model for K = ``classes`` and how its images are prepared.
-
-    The same ``seed`` draws the same weights, whatever was drawn before; the global generator is
-    then left as it was.
-    """
+    """A model for K = ``classes``, drawn from ``seed``, and how to prepare its images."""
     if head not in HEADS:
         raise LmdError(f"head: there is no {head!r}; choose one of {', '.join(HEADS)}")
     if classes < 1:
-        raise LmdError(f"classes: a model needs at least 1 class, not {classes}")
-    with torch.random.fork_rng(devices=[], enabled=seed is not None):
-        if seed is not None:
-            torch.manual_seed(seed)
+        raise LmdError(f"classes: a model needs at least 1 class; there are {classes}")
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(seed)
         model, base = assemble(backbone, weights, classes, head)
     _try_size(model, backbone, image_size)
     return model, Preprocessing(image_size, base.mean, base.std)
@@ -111,21 +106,21 @@ def build_model(
 def assemble(
     backbone: str, weights: str, classes: int, head: str
 ) -> tuple[Model, backbones.Backbone]:
-    """Encoder and classifier put together, without a trial of the image size."""
+    """Encoder and classifier, without a check of the image size."""
     base = backbones.build(backbone, weights)
     classifier = CosineClassifier if head == "cosine" else nn.Linear
     return Model(base.encoder, classifier(base.feature_dim, classes)), base
 
 
 def _try_size(model: Model, backbone: str, image_size: int) -> None:
-    """One image through the encoder: some backbones take a single size only."""
+    """Encode one image: some backbones accept only a single size."""
     model.eval()
     try:
         with torch.no_grad():
             features = model.features(torch.zeros(1, 3, image_size, image_size))
     except (RuntimeError, AssertionError, ValueError) as error:
         raise LmdError(
-            f"image_size: backbone {backbone} does not take images of {image_size} pixels ({error})"
+            f"image_size: backbone {backbone} cannot encode images of {image_size} pixels ({error})"
         ) from error
     assert features.shape == (1, model.classifier.in_features), features.shape
     model.train()

@@ -1,1 +1,1 @@
-"""A run on disk: its folder, record, predictions and history; no torch."""
+"""The files of a run: record, predictions and history; needs no torch."""

@@ -1,4 +1,4 @@
-"""A run on disk: its folder, its record, its predictions and its history."""
+"""A run folder: its record, predictions and history."""
 
 import csv
 import io
@@ -26,7 +26,7 @@ RUN_FILES = (
 
 
 class RunFolder:
-    """``runs/NAME``: where everything of a run lies, and what may not be overwritten."""
+    """The folder of a run, by default below ``runs/``."""
 
     def __init__(self, path: Path) -> None:
         self.path = path
@@ -36,7 +36,7 @@ class RunFolder:
 
     @classmethod
     def create(cls, path: Path, *, overwrite: bool = False) -> "RunFolder":
-        """A new folder; one that has a run in it is refused unless asked for."""
+        """Create a new run folder; a folder with a run is refused unless ``overwrite``."""
         if path.exists() and not path.is_dir():
             raise LmdError(f"{path} is a file: choose another folder with --out")
         if path.exists() and not _unborn(path):
@@ -54,12 +54,12 @@ class RunFolder:
         try:
             (path / "checkpoint").mkdir(parents=True, exist_ok=True)
         except OSError as error:
-            raise LmdError(f"run folder {path} cannot be made: {error.strerror}") from error
+            raise LmdError(f"cannot create the run folder {path}: {error.strerror}") from error
         return cls(path)
 
     @classmethod
     def open(cls, path: Path) -> "RunFolder":
-        """An existing run folder."""
+        """Open an existing run folder."""
         if not path.exists():
             raise LmdError(f"run folder {path} does not exist")
         if not (path / "record.json").exists():
@@ -67,15 +67,15 @@ class RunFolder:
         return cls(path)
 
     def read(self) -> "RunFiles":
-        """The whole run; only the record must be there."""
+        """Read all files; only the record must exist."""
         record = self.read_record()
         found = self.read_predictions() if self.predictions_path.exists() else None
         if found is not None and list(found.classes) != record.data.classes:
             raise LmdError(
-                f"{self.predictions_path} has other classes than {self.record_path}: they are not "
-                "of one run; restore the files, or train the run again"
+                f"{self.predictions_path} has other classes than {self.record_path}: they belong "
+                "to different runs; restore the files, or train the run again"
             )
-        # Records of format 1 do not hold the history.
+        # Records of format 1 have no history.
         return RunFiles(self.path, record, found, record.history or self.read_history())
 
     def write_record(self, record: Record) -> None:
@@ -85,7 +85,7 @@ class RunFolder:
         atomic_write(self.record_path, (text + "\n").encode())
 
     def read_record(self) -> Record:
-        """The record; an error says what is wrong with it."""
+        """Read ``record.json``."""
         return read_record(self.record_path)
 
     def write_predictions(self, predictions: Predictions) -> None:
@@ -93,11 +93,11 @@ class RunFolder:
         atomic_write(self.predictions_path, predictions.to_bytes())
 
     def read_predictions(self) -> Predictions:
-        """The predictions; an error says what is wrong with them."""
+        """Read ``predictions.npz``."""
         return read_predictions(self.predictions_path)
 
     def write_history(self, rows: Sequence[Mapping[str, Any]]) -> None:
-        """Replace ``history.csv``: one row per epoch; a term that a stage lacks stays empty."""
+        """Replace ``history.csv``, one row per epoch; terms that a stage lacks are empty."""
         columns = list(dict.fromkeys(key for row in rows for key in row))
         text = io.StringIO()
         writer = csv.DictWriter(text, columns, restval="", lineterminator="\n")
@@ -106,7 +106,7 @@ class RunFolder:
         atomic_write(self.history_path, text.getvalue().encode())
 
     def read_history(self) -> list[HistoryRow]:
-        """The rows of ``history.csv``, with numbers where they are; none without the file."""
+        """The rows of ``history.csv`` with their numbers; empty if there is no file."""
         if not self.history_path.exists():
             return []
         try:
@@ -115,13 +115,13 @@ class RunFolder:
         except (OSError, ValueError, csv.Error) as error:
             raise LmdError(f"{self.history_path} cannot be read: {error}") from None
         if rows and not {"stage", "epoch"} <= rows[0].keys():
-            raise LmdError(f"{self.history_path} is not a history: it lacks stage or epoch")
+            raise LmdError(f"{self.history_path} is not a history: it has no stage or no epoch")
         return [{k: _cell(v) for k, v in row.items() if k is not None} for row in rows]
 
 
 @dataclass(frozen=True)
 class RunFiles:
-    """What a run folder holds; ``predictions`` is ``None`` until the run is finished."""
+    """The content of a run folder; ``predictions`` is ``None`` until the run is finished."""
 
     folder: Path
     record: Record
@@ -130,13 +130,13 @@ class RunFiles:
 
 
 def _unborn(path: Path) -> bool:
-    """Nothing there, or what a run leaves that ended before it had a record."""
+    """Whether a folder is empty, or left by a run that ended before it had a record."""
     inside = list(path.iterdir())
     return not inside or (inside == [path / "checkpoint"] and not any(inside[0].iterdir()))
 
 
 def _cell(text: str | None) -> int | float | str | None:
-    """A cell of the history as what it is: a number, text, or nothing.
+    """A cell of the history as a number, as text, or as ``None``.
 
     >>> [_cell(text) for text in ("3", "0.5", "RRL", "", "nan")]
     [3, 0.5, 'RRL', None, None]

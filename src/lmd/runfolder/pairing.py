@@ -1,4 +1,4 @@
-"""Two runs on the same test images, side by side."""
+"""Pairing of two runs on the same test images."""
 
 from typing import Any
 
@@ -11,9 +11,9 @@ from lmd.runfolder.predictions import PartPredictions
 
 
 def paired(run: RunFiles, other: RunFiles) -> tuple[PartPredictions, NDArray[Any]]:
-    """The test part of a run, and the probabilities ``(N, K)`` of another one in the same order.
+    """The test part of a run, and the probabilities ``(N, K)`` of another run in the same order.
 
-    The order is that of images and classes; runs on other images, classes or labels are refused.
+    Runs with other images, classes or labels are refused.
     """
     mine, theirs = _tested(run), _tested(other)
     classes, names = run.record.data.classes, other.record.data.classes
@@ -37,6 +37,6 @@ def _tested(run: RunFiles) -> PartPredictions:
     if run.record.part != "test" or found is None:
         raise LmdError(
             f"{run.folder} has no test metrics in record.json or no test predictions in "
-            "predictions.npz: only runs whose test part was scored can be compared"
+            "predictions.npz: only runs with a scored test part can be compared"
         )
     return found

@@ -1,4 +1,4 @@
-"""``predictions.npz``: what the model said of the images of each part."""
+"""``predictions.npz``: the predictions for the images of each part."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -29,25 +29,25 @@ class PartPredictions:
     groups: NDArray[Any] | None = None
 
     def arrays(self) -> dict[str, NDArray[Any]]:
-        """Those that are there, by name, in the order of the file."""
+        """The arrays by name, without ``groups`` if it is unknown."""
         return {key: a for key in _ARRAYS if (a := getattr(self, key)) is not None}
 
 
 @dataclass(frozen=True)
 class Predictions:
-    """The names of the K classes, and what was predicted in each part."""
+    """The names of the K classes, and the predictions of each part."""
 
     classes: tuple[str, ...]
     parts: Mapping[Part, PartPredictions]
 
     def __post_init__(self) -> None:
         if not self.classes or len(set(self.classes)) < len(self.classes):
-            raise LmdError(f"predictions: class names must differ; they are {self.classes}")
+            raise LmdError(f"predictions: class names must be unique; they are {self.classes}")
         for part, of in self.parts.items():
             _check(part, of, len(self.classes))
 
     def to_bytes(self) -> bytes:
-        """The file."""
+        """The content of the file."""
         arrays: dict[str, Any] = {
             f"{part}_{key}": array
             for part, of in self.parts.items()
@@ -59,7 +59,7 @@ class Predictions:
 
 
 def read_predictions(path: Path) -> Predictions:
-    """The predictions in a file; one line says what is wrong with a damaged one."""
+    """Read predictions; the error for a damaged file says what is wrong and what to do."""
     try:
         return _parse(path.read_bytes())
     except KeyError as error:

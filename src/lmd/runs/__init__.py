@@ -1,1 +1,1 @@
-"""The whole way of one run: prepare, train, score, record, report."""
+"""Complete runs: prepare, train, score, record, report."""

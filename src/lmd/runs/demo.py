@@ -1,6 +1,7 @@
-"""The demonstration: a baseline and a method on the embedded synthetic images, side by side."""
+"""The demo: a baseline and a method on the synthetic images, side by side."""
 
 from collections.abc import Callable
+from itertools import chain, count
 from pathlib import Path
 
 from lmd.methods import DEMO, METHODS
@@ -11,13 +12,10 @@ from lmd.scoring.estimates import Estimate
 
 
 def run_demo(out: Path, *, device: str = "auto", say: Callable[[str], None]) -> Path:
-    """Train both under the same protocol; returns the report that compares them."""
+    """Train both under the same protocol and return the report that compares them."""
     folder = _free(out)
     baseline, method = (METHODS[key] for key in DEMO)
-    say(
-        "Synthetic images, 8 classes, imbalance factor 100: "
-        f"{baseline.title} first, then {method.title}."
-    )
+    say(f"Training {baseline.title}, then {method.title}, on synthetic images of 8 classes.")
     runs = {
         key: train("synthetic", method=key, protocol="demo", out=folder / key, device=device)
         for key in DEMO
@@ -41,9 +39,6 @@ def _points(found: Estimate) -> str:
 
 
 def _free(out: Path) -> Path:
-    """``out``, or the first of ``out-2``, ``out-3`` … that is not there yet."""
-    number, found = 1, out
-    while found.exists():
-        number += 1
-        found = out.with_name(f"{out.name}-{number}")
-    return found
+    """``out``, or the first of ``out-2``, ``out-3``, … that does not exist."""
+    names = chain([out.name], (f"{out.name}-{number}" for number in count(2)))
+    return next(path for name in names if not (path := out.with_name(name)).exists())

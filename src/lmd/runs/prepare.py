@@ -1,4 +1,4 @@
-"""Before training: the data in parts and decoded, a new model, and what they are together."""
+"""All that training needs: decoded images in parts, a new model, the stages of a method."""
 
 import time
 from collections.abc import Sequence
@@ -22,7 +22,7 @@ from lmd.runfolder.record import Request
 
 @dataclass(frozen=True)
 class Ready:
-    """All that training works with; ``seconds`` is how long decoding took."""
+    """All that training needs; ``seconds`` is the time that decoding took."""
 
     request: Request
     method: Method
@@ -34,13 +34,13 @@ class Ready:
     seconds: float
 
     def stages(self) -> Stages:
-        """The stages of the method, from its first."""
+        """The stages of the method."""
         counts = torch.from_numpy(self.data.counts("train")).to(self.device)
         task = Task(counts, self.model.classifier.in_features)
         return self.method.stages_for(self.model, task, self.request.settings)
 
     def spec(self, temperature: float) -> ModelSpec:
-        """What the shipped model needs to be used."""
+        """The description of the shipped model."""
         return ModelSpec(
             classes=self.data.table.classes,
             backbone=self.protocol.backbone,
@@ -54,7 +54,7 @@ class Ready:
 
 
 def prepare(request: Request, device: torch.device, display: Display) -> Ready:
-    """Read, split and decode the images, and build the model; processes take turns."""
+    """Read, split and decode the images, and build the model; several processes take turns."""
     method, protocol = find_method(request.method), Protocol.model_validate(request.protocol)
     started = time.perf_counter()
     display.start("decoding images", 1)
@@ -64,17 +64,26 @@ def prepare(request: Request, device: torch.device, display: Display) -> Ready:
             protocol,
             columns=request.columns,
             skip_bad=request.skip_bad,
-            tick=display.advance,
+            tick=display.step,
         )
     )
     display.stop()
     seconds = time.perf_counter() - started
-    model, preprocessing = in_turn(lambda: _build(method, protocol, len(data.table.classes)))
+    model, preprocessing = in_turn(
+        lambda: build_model(
+            protocol.backbone,
+            protocol.weights,
+            len(data.table.classes),
+            head=method.head,
+            image_size=protocol.image_size,
+            seed=derive_seed(protocol.seed, "model"),
+        )
+    )
     return Ready(request, method, protocol, data, model, preprocessing, device, seconds)
 
 
 def announce(ready: Ready, notes: Sequence[str], display: Display) -> None:
-    """The first lines of a run: method, images, model, and what stands out in the data."""
+    """Print the first lines of a run: method, images, model, and findings in the data."""
     data = ready.data
     parts = ", ".join(f"{int(data.counts(p).sum())} {p}" for p in PARTS)
     size = sum(p.numel() for p in ready.model.parameters())
@@ -88,14 +97,3 @@ def announce(ready: Ready, notes: Sequence[str], display: Display) -> None:
         display.say(f"  data: {line}")
     if data.skipped:
         display.say(f"  data: {len(data.skipped)} images were skipped; the record names them.")
-
-
-def _build(method: Method, protocol: Protocol, classes: int) -> tuple[Model, Preprocessing]:
-    torch.manual_seed(derive_seed(protocol.seed, "model"))
-    return build_model(
-        protocol.backbone,
-        protocol.weights,
-        classes,
-        head=method.head,
-        image_size=protocol.image_size,
-    )

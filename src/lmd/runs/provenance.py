@@ -1,4 +1,4 @@
-"""Where a result comes from: code, machine, time."""
+"""The code, machine and time of a run."""
 
 import hashlib
 import platform
@@ -13,12 +13,12 @@ from lmd import __file__ as package
 
 
 def now() -> str:
-    """The time, to the second, in UTC."""
+    """The time in UTC, to the second."""
     return datetime.now(UTC).isoformat(timespec="seconds")
 
 
 def machine(device: torch.device) -> dict[str, Any]:
-    """What a result may depend on beside the code."""
+    """What a result may depend on besides the code."""
     return {
         "python": platform.python_version(),
         "torch": torch.__version__,
@@ -29,7 +29,7 @@ def machine(device: torch.device) -> dict[str, Any]:
 
 
 def commit() -> str | None:
-    """The commit of the code that runs, with ``+`` where it has been changed since."""
+    """The commit of the running code, with ``+`` if there are uncommitted changes."""
     root = Path(package).resolve().parents[2]
     if not (root / "pyproject.toml").exists():
         return None
@@ -42,7 +42,7 @@ def commit() -> str | None:
 
 
 def source_digest() -> str:
-    """Changes with every line of this package's code, committed or not."""
+    """SHA-256 of the package's code, committed or not."""
     digest = hashlib.sha256()
     for path in sorted(Path(package).resolve().parent.rglob("*.py")):
         digest.update(path.read_bytes())

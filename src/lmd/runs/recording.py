@@ -1,4 +1,4 @@
-"""What a run's record says: at its start, and with its numbers at the end."""
+"""The record of a run: at its start, and with its numbers at the end."""
 
 import hashlib
 import math
@@ -10,7 +10,6 @@ from lmd.base.distributed import world
 from lmd.data.imbalance import imbalance_factor
 from lmd.data.prepare import Prepared
 from lmd.data.splits import groups_in_two_parts
-from lmd.protocol import Protocol
 from lmd.runfolder.folder import RunFolder
 from lmd.runfolder.predictions import Predictions
 from lmd.runfolder.record import (
@@ -30,7 +29,7 @@ from lmd.training import Trainer
 
 
 def first_record(run: RunFolder, ready: Ready, command: str, notes: list[str]) -> Record:
-    """All that is known before training; ``status`` is ``running``."""
+    """The record before training, with the status ``running``."""
     request, method, protocol, model = ready.request, ready.method, ready.protocol, ready.model
     return Record(
         status="running",
@@ -58,7 +57,9 @@ def first_record(run: RunFolder, ready: Ready, command: str, notes: list[str]) -
             head=method.head,
             feature_dim=model.classifier.in_features,
             parameters=sum(p.numel() for p in model.parameters()),
-            selected=_selected(protocol),
+            selected="the last epoch of each stage"
+            if protocol.select == "last"
+            else "the epoch of each stage with the best validation balanced accuracy",
         ),
         machine=Machine(**machine(ready.device), processes=world()),
     )
@@ -89,16 +90,10 @@ def _digest(source: Path) -> str | None:
         return hashlib.file_digest(file, "sha256").hexdigest()
 
 
-def _selected(protocol: Protocol) -> str:
-    if protocol.select == "last":
-        return "the last epoch of each stage"
-    return "the epoch of each stage with the best validation balanced accuracy"
-
-
 def finished_record(
     record: Record, trainer: Trainer, predictions: Predictions, temperature: float
 ) -> Record:
-    """The record of a finished run, with every number."""
+    """The record of a finished run, with all numbers."""
     stages = [StageInfo.model_validate(stage) for stage in trainer.summaries]
     chosen = {key: value for stage in stages for key, value in stage.chosen.items()}
     return scored(record, predictions).replaced(
@@ -123,7 +118,7 @@ def _data_notes(data: Prepared) -> list[str]:
     if leaks:
         notes.append(
             f"{leaks} groups (patients or lesions) are in more than one part: the numbers are "
-            "better than they would be on new patients."
+            "better than they would be for new patients."
         )
     if data.counts("validation").sum() == 0:
         notes.append("There is no validation part: nothing was chosen on held-out images.")

@@ -1,4 +1,4 @@
-"""What a run is asked to do: a protocol and a method's settings, complete and checked."""
+"""The request of a run: its protocol and its method's settings, complete and checked."""
 
 import json
 from collections.abc import Mapping
@@ -14,7 +14,7 @@ from lmd.runfolder.record import Request
 
 @dataclass(frozen=True)
 class Resolved:
-    """The complete protocol and settings; ``notes`` says what the protocol changes in a profile."""
+    """The complete protocol and settings; ``notes`` say where the protocol overrides a profile."""
 
     protocol: Protocol
     settings: dict[str, Any]
@@ -24,9 +24,9 @@ class Resolved:
 def resolve(
     method: Method, protocol: str | Path | None, given: Mapping[str, Any], profile: str = "default"
 ) -> Resolved:
-    """Sort settings into the protocol's and the method's, and complete both.
+    """Divide settings into those of the protocol and of the method, and complete both.
 
-    A key of the protocol overrides its file; every other key must be a setting of the method.
+    Keys of the protocol override its file; all other keys must be settings of the method.
     """
     given = current_names(given)
     shared = {k: v for k, v in given.items() if k in Protocol.model_fields}
@@ -62,7 +62,7 @@ def _text(value: Any) -> str:
 def train_command(
     request: Request, protocol: str | Path | None, given: Mapping[str, Any]
 ) -> list[str]:
-    """The words that a person would type to make a run, without its folder."""
+    """The words of the command that makes a run, without its folder."""
     words = ["lmd", "train", *filter(None, [request.data]), "--method", request.method]
     words += ["--protocol", str(protocol)] if protocol is not None else []
     words += ["--profile", request.profile] if request.profile != "default" else []
@@ -75,13 +75,13 @@ def train_command(
 
 
 def as_toml(value: Any) -> str:
-    """A value as TOML writes it in one line.
+    """A value in one line of TOML; ``None`` becomes ``null``, which ``--set`` takes too.
 
     >>> as_toml({"lmd": {"lambda_1": 1.0, "rrl": True}, "split": [0.7, 0.3]})
     '{"lmd" = {"lambda_1" = 1.0, "rrl" = true}, "split" = [0.7, 0.3]}'
     """
     if isinstance(value, dict):
-        return "{" + ", ".join(f"{json.dumps(k)} = {as_toml(v)}" for k, v in value.items()) + "}"
+        return "{" + ", ".join(f"{as_toml(k)} = {as_toml(v)}" for k, v in value.items()) + "}"
     if isinstance(value, list | tuple):
         return "[" + ", ".join(as_toml(v) for v in value) + "]"
-    return json.dumps(value)
+    return json.dumps(value, ensure_ascii=False)

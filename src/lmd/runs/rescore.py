@@ -1,4 +1,4 @@
-"""Numbers and reports from predictions: nothing is trained, no image is read."""
+"""Numbers and reports from saved predictions, without training or reading images."""
 
 from pathlib import Path
 
@@ -19,7 +19,7 @@ def rescore(path: Path, *, resamples: int = 1000) -> Record:
     """Recompute the record's numbers from ``predictions.npz`` and rewrite record and report."""
     run = RunFolder.open(path)
     if run.read_record().status != "finished":
-        raise LmdError(f"{path} is not finished: continue with `lmd train --resume --out {path}`")
+        raise LmdError(f"{path} is not finished: run `lmd train --resume --out {path}`")
     before = run.read()
     predictions = before.predictions or run.read_predictions()
     record = scored(before.record, predictions, resamples=resamples)
@@ -29,10 +29,7 @@ def rescore(path: Path, *, resamples: int = 1000) -> Record:
 
 
 def compare_runs(a: Path, b: Path, *, resamples: int = 1000) -> str:
-    """The difference of two runs in every metric, with paired intervals and p-values, as text.
-
-    The p-values are Holm's, corrected for the number of metrics.
-    """
+    """Differences of two runs in all metrics with paired intervals and Holm's p-values, as text."""
     left, right = RunFolder.open(a).read(), RunFolder.open(b).read()
     mine, theirs = paired(left, right)
     tiers = left.record.tiers.assignment

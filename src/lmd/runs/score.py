@@ -1,4 +1,4 @@
-"""From a trained model, or from predictions on disk, to the numbers of a record."""
+"""The numbers of a record, from a trained model or from predictions on disk."""
 
 import numpy as np
 from numpy.typing import NDArray
@@ -14,9 +14,9 @@ from lmd.training import Trainer
 
 
 def predict_parts(ready: Ready, trainer: Trainer) -> tuple[Predictions, float]:
-    """Validation and test, each predicted once, and the temperature, fitted on validation.
+    """Predictions of the shipped model for validation and test, and its temperature.
 
-    The probabilities are those of the shipped model. Several processes share the images.
+    The temperature is fitted on validation. Several processes share the images.
     """
     images = {part: ready.data.part(part) for part in PARTS}
     logits = {part: trainer.predict(of) for part, of in images.items() if len(of)}
@@ -27,7 +27,7 @@ def predict_parts(ready: Ready, trainer: Trainer) -> tuple[Predictions, float]:
     for part, found in logits.items():
         table, groups = ready.data.table.part(part), None
         if table.groups is not None:
-            # Numbers, not names: who the patients are is nobody's business here.
+            # Numbers instead of names protect the identity of patients.
             groups = np.unique(table.groups, return_inverse=True)[1]
         probabilities = (found / temperature).softmax(1).numpy()
         parts[part] = PartPredictions(table.ids, images[part].labels, probabilities, groups)
@@ -35,7 +35,7 @@ def predict_parts(ready: Ready, trainer: Trainer) -> tuple[Predictions, float]:
 
 
 def _temperature(ready: Ready, logits: Tensor, labels: NDArray[np.int64]) -> float:
-    """Fitted to images weighted so that classes have the mix that the method answers for."""
+    """The temperature fitted to validation, weighted to the class mix that the method assumes."""
     counts = np.bincount(labels, minlength=logits.shape[1])
     mix = np.ones(len(counts))
     if ready.method.prior == "training":

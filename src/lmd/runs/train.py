@@ -1,4 +1,4 @@
-"""The whole way of one run: prepare, fit, score, write."""
+"""One complete run: prepare, fit, score, write."""
 
 import shlex
 from collections.abc import Mapping
@@ -44,11 +44,11 @@ def train(
 ) -> RunFolder:
     """Train one method on one data set and write a complete run folder.
 
-    ``data`` is anything that ``lmd.data.sources.open_table`` accepts; ``settings`` may hold keys of
-    the protocol and of the method. With ``resume`` an interrupted run in ``out`` continues and ends
-    with exactly the weights that it would have had without the interruption. Runs that are given
-    the same folder as ``first_stages`` train a first stage that they share only once. ``command``
-    is what the record says the run was started with; by default it is derived from the arguments.
+    ``data`` is anything that ``lmd.data.sources.open_table`` accepts; ``settings`` may have keys of
+    the protocol and of the method. ``resume`` continues an interrupted run in ``out``, which ends
+    with the same weights as without the interruption. Runs with the same folder ``first_stages``
+    train a first stage that they share only once. ``command`` is for the record; by default it is
+    derived from the arguments.
     """
     resolved = resolve(find_method(method), protocol, settings or {}, profile)
     request = Request(
@@ -85,7 +85,7 @@ def train(
 
 
 def default_folder(request: Request) -> Path:
-    """``runs/DATA-METHOD-seedN``, with the profile where it is not the default."""
+    """``runs/DATA-METHOD-seedN``, with the profile unless it is the default."""
     data = Path(request.data).stem or "run"
     profile = "" if request.profile == "default" else f"-{request.profile}"
     return Path("runs") / f"{data}-{request.method}{profile}-seed{request.protocol['seed']}"
@@ -100,7 +100,7 @@ def fit(
     resume: bool = False,
     first_stages: str | Path | None = None,
 ) -> Trainer:
-    """Train all stages of the method; the trainer holds the model and its history."""
+    """Train all stages of the method; the trainer has the model and its history."""
     data, pre = ready.data, ready.preprocessing
     trainer = Trainer(
         model=ready.model,
@@ -125,11 +125,11 @@ def fit(
 def _open(
     folder: Path, request: Request, resume: bool, overwrite: bool
 ) -> tuple[RunFolder, Request]:
-    """The run to continue, or a new one, which the first process makes for all."""
+    """The run to resume, or a new run, whose folder the first process creates."""
     if resume and (folder / "record.json").exists():
         return _reopen(folder, request, asked=bool(request.data))
     if not request.data:
-        raise LmdError(f"there is no run to resume in {folder}: give DATA to start one")
+        raise LmdError(f"there is no run to resume in {folder}: give DATA to start a new run")
     if rank() > 0:
         return RunFolder(folder), request
     return RunFolder.create(folder, overwrite=overwrite), request
@@ -144,13 +144,13 @@ def _reopen(folder: Path, request: Request, *, asked: bool) -> tuple[RunFolder, 
         raise LmdError(
             f"{folder} was started with other settings, so it cannot be resumed with these:\n  "
             + "\n  ".join(changed)
-            + "\nResume it with `lmd train --resume --out` alone, or start another run."
+            + f"\nRun `lmd train --resume --out {folder}` to resume it, or start a new run."
         )
     return run, before
 
 
 def _start(run: RunFolder, ready: Ready, command: str, notes: list[str], *, resume: bool) -> Record:
-    """Write the record of a run that begins, or check that a resumed run has the same data."""
+    """Write the first record; the data of a resumed run must not have changed."""
     record = first_record(run, ready, command, notes)
     if resume and run.record_path.exists():
         before = run.read_record()
@@ -164,7 +164,7 @@ def _start(run: RunFolder, ready: Ready, command: str, notes: list[str], *, resu
 
 
 def _first_stages(folder: str | Path | None, record: Record) -> FirstStages | None:
-    """The folder of first stages, for runs of the same code, data, protocol and kind of machine."""
+    """The first stages of runs with the same code, data, protocol and kind of machine."""
     if folder is None:
         return None
     later = {"stage2_epochs", "stage2_lr", "methods", "workers"}
@@ -179,7 +179,7 @@ def _first_stages(folder: str | Path | None, record: Record) -> FirstStages | No
 
 
 def _write(run: RunFolder, ready: Ready, record: Record, predictions: Predictions) -> None:
-    """The files of a finished run; the record comes last but the report, which only shows it."""
+    """Write the files of a finished run, the record and the report last."""
     if rank() > 0:
         return
     save_model(ready.model, run.path, ready.spec(record.model.temperature))

@@ -1,4 +1,4 @@
-"""Checkpoints: the newest complete state in one file, replaced atomically, without pickle."""
+"""Checkpoints: the newest complete state in one safetensors file, replaced atomically."""
 
 import json
 from collections.abc import Mapping
@@ -27,7 +27,7 @@ def save_checkpoint(
     best: Mapping[str, Tensor] | None,
     progress: Mapping[str, Any],
 ) -> None:
-    """Everything needed to go on: model, what the stage holds beside it, optimiser, progress."""
+    """Save all that is needed to resume: model, other state of the stage, optimiser, progress."""
     tensors = {f"model.{k}": v for k, v in model.state_dict().items()}
     tensors |= {f"stage.{k}": v for k, v in _own_state(stage, model).items()}
     tensors |= {f"best.{k}": v for k, v in (best or {}).items()}
@@ -44,7 +44,7 @@ def save_checkpoint(
 
 
 class Checkpoint:
-    """A checkpoint that has been read; ``progress`` tells how far it got."""
+    """A loaded checkpoint; ``progress`` says how far training had come."""
 
     def __init__(self, tensors: dict[str, Tensor], payload: dict[str, Any]) -> None:
         self._tensors = tensors
@@ -52,25 +52,24 @@ class Checkpoint:
         self.progress: dict[str, Any] = payload["progress"]
 
     def part(self, prefix: str) -> dict[str, Tensor]:
-        """The tensors below ``prefix``, without it."""
+        """The tensors with names that start with ``prefix.``, which is removed."""
         start = f"{prefix}."
         return {k[len(start) :]: v for k, v in self._tensors.items() if k.startswith(start)}
 
     def restore(self, model: Model, stage: Stage, optimizer: Optimizer | None) -> None:
-        """Put the state back into objects made by the same method."""
+        """Load the state into objects made by the same method."""
         model.load_state_dict(self.part("model"))
         expected = set(_own_state(stage, model))
         saved = self.part("stage")
         if set(saved) != expected:
             raise LmdError(
                 f"the checkpoint is of another method or version: it lacks "
-                f"{sorted(expected - set(saved))} and has {sorted(set(saved) - expected)}"
+                f"{sorted(expected - set(saved))} and has {sorted(set(saved) - expected)}; "
+                "start a new run"
             )
         stage.load_state_dict(saved, strict=False)
-        if optimizer is not None:
-            self._restore_optimizer(optimizer)
-
-    def _restore_optimizer(self, optimizer: Optimizer) -> None:
+        if optimizer is None:
+            return
         states: dict[int, dict[str, Any]] = {}
         for key, value in (self.part("optimizer") | self._optimizer_scalars).items():
             index, name = key.split(".", 1)
@@ -80,7 +79,7 @@ class Checkpoint:
 
 
 def load_checkpoint(path: Path) -> Checkpoint | None:
-    """The checkpoint, or ``None`` where there is none yet."""
+    """The checkpoint, or ``None`` if there is none yet."""
     if not path.exists():
         return None
     try:
@@ -88,19 +87,19 @@ def load_checkpoint(path: Path) -> Checkpoint | None:
             payload = json.loads((file.metadata() or {}).get("lmd", "null"))
             tensors = {key: file.get_tensor(key) for key in file.keys()}  # noqa: SIM118
     except SafetensorError as error:
-        raise LmdError(f"{path} is not a checkpoint of lmd: {error}") from error
+        raise LmdError(f"{path} is not a checkpoint of lmd ({error}): start a new run") from error
     if not isinstance(payload, dict) or payload.get("format") != FORMAT:
-        raise LmdError(f"{path} is not a checkpoint of this version of lmd")
+        raise LmdError(f"{path} is not a checkpoint of this version of lmd: start a new run")
     return Checkpoint(tensors, payload)
 
 
 def clone_state(module: nn.Module) -> dict[str, Tensor]:
-    """A copy of a module's state that later updates do not reach."""
+    """A copy of a module's state, independent of later updates."""
     return {k: v.detach().clone() for k, v in module.state_dict().items()}
 
 
 def _own_state(stage: Stage, model: Model) -> dict[str, Tensor]:
-    """What the stage holds beside the model it trains: told apart by where the tensors live."""
+    """The stage's state without the model that it trains; tensors are compared by identity."""
     shared = {id(t) for t in (*model.parameters(), *model.buffers())}
     aliases = {
         f"{prefix}.{name}" if prefix else name

@@ -1,4 +1,4 @@
-"""The optimiser of a stage and the schedule of its learning rate."""
+"""The optimiser of a stage and its learning-rate schedule."""
 
 from math import cos, pi
 
@@ -9,7 +9,7 @@ from lmd.protocol import Protocol
 
 
 def make_optimizer(groups: ParameterGroups, lr: float, protocol: Protocol) -> Optimizer | None:
-    """SGD over what a stage trains; ``None`` where it trains nothing by gradient."""
+    """SGD over the parameters that a stage trains; ``None`` if there are none."""
     if not groups:
         return None
     optimizer = SGD(
@@ -17,7 +17,7 @@ def make_optimizer(groups: ParameterGroups, lr: float, protocol: Protocol) -> Op
         lr=lr,
         momentum=protocol.momentum,
         weight_decay=protocol.weight_decay,
-        foreach=True,  # one call for all parameters in place of several for each
+        foreach=True,  # one call for all parameters instead of several for each
     )
     for group in optimizer.param_groups:
         group["initial_lr"] = group["lr"]
@@ -25,7 +25,7 @@ def make_optimizer(groups: ParameterGroups, lr: float, protocol: Protocol) -> Op
 
 
 def set_lr(optimizer: Optimizer, protocol: Protocol, done: float, epochs: int) -> float:
-    """Set the learning rate after ``done`` of a stage's epochs; that of the first group."""
+    """Set the learning rate after ``done`` epochs of a stage; returns that of the first group."""
     factor = 1.0 if protocol.schedule == "constant" else 0.5 * (1 + cos(pi * done / epochs))
     for group in optimizer.param_groups:
         group["lr"] = group["initial_lr"] * factor

@@ -1,4 +1,4 @@
-"""One epoch: what the loop lends to a stage, and the training on its batches."""
+"""One epoch: what a stage may use, and training on its batches."""
 
 from collections.abc import Callable
 from contextlib import AbstractContextManager
@@ -24,7 +24,7 @@ if TYPE_CHECKING:
 
 @dataclass
 class EpochRun:
-    """The contract's ``Run``, made for one epoch; ``seed`` decides its batches."""
+    """The contract's ``Run`` for one epoch; ``seed`` decides its batches."""
 
     trainer: "Trainer"
     clock: Callable[[str], AbstractContextManager[None]]
@@ -54,9 +54,9 @@ class EpochRun:
 def train_batches(
     run: EpochRun, stage: Stage, optimizer: Optimizer | None, checkpoint: Path
 ) -> dict[str, float]:
-    """Train on the batches of one epoch; the mean of every loss term.
+    """Train on the batches of one epoch and return the mean of every loss term.
 
-    ``checkpoint`` is only named, in the error about a loss that is not finite.
+    The error for a loss that is not finite names ``checkpoint``.
     """
     loader = _loader(run, stage)
     if loader is None or optimizer is None:
@@ -75,16 +75,16 @@ def train_batches(
                 with trainer.autocast(), shared:
                     terms = stage.step(optimizer, *batches)
             except Exception:
-                losses.read()  # a term that was not finite some steps ago is the cause
+                losses.read()  # the cause may be a term that was not finite some steps ago
                 raise
             losses.add(terms)
-        trainer.display.step(b + 1, losses.newest)
+        trainer.display.step(b + 1, len(loader), losses.newest)
     with run.clock("steps"):
         return losses.means()
 
 
 def _loader(run: EpochRun, stage: Stage) -> "DataLoader[list[RawBatch]] | None":
-    """The batches that the stage asks for in this epoch; ``None``: it wants none."""
+    """The batches that the stage asks for in this epoch, if any."""
     asked = stage.class_weights(run)
     if not asked:
         return None

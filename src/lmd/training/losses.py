@@ -1,4 +1,4 @@
-"""The loss terms of an epoch: kept on the device, read and checked every so often."""
+"""The loss terms of an epoch, kept on the device and read every ``READ_EVERY`` steps."""
 
 from math import isfinite
 from pathlib import Path
@@ -10,12 +10,12 @@ from lmd.base.distributed import check_same
 from lmd.base.errors import LmdError
 from lmd.contract.stage import Terms
 
-# Reading a number waits until the GPU has finished all work queued so far.
+# Reading a number waits for all work queued on the GPU.
 READ_EVERY = 50  # steps
 
 
 class LossTerms:
-    """Sums and checks the terms of every batch of an epoch, without a wait in every step."""
+    """Sums and checks the loss terms of an epoch without waiting for the device in each step."""
 
     def __init__(self, epoch: int, checkpoint: Path) -> None:
         self.epoch, self.checkpoint = epoch, checkpoint
@@ -25,22 +25,19 @@ class LossTerms:
         self._newest: dict[str, Tensor] = {}
 
     def add(self, terms: Terms) -> None:
-        """Keep the terms of the next batch, the loss itself first."""
+        """Add the terms of the next batch; the loss comes first."""
         loss = terms["loss"]
         self._newest = {
             key: value.detach().reshape(()).to(loss.device, torch.float64, copy=True)
             for key, value in {"loss": loss, **terms}.items()
         }
         self._unread.append(self._newest)
-        # The first batch is read at once: most mistakes show in it.
+        # The first batch is read at once, as it shows most mistakes.
         if self.batches == 0 or len(self._unread) == READ_EVERY:
             check_same(self.read())
 
     def read(self) -> list[float]:
-        """Sum and check what was kept since the last call; returns the loss of each batch.
-
-        An error names the first batch and term that are not finite.
-        """
+        """Sum and check the terms added since the last call; returns the loss of each batch."""
         rows, self._unread = self._unread, []
         if not rows:
             return []
@@ -57,11 +54,11 @@ class LossTerms:
         return losses
 
     def newest(self) -> dict[str, float]:
-        """The terms of the last batch, for the display."""
+        """The terms of the last batch."""
         return {key: float(value) for key, value in self._newest.items()}
 
     def means(self) -> dict[str, float]:
-        """The mean of every term over the epoch, all batches checked."""
+        """The mean of every term over the epoch."""
         check_same(self.read())
         return {key: value / self.batches for key, value in self.sums.items()}
 
@@ -73,5 +70,5 @@ class LossTerms:
         )
         return LmdError(
             f"loss term {term!r} is {value} in epoch {self.epoch + 1}, batch {self.batches + 1}: "
-            f"training stopped; {kept}. A smaller learning rate (--set lr=…) is the usual remedy."
+            f"training stopped; {kept}. Try a smaller learning rate (--set lr=…)."
         )

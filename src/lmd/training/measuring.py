@@ -1,4 +1,4 @@
-"""Small tools of the loop: where the time goes, and a model in evaluation mode for a while."""
+"""Timings of the loop, and a context in which a model is in evaluation mode."""
 
 import time
 from collections.abc import Iterator
@@ -10,13 +10,13 @@ from torch import nn
 
 @dataclass
 class Timings:
-    """Seconds spent by what was done."""
+    """Seconds spent, by activity."""
 
     seconds: dict[str, float] = field(default_factory=dict)
 
     @contextmanager
     def of(self, what: str) -> Iterator[None]:
-        """Count the time inside for ``what``."""
+        """Add the time inside the context to ``what``."""
         start = time.perf_counter()
         try:
             yield
@@ -24,13 +24,13 @@ class Timings:
             self.add(what, time.perf_counter() - start)
 
     def add(self, what: str, seconds: float) -> None:
-        """Count time that was measured elsewhere."""
+        """Add seconds to ``what``."""
         self.seconds[what] = self.seconds.get(what, 0.0) + seconds
 
 
 @contextmanager
 def evaluating(module: nn.Module) -> Iterator[None]:
-    """Evaluation mode inside; every sub-module's own mode is put back afterwards."""
+    """Evaluation mode inside the context; the mode of every sub-module is restored afterwards."""
     modes = [(m, m.training) for m in module.modules()]
     module.eval()
     try:

@@ -1,12 +1,11 @@
-"""A batch shared by several processes: each encodes its slice, then all have the whole.
+"""A batch shared by several processes: each encodes its slice, then all have all features.
 
-Every process works on its slice of each batch up to the features. There the slices are put
-together, so that whatever follows the encoder (classifier, losses, counts, relations among samples)
-sees the whole batch in every process, as it would in one. A stage therefore knows nothing of this.
+Whatever follows the encoder (classifier, losses, counts, relations among samples) sees the whole
+batch in every process, so a stage does not need to know about processes.
 """
 
 from collections.abc import Iterator, Sequence
-from contextlib import AbstractContextManager, contextmanager, nullcontext
+from contextlib import contextmanager
 from contextvars import ContextVar
 from typing import Any
 
@@ -27,13 +26,13 @@ from lmd.base.distributed import (
 )
 from lmd.base.errors import LmdError
 
-# How many images of the batch in work each process has; None outside a step.
+# The number of images of the current batch in each process; None outside a step.
 _sizes: ContextVar[tuple[int, ...] | None] = ContextVar("sizes", default=None)
 
 
 @contextmanager
 def sharing(size: int) -> Iterator[None]:
-    """Inside, the encoder works on this process's slice of a batch of ``size``."""
+    """In this context the encoder works on this process's slice of a batch of ``size``."""
     n = world()
     if n == 1:
         yield
@@ -43,30 +42,29 @@ def sharing(size: int) -> Iterator[None]:
     try:
         yield
     except IndexError as error:
-        # Labels are those of the whole batch: to pair images by them misses those elsewhere.
+        # Indexing the images by labels of the whole batch fails: images are a slice of it.
         raise NotShareable(TOGETHER.format(n)) from error
     finally:
         _sizes.reset(token)
 
 
-def split_encoder(encoder: nn.Module) -> AbstractContextManager[None]:
-    """Inside, and within ``sharing``, the encoder's features are those of the whole batch.
+@contextmanager
+def split_encoder(encoder: nn.Module) -> Iterator[None]:
+    """In this context and ``sharing``, the encoder returns the features of the whole batch.
 
     Its BatchNorm layers normalise by the whole batch too. Parameters keep their names.
     """
-    return nullcontext() if world() == 1 else _split(encoder)
-
-
-@contextmanager
-def _split(encoder: nn.Module) -> Iterator[None]:
+    if world() == 1:
+        yield
+        return
     norms = [m for m in encoder.modules() if isinstance(m, _BatchNorm)]
     for norm in norms:
         if type(norm) not in (nn.BatchNorm2d, _SharedBatchNorm):
             raise LmdError(
-                f"backbone: its {type(norm).__name__} layers cannot be shared by several "
-                "processes: choose another backbone, or train with one process"
+                f"backbone: several processes cannot share its {type(norm).__name__} layers: "
+                "choose another backbone, or train with one process"
             )
-    # A copy of the encoder (an averaged teacher) takes both with it: class and hook.
+    # A copy of the encoder, such as an averaged teacher, keeps the class and the hook.
     handle = encoder.register_forward_hook(_whole_batch)
     for norm in norms:
         norm.__class__ = _SharedBatchNorm
@@ -84,15 +82,15 @@ def _whole_batch(_module: nn.Module, _inputs: object, features: Tensor) -> Tenso
 
 
 def gather(rows: Tensor, sizes: Sequence[int]) -> Tensor:
-    """The rows ``(m n_r, …)`` of every process as ``(m N, …)``, ordered as one process has them.
+    """The rows ``(m n_r, …)`` of all processes as ``(m N, …)``, in the order of a single process.
 
-    Process r has ``n_r = sizes[r]`` images, each in m blocks (views that pass the encoder
-    together). The gradient is scaled by the number of processes, as ``averaged`` expects.
+    Process r has ``n_r = sizes[r]`` images in m blocks, the views that are encoded together. The
+    gradient is scaled by the number of processes, as ``averaged`` expects.
     """
     own = sizes[rank()]
     blocks = len(rows) // own if own else 0
     if min(sizes) == 0:
-        # A process without an image cannot count them.
+        # A process without images cannot count the blocks.
         blocks = largest(blocks)
     if len(rows) != blocks * own:
         raise NotShareable(TOGETHER.format(len(sizes)))
@@ -104,7 +102,7 @@ class _Gather(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, rows: Tensor, sizes: tuple[int, ...], blocks: int) -> Tensor:
         ctx.sizes, ctx.blocks = sizes, blocks
-        # Collectives want equal shapes: short slices are filled up, and cut again.
+        # Collectives need equal shapes, so short slices are padded and cut afterwards.
         padded = rows.new_zeros(blocks * max(sizes), *rows.shape[1:])
         padded[: len(rows)] = rows
         everyone = all_gather(padded)
@@ -116,7 +114,7 @@ class _Gather(torch.autograd.Function):
 
     @staticmethod
     def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor, None, None]:
-        # Every process has the same loss of the same features: its own rows are all it needs.
+        # Every process has the same loss of all features and needs the gradient of its rows.
         start = sum(ctx.sizes[: rank()])
         own = gradient.unflatten(0, (ctx.blocks, sum(ctx.sizes)))
         own = own[:, start : start + ctx.sizes[rank()]].flatten(0, 1)
@@ -124,10 +122,10 @@ class _Gather(torch.autograd.Function):
 
 
 class _SharedBatchNorm(nn.BatchNorm2d):
-    """BatchNorm over the whole batch (while it is shared; else as ever), on CPUs and GPUs."""
+    """BatchNorm over the whole batch while it is shared, on CPUs and GPUs."""
 
     def forward(self, input: Tensor) -> Tensor:
-        """``(B, C, H, W)`` normalised by the moments of all processes' images."""
+        """``(B, C, H, W)`` normalised by the moments of the images of all processes."""
         if not self.training or _sizes.get() is None:
             return super().forward(input)
         found = _Normalise.apply(input, self.weight, self.bias, self.eps)  # type: ignore[no-untyped-call]
@@ -147,7 +145,7 @@ class _SharedBatchNorm(nn.BatchNorm2d):
 
 
 class _Normalise(torch.autograd.Function):
-    """Moments are combined in float64, from mean and squared deviation of every process."""
+    """Combines means and variances of all processes in float64."""
 
     @staticmethod
     def forward(
@@ -195,13 +193,13 @@ class _Normalise(torch.autograd.Function):
 
 
 def _full(tensor: Tensor) -> Tensor:
-    """Sums over a batch are never in half precision."""
+    """At least float32: sums over a batch need more than half precision."""
     return tensor.float() if tensor.dtype in (torch.float16, torch.bfloat16) else tensor
 
 
 @contextmanager
 def averaged(parameters: Sequence[nn.Parameter]) -> Iterator[None]:
-    """Inside, every ``backward()`` ends with the mean of all processes' gradients."""
+    """In this context, ``backward()`` ends with the mean of the gradients of all processes."""
     if world() == 1:
         yield
         return
@@ -211,7 +209,7 @@ def averaged(parameters: Sequence[nn.Parameter]) -> Iterator[None]:
         nonlocal queued
         queued = False
         gradients = [p.grad for p in parameters if p.grad is not None]
-        # One message for all of them: hundreds of small ones would take longer.
+        # One large message is faster than hundreds of small ones.
         flat = torch.cat([g.flatten() for g in gradients])
         all_reduce(flat)
         flat /= world()

@@ -1,4 +1,4 @@
-"""One stage, from its first epoch or from a checkpoint to its last."""
+"""Training of one stage, from its first epoch or from a checkpoint."""
 
 import time
 from contextlib import AbstractContextManager
@@ -24,25 +24,24 @@ if TYPE_CHECKING:
 
 
 class StageTraining:
-    """A stage with its optimiser and the best model so far."""
+    """A stage, its optimiser and the best model so far."""
 
     def __init__(self, trainer: "Trainer", stage: Stage, index: int, path: Path) -> None:
         self.trainer, self.stage, self.index, self.path = trainer, stage, index, path
         protocol = trainer.protocol
-        of_protocol = protocol.epochs if index == 0 else protocol.stage2_epochs
-        self.epochs = stage.epochs or of_protocol
-        lr = protocol.lr if index == 0 else (protocol.stage2_lr or protocol.lr)
+        self.epochs = stage.epochs or (protocol.stage2_epochs if index else protocol.epochs)
+        lr = (protocol.stage2_lr if index else None) or protocol.lr
         stage.clock = self.clock
         self.optimizer = make_optimizer(prepare(stage), lr, protocol)
         self.best: dict[str, Tensor] | None = None
         self.best_score = -1.0
 
     def clock(self, what: str) -> AbstractContextManager[None]:
-        """Books the time inside for this stage."""
+        """Adds the time inside the context to this stage."""
         return self.trainer.timings.of(f"stage {self.index + 1} {what}")
 
     def run(self, saved: Checkpoint | None) -> None:
-        """Train the epochs that are missing; a checkpoint after each."""
+        """Train the remaining epochs, with a checkpoint after each."""
         first = self._restore(saved) if saved is not None else 0
         with averaged([p for p in self.stage.parameters() if p.requires_grad]):
             for epoch in range(first, self.epochs):
@@ -74,7 +73,7 @@ class StageTraining:
         trainer.display.start(name, run.steps)
         with self.clock("start of epoch"):
             means = dict(self.stage.start_epoch(run, self.optimizer) or {})
-            # Machines of different kinds round differently; here they start from the same again.
+            # Different machines round differently; here they get the same values again.
             agree(list(self.stage.state_dict().values()))
         means |= train_batches(run, self.stage, self.optimizer, self.path)
         score = self._validate()
@@ -95,7 +94,7 @@ class StageTraining:
         trainer.display.say(f"{name}  {shown}{found}  {row['seconds']:.1f} s")
 
     def _start(self, epoch: int) -> EpochRun:
-        """Seed everything that is drawn in this epoch."""
+        """Seed all random draws of this epoch."""
         trainer = self.trainer
         seed = derive_seed(trainer.protocol.seed, self.index, epoch)
         torch.manual_seed(seed)
@@ -111,7 +110,7 @@ class StageTraining:
         )
 
     def _validate(self) -> float | None:
-        """The score on the validation part; keeps the model if it is the best so far."""
+        """The score on the validation part; keeps the best model so far."""
         with self.trainer.timings.of("validation"):
             score = self.trainer.validate()
         if score is not None and score > self.best_score:
@@ -136,7 +135,7 @@ class StageTraining:
             return
         recall = trainer.val_recall
         with trainer.timings.of("checkpoint"):
-            # The checkpoint first: an epoch that the history shows can be resumed from.
+            # The checkpoint comes first, so that every epoch of the history can be resumed.
             save_checkpoint(
                 self.path,
                 model=trainer.model,

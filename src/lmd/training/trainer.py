@@ -1,8 +1,9 @@
-"""The one training loop: it trains whatever stages a method yields and knows no method's name."""
+"""The training loop: it trains the stages that a method yields."""
 
 from collections.abc import Callable
 from contextlib import nullcontext
 from dataclasses import dataclass, field
+from itertools import count
 from pathlib import Path
 from typing import Any, Literal
 
@@ -28,11 +29,11 @@ from lmd.training.stage_training import StageTraining
 
 @dataclass
 class Trainer:
-    """All that the loop works with; ``train`` never sees the test part.
+    """Trains all stages of a run; it never sees the test part.
 
-    ``folder`` gets ``history.csv`` and ``checkpoint/state.safetensors`` after every epoch. Where
-    ``first_stages`` has this run's first stage already, ``taken_from`` names the run that made it.
-    ``summaries`` says of each stage its name, epochs, seconds, views and what it chose.
+    After every epoch it writes ``history.csv`` and ``checkpoint/state.safetensors`` to ``folder``.
+    ``taken_from`` is the run that trained the first stage if it comes from ``first_stages``.
+    ``summaries`` has the name, epochs, seconds, views and chosen values of each stage.
     """
 
     model: Model
@@ -52,45 +53,36 @@ class Trainer:
     taken_from: str | None = None
 
     def fit(self, *, resume: bool = False) -> None:
-        """Train all stages, going on from the newest checkpoint if asked to."""
+        """Train all stages, from the newest checkpoint if ``resume``."""
         channels_last(self.model.to(self.device))
         path = self.folder / "checkpoint" / "state.safetensors"
         saved = load_checkpoint(path) if resume else None
-        with split_encoder(self.model.encoder):
-            self._fit(path, saved)
-
-    def _fit(self, path: Path, saved: Checkpoint | None) -> None:
         torch.manual_seed(derive_seed(self.protocol.seed, "method"))
         stages = self.stages()
-        index = 0
-        while True:
-            # What a method does between two stages may be random: the seed makes it repeatable.
-            torch.manual_seed(derive_seed(self.protocol.seed, "stage", index))
-            stage = next(stages, None)
-            if stage is None:
-                return
-            stage.to(self.device)
-            if saved is None or index >= saved.progress["stage"]:
-                training = StageTraining(self, stage, index, path)
-                if index == 0 and self.first_stages is not None:
-                    self._shared(training, saved, self.first_stages)
-                else:
-                    training.run(saved)
-                saved = None
-            index += 1
+        with split_encoder(self.model.encoder):
+            for index in count():
+                # What a method does between stages may be random; the seed makes it repeatable.
+                torch.manual_seed(derive_seed(self.protocol.seed, "stage", index))
+                stage = next(stages, None)
+                if stage is None:
+                    return
+                stage.to(self.device)
+                if saved is None or index >= saved.progress["stage"]:
+                    self._train(StageTraining(self, stage, index, path), saved)
+                    saved = None
 
-    def _shared(
-        self, training: StageTraining, saved: Checkpoint | None, stages: FirstStages
-    ) -> None:
-        """Train the first stage, or take over what another run made of the very same one."""
-        place = stages.place(training.stage, self.model)
-        found = stages.take(place) if saved is None else None
-        if found is not None:
-            self.taken_from = found.progress["run"]
-            self.display.say(f"stage 1 is that of {self.taken_from}, already trained")
-        training.run(saved or found)
-        if found is None:
-            stages.leave(place, training.path)
+    def _train(self, training: StageTraining, saved: Checkpoint | None) -> None:
+        """Train a stage, or load a first stage that another run has trained."""
+        shared = self.first_stages if training.index == 0 else None
+        place = shared and shared.place(training.stage, self.model)
+        if place and saved is None:
+            saved = load_checkpoint(place)
+            if saved is not None:
+                self.taken_from = saved.progress["run"]
+                self.display.say(f"stage 1 has been trained by {self.taken_from} and is reused")
+        training.run(saved)
+        if shared and place:
+            shared.keep(training.path, place)
 
     def predict(self, images: ImageSet) -> Tensor:
         """Logits ``(N, K)`` of the evaluation view, on the CPU."""
@@ -113,7 +105,7 @@ class Trainer:
         return found.to(self.device)[torch.from_numpy(back).to(self.device)], labels
 
     def _forward(self, module: nn.Module, pixels: Pixels, width: int) -> Tensor:
-        """Outputs ``(N, width)`` of the evaluation view; several processes share the batches."""
+        """Outputs ``(N, width)`` of the evaluation view; processes share the batches."""
         outputs = torch.zeros(len(pixels), width)
         size = max(self.protocol.batch_size, 64)
         with evaluating(self.model), torch.no_grad(), self.autocast():
@@ -129,14 +121,14 @@ class Trainer:
         return nullcontext()
 
     def validate(self) -> float | None:
-        """Balanced accuracy on the validation part; keeps the recall of each class."""
+        """Balanced accuracy on the validation part; sets ``val_recall``."""
         if self.validation is None or len(self.validation) == 0:
             return None
         logits = self.predict(self.validation)
         if not torch.isfinite(logits).all():
             raise LmdError(
-                "the model's outputs are no longer finite after this epoch: training stopped; a "
-                "smaller learning rate (--set lr=…) is the usual remedy"
+                "the model's outputs are no longer finite after this epoch: training stopped. "
+                "Try a smaller learning rate (--set lr=…)."
             )
         predicted = logits.argmax(1).numpy()
         recall = class_recalls(self.validation.labels, predicted, logits.shape[1])

@@ -89,7 +89,7 @@ def test_weights_that_are_no_weights(tmp_path: Path) -> None:
     torch.save({"epoch": 3}, tmp_path / "number.pth")
     (tmp_path / "weights.h5").write_bytes(b"")
     for name, problem in {
-        "absent.pth": "is no file",
+        "absent.pth": "is not a file",
         "text.safetensors": "not a safetensors file",
         "number.pth": "does not hold a state dict",
         "weights.h5": "must end in",
@@ -169,7 +169,7 @@ def test_download_is_checked_and_kept(
     ("name", "prefix", "problem"),
     [
         ("weights.pth", "00000000", f'not the published file.*"00000000", got "{SHA256}'),
-        ("truncated.pth", SHA256[:8], "broke off or the file was changed; nothing was kept"),
+        ("truncated.pth", SHA256[:8], "incomplete or was changed; nothing was kept"),
         ("reset.pth", SHA256[:8], r"reset.pth broke off \(.*reset"),
         ("absent.pth", SHA256[:8], "HTTP 404"),
         ("silent.pth", SHA256[:8], "broke off .*closed connection without response"),

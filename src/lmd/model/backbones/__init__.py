@@ -1,4 +1,4 @@
-"""The encoders that a model can be built on, by name."""
+"""The encoders that a model can have, by name."""
 
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -17,7 +17,7 @@ Colour = tuple[float, float, float]
 class Backbone:
     """``encoder (B, 3, H, W) → (B, C)`` with C = ``feature_dim``.
 
-    An image with values in 0..1 becomes the encoder's input as ``(image - mean) / std``, RGB.
+    Its input is ``(image - mean) / std``, for RGB images with values in 0..1.
     """
 
     encoder: nn.Module
@@ -50,7 +50,7 @@ _FEATURES = {name: layout.feature_dim for name, layout in resnet.LAYOUTS.items()
 
 
 def names() -> list[str]:
-    """The names that ``build`` knows; ``timm/NAME`` stands for any model of timm.
+    """The names that ``build`` takes; ``timm/NAME`` is any model of timm.
 
     >>> names()
     ['resnet8', 'resnet18', 'resnet34', 'resnet50', 'efficientnet_lite0', 'timm/NAME']

