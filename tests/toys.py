@@ -16,6 +16,7 @@ from lmd.contract.method import Method
 from lmd.contract.stage import Batch, Stage, Task, prepare
 from lmd.data.loaders import ImageSet
 from lmd.methods import METHODS
+from lmd.methods.lmd.gaussians import ClassGaussians
 from lmd.model import CosineClassifier, Model
 from lmd.training import Trainer
 
@@ -274,3 +275,10 @@ def overlapping(classes: int = 4, dim: int = 8, seed: int = 0) -> tuple[Tensor, 
     shape = torch.randn(classes, dim, dim, generator=g) * torch.logspace(0.3, -1.2, dim)
     noise = torch.einsum("ncd,nd->nc", shape[labels], torch.randn(400, dim, generator=g))
     return mean[labels] + noise + 3, labels
+
+
+def virtual_sample(
+    gaussians: ClassGaussians, per_class: int, generator: torch.Generator
+) -> tuple[Tensor, Tensor]:
+    """All virtual features ``(K R, C)`` and labels ``(K R,)`` as one batch."""
+    return next(gaussians.batches(per_class, len(gaussians.mean) * per_class, generator))

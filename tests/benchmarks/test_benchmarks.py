@@ -8,7 +8,7 @@ import pytest
 import torch
 from torch import nn
 from torch.nn import functional as F
-from toys import ROOT
+from toys import ROOT, virtual_sample
 
 from lmd.methods.lmd.calibrate import expected_cross_entropy, normal_draws, sgd_pass
 from lmd.methods.lmd.e_step import fdc_loss
@@ -69,7 +69,7 @@ def test_virtual_features_have_the_same_moments(data):
     count = 20_000
     moments = gaussians.mean.numpy(), gaussians.covariance.numpy()
     drawn, labels = naive.virtual_features(*moments, count, 0)
-    ours, our_labels = gaussians.sample(count, torch.Generator().manual_seed(0))
+    ours, our_labels = virtual_sample(gaussians, count, torch.Generator().manual_seed(0))
     assert torch.equal(labels, our_labels)
     for k in range(K):
         a, b = drawn[labels == k].double(), ours[labels == k]

@@ -7,15 +7,14 @@ from torch.nn import functional as F
 from torch.optim import SGD
 from toys import World, gradient, inputs
 
-from lmd.base.errors import LmdError
 from lmd.contract.stage import prepare
 from lmd.contract.weighting import class_balanced_weights
-from lmd.methods.cb_focal import class_balanced_focal_loss, sigmoid_focal_loss
+from lmd.methods.cb_focal import sigmoid_focal_loss
 
 
 def test_cb_focal_without_focus_and_weights_is_binary_cross_entropy() -> None:
-    logits, labels, counts = inputs()
-    found = class_balanced_focal_loss(logits, labels, counts, 0.0, 0.0)
+    logits, labels, _ = inputs()
+    found = sigmoid_focal_loss(logits, labels, torch.ones(4), 0.0)
     target = F.one_hot(labels, 4).float()
     expected = F.binary_cross_entropy_with_logits(logits, target, reduction="sum") / len(labels)
     torch.testing.assert_close(found, expected)
@@ -31,7 +30,8 @@ def test_cb_focal_weights_stay_out_of_the_focusing_factor() -> None:
 
 def test_cb_focal_pulls_the_true_output_up_and_all_others_down() -> None:
     logits, labels, counts = inputs()
-    slope = gradient(class_balanced_focal_loss(logits, labels, counts, 0.9999, 0.0), logits)
+    weights = class_balanced_weights(counts, 0.9999)
+    slope = gradient(sigmoid_focal_loss(logits, labels, weights, 0.0), logits)
     true = F.one_hot(labels, 4).bool()
     assert (slope[true] < 0).all()
     assert (slope[~true] > 0).all()
@@ -42,12 +42,6 @@ def test_softmax_of_sigmoid_logits_is_the_exclusive_event() -> None:
     p = torch.sigmoid(logits)
     alone = torch.stack([p[k] * (1 - p[torch.arange(3) != k]).prod() for k in range(3)])
     torch.testing.assert_close(torch.softmax(logits, 0), alone / alone.sum())
-
-
-def test_a_beta_of_one_is_refused_by_the_loss_too() -> None:
-    logits, labels, counts = inputs()
-    with pytest.raises(LmdError, match="beta"):
-        class_balanced_focal_loss(logits, labels, counts, 1.0, 1.0)
 
 
 @pytest.mark.parametrize("classes", [2, 5])

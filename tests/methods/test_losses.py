@@ -13,7 +13,7 @@ from toys import COSINE, COUNTS, LOGITS, gradient, inputs
 from lmd.contract.weighting import class_balanced_weights
 from lmd.methods.balanced_mixup import mixed_cross_entropy
 from lmd.methods.balanced_softmax import balanced_softmax_loss
-from lmd.methods.cb_focal import class_balanced_focal_loss
+from lmd.methods.cb_focal import sigmoid_focal_loss
 from lmd.methods.focal import focal_loss
 from lmd.methods.ldam import ldam_loss, ldam_margins
 from lmd.methods.logit_adjustment import logit_adjusted_loss
@@ -114,21 +114,21 @@ CASES: dict[str, tuple[Loss, Callable[[Row, int, Row], float], float, str, str]]
         "mean",
     ),
     "cb_focal 0.5": (
-        lambda z, y, n: class_balanced_focal_loss(z, y, n, 0.9999, 0.5),
+        lambda z, y, n: sigmoid_focal_loss(z, y, class_balanced_weights(n, 0.9999), 0.5),
         loop_cb_focal(0.5),
         1.8874476,
         "cb_focal_sigmoid_beta0.9999_gamma0.5",
         "value",
     ),
     "cb_focal 1": (
-        lambda z, y, n: class_balanced_focal_loss(z, y, n, 0.9999, 1.0),
+        lambda z, y, n: sigmoid_focal_loss(z, y, class_balanced_weights(n, 0.9999), 1.0),
         loop_cb_focal(1),
         1.4419841,
         "cb_focal_sigmoid_beta0.9999_gamma1",
         "value",
     ),
     "cb_focal 2": (
-        lambda z, y, n: class_balanced_focal_loss(z, y, n, 0.9999, 2.0),
+        lambda z, y, n: sigmoid_focal_loss(z, y, class_balanced_weights(n, 0.9999), 2.0),
         loop_cb_focal(2),
         0.8833091,
         "cb_focal_sigmoid_beta0.9999_gamma2",

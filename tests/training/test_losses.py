@@ -51,15 +51,7 @@ class Noting(Display):
         super().step(done, total, terms)
 
 
-@pytest.mark.parametrize(
-    "key",
-    [
-        "ce",
-        "seesaw",
-        "cicl",
-        pytest.param("lmd", marks=pytest.mark.xfail(reason="RRL reads its step counter")),
-    ],
-)
+@pytest.mark.parametrize("key", ["ce", "seesaw", "cicl", "lmd"])
 def test_a_step_of_stage_1_never_waits_for_the_device(key: str, make_trainer: MakeTrainer) -> None:
     waits = CountWaits()
     display = Noting(waits)

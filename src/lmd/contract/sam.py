@@ -1,4 +1,4 @@
-"""Sharpness-aware perturbation: how far and where to move the parameters, there and back again.
+"""Sharpness-aware perturbation of parameters, and how to undo it.
 
 Foret et al., Sharpness-Aware Minimization for Efficiently Improving Generalization, ICLR 2021.
 """
@@ -14,7 +14,7 @@ from torch.nn.modules.batchnorm import _NormBase
 def ascent(gradients: Sequence[Tensor], radius: float | Tensor) -> list[Tensor]:
     """``radius · g / ‖g‖`` with one norm over all gradients (Foret et al., Eq. 2).
 
-    A gradient of zero has no direction: its offset is zero.
+    The offset of a zero gradient is zero.
 
     >>> ascent([torch.tensor([3.0]), torch.tensor([4.0])], radius=0.5)
     [tensor([0.3000]), tensor([0.4000])]
@@ -42,21 +42,17 @@ def restore(parameters: Sequence[Tensor], saved: Sequence[Tensor]) -> None:
 
 @contextmanager
 def still_statistics(module: nn.Module) -> Iterator[None]:
-    """Within it, the running statistics of normalisation layers stay as they are.
+    """Within it, layers in train mode normalise by the batch and keep their running statistics.
 
-    The second forward pass of a sharpness-aware step runs at weights that are never shipped, so
-    its batch statistics must not enter the averages that evaluation uses.
+    Batches at weights that are never shipped, or of distorted images, must not enter the averages
+    that evaluation uses.
     """
-    # Without running statistics a layer in train mode still normalises by the batch, as it should.
-    names = ("running_mean", "running_var", "num_batches_tracked")
-    layers = [m for m in module.modules() if isinstance(m, _NormBase) and m.training]
-    saved = [[getattr(layer, name) for name in names] for layer in layers]
-    for layer in layers:
-        for name in names:
-            setattr(layer, name, None)
+    norms = [m for m in module.modules() if isinstance(m, _NormBase) and m.training]
+    tracking = [norm for norm in norms if norm.track_running_stats]
+    for norm in tracking:
+        norm.track_running_stats = False
     try:
         yield
     finally:
-        for layer, buffers in zip(layers, saved, strict=True):
-            for name, buffer in zip(names, buffers, strict=True):
-                setattr(layer, name, buffer)
+        for norm in tracking:
+            norm.track_running_stats = True

@@ -1,8 +1,8 @@
 """The contract between a method and the training loop.
 
-A method is a generator of stages. The loop trains each stage that is yielded; what follows the
-``yield`` in the method happens after that. A stage keeps all of its state in parameters, buffers
-and sub-modules, so that ``state_dict()`` is a complete checkpoint.
+A method is a generator of stages. The loop trains each stage that it yields; the code after the
+``yield`` runs when that stage is trained. A stage keeps all its state in parameters, buffers and
+sub-modules, so that ``state_dict()`` is a complete checkpoint.
 """
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -30,9 +30,8 @@ class Task:
 class Batch:
     """``views[name] (B, 3, H, W)`` for each name in ``Stage.views``, and ``labels (B,)``.
 
-    Where several processes share a batch, the views are this process's slice of it. The encoder's
-    features, like the labels, are those of the whole batch in every process. A stage that takes
-    images of a batch together in front of the encoder is refused there.
+    If several processes share a batch, each has a slice of the views, but all labels and all
+    encoder features. A stage that combines images before the encoder cannot run that way.
     """
 
     views: Mapping[str, Tensor]
@@ -40,12 +39,12 @@ class Batch:
 
 
 class Run(Protocol):
-    """What the loop lends to a stage for one epoch.
+    """What the loop gives a stage for one epoch.
 
     ``epoch`` of ``epochs`` counts from 0, ``steps`` is the number of batches in an epoch,
-    ``generator`` (CPU) is seeded anew for every stage and epoch, and ``val_recall (K,)`` holds the
-    recall of each class on the validation part after the epoch before (``None`` at the start of
-    training or without a validation part).
+    ``generator`` (CPU) has its own seed for every stage and epoch, and ``val_recall (K,)`` is the
+    validation recall of each class after the previous epoch (``None`` at the start of training or
+    without a validation part).
     """
 
     epoch: int
@@ -70,18 +69,37 @@ class Run(Protocol):
 class Stage(nn.Module):
     """One stage of training: subclass once, never twice.
 
-    ``views`` names what the stage wants to see of an image (``weak``, ``strong`` or ``eval``).
-    ``epochs`` is ``None`` where the protocol decides.
+    ``views`` names the views of an image that the stage uses (``weak``, ``strong`` or ``eval``); a
+    stage without views trains nothing and works in ``start_epoch``. ``epochs`` is ``None`` where
+    the protocol decides. ``part`` is what is trained (default: all), ``weights (K,)`` how images
+    are drawn (default: each once), ``weight_decay`` replaces the protocol's.
     """
 
     views: ClassVar[tuple[str, ...]] = ("weak",)
     epochs: int | None = None
+    weights: Tensor | None
     # ``with self.clock("teacher"):`` books the time inside; the loop puts its own clock here.
     clock: Callable[[str], AbstractContextManager[Any]] = nullcontext
 
+    def __init__(
+        self,
+        part: nn.Module | None = None,
+        *,
+        weights: Tensor | None = None,
+        weight_decay: float | None = None,
+    ) -> None:
+        super().__init__()
+        self.part, self.weight_decay = part, weight_decay
+        self.register_buffer("weights", weights, persistent=False)
+
     def trainable(self) -> ParameterGroups:
         """Parameters, or groups of them with their own ``lr``; empty: the loop trains nothing."""
-        return list(self.parameters())
+        if not self.views:
+            return []
+        parameters = list((self if self.part is None else self.part).parameters())
+        if self.weight_decay is None:
+            return parameters
+        return [{"params": parameters, "weight_decay": self.weight_decay}]
 
     def class_weights(self, run: Run) -> list[Tensor | None]:
         """One entry for each data stream.
@@ -90,13 +108,13 @@ class Stage(nn.Module):
         replacement, an image of class k with weight ``w[k]``, so ``1 / counts`` balances the
         classes. An empty list: no batches this epoch.
         """
-        return [None]
+        return [self.weights] if self.views else []
 
     def start_epoch(self, run: Run, optimizer: Optimizer | None) -> Mapping[str, float] | None:
-        """Runs before the batches of an epoch; numbers returned go into the history."""
+        """Called before the batches of an epoch; returned numbers go into the history."""
 
     def chosen(self) -> Mapping[str, float]:
-        """Values that the stage chose for itself; they go into the record."""
+        """Values that the stage chose itself; they go into the record."""
         return {}
 
     def loss(self, *batches: Batch) -> Terms:
@@ -104,7 +122,7 @@ class Stage(nn.Module):
         raise NotImplementedError
 
     def forward(self, *batches: Batch) -> Terms:
-        """Is ``loss``; wrappers that need a ``forward`` go through here."""
+        """The same as ``loss``, for wrappers that call ``forward``."""
         return self.loss(*batches)
 
     def step(self, optimizer: Optimizer, *batches: Batch) -> Terms:
@@ -121,10 +139,10 @@ Stages = Iterator[Stage]
 
 
 def prepare(stage: Stage) -> ParameterGroups:
-    """Free what is trainable, freeze the rest, and return what is trainable.
+    """Freeze all but what is trainable, and return that.
 
-    A sub-module of which no parameter is trained is put into ``eval`` mode: a frozen encoder would
-    otherwise still drift through its BatchNorm statistics.
+    A sub-module without trained parameters is put into ``eval`` mode: otherwise the BatchNorm
+    statistics of a frozen encoder would still change.
     """
     groups = stage.trainable()
     trained = {id(p) for group in groups for p in _parameters(group)}

@@ -5,44 +5,50 @@ from collections.abc import Callable
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from lmd.contract.stage import Batch, ParameterGroups, Run, Stage, Terms
+from lmd.contract.stage import Batch, Run, Stage, Terms
 from lmd.model import Model
 
 Criterion = Callable[[Tensor, Tensor], Tensor]
 
 
+class PerClass(nn.Module):
+    """``loss(logits, labels, values, **settings)``; ``values (K,)`` move with the model."""
+
+    values: Tensor
+
+    def __init__(self, loss: Callable[..., Tensor], values: Tensor, **settings: float) -> None:
+        super().__init__()
+        self.loss, self.settings = loss, settings
+        self.register_buffer("values", values, persistent=False)
+
+    def forward(self, logits: Tensor, labels: Tensor) -> Tensor:
+        """The loss of ``(B, K)`` and ``(B,)``."""
+        return self.loss(logits, labels, self.values, **self.settings)
+
+
 class Supervised(Stage):
     """``criterion(logits (B, K), labels (B,))`` on the weak view.
 
-    ``weights (K,)`` draws an image of class k with that weight; ``part`` trains only that part of
-    the model. A criterion that is a module may hold buffers: they are in the checkpoint.
+    ``draw(run)`` gives the weights of each epoch in place of ``weights``. A criterion that is a
+    module may hold buffers: they are in the checkpoint.
     """
-
-    weights: Tensor | None
 
     def __init__(
         self,
         model: Model,
         criterion: Criterion = F.cross_entropy,
         *,
-        weights: Tensor | None = None,
         part: nn.Module | None = None,
-        epochs: int | None = None,
+        weights: Tensor | None = None,
+        weight_decay: float | None = None,
+        draw: Callable[[Run], Tensor | None] | None = None,
     ) -> None:
-        super().__init__()
-        self.model = model
-        self.criterion = criterion
-        self.part = part if part is not None else model
-        self.epochs = epochs
-        self.register_buffer("weights", weights, persistent=False)
-
-    def trainable(self) -> ParameterGroups:
-        """The parameters of ``part``."""
-        return list(self.part.parameters())
+        super().__init__(part, weights=weights, weight_decay=weight_decay)
+        self.model, self.criterion, self.draw = model, criterion, draw
 
     def class_weights(self, run: Run) -> list[Tensor | None]:
-        """One stream, drawn with ``weights``."""
-        return [self.weights]
+        """One stream."""
+        return [self.weights if self.draw is None else self.draw(run)]
 
     def loss(self, *batches: Batch) -> Terms:
         """The criterion on the logits of the weak view."""

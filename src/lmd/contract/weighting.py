@@ -22,31 +22,23 @@ def class_balanced_weights(counts: Tensor, beta: float) -> Tensor:
     >>> class_balanced_weights(torch.tensor([7, 7, 7]), 0.99)
     tensor([1., 1., 1.])
     """
-    weights = _inverse_effective_number(counts, beta)
+    if not 0 <= beta < 1:
+        raise LmdError(f"beta must be at least 0 and below 1; it is {beta}: try 0.9999")
+    counts = _floating(counts)
+    # expm1 of n·ln β: in single precision 1 - β^n would lose four digits at n = 1, β = 0.9999.
+    log_beta = math.log(beta) if beta > 0 else -math.inf
+    effective_number = -torch.expm1(counts.clamp(min=1) * log_beta) / (1 - beta)
+    weights = torch.where(counts > 0, 1 / effective_number, 0)
     return weights * ((weights > 0).sum() / weights.sum())
 
 
-def effective_number_probabilities(counts: Tensor, beta: float) -> Tensor:
-    """How often each class is drawn if an image weighs ``(1 - β) / (1 - β^n)``: ``(K,) → (K,)``.
-
-    The resampling rule of Cao et al., NeurIPS 2019: nearly 1/K each while ``n ≪ 1 / (1 - β)``.
-    """
-    weights = _inverse_effective_number(counts, beta) * counts
-    return weights / weights.sum()
-
-
-def sampling_probabilities(counts: Tensor, q: float) -> Tensor:
-    """How often each class is drawn: ``n^(1-q)``, normalised; ``(K,) → (K,)``.
-
-    Kang et al., Decoupling representation and classifier, ICLR 2020, Eq. 1 (with q for 1 - q):
-    q = 0 is instance, ½ square-root and 1 class-balanced sampling.
-    """
-    weights = image_weights(counts, q) * counts
-    return weights / weights.sum()
-
-
 def image_weights(counts: Tensor, q: float = 1.0) -> Tensor:
-    """Weight ``n^-q`` of one image of each class, which draws classes as ``n^(1-q)``: ``(K,)``."""
+    """Weight ``n^-q`` of one image of each class: ``(K,) → (K,)``.
+
+    Classes are drawn with probability ``∝ n^(1-q)`` (Kang et al., Decoupling representation and
+    classifier, ICLR 2020, Eq. 1 with q for 1 - q): q = 0 is instance, ½ square-root and 1
+    class-balanced sampling.
+    """
     counts = _floating(counts)
     return torch.where(counts > 0, counts.clamp(min=1) ** -q, 0)
 
@@ -67,16 +59,6 @@ def deferred(epoch: int, epochs: int, fraction: float) -> bool:
     """
     # The small number keeps products such as 0.29 * 100 from falling one epoch short.
     return epoch >= math.floor(fraction * epochs + 1e-9)
-
-
-def _inverse_effective_number(counts: Tensor, beta: float) -> Tensor:
-    if not 0 <= beta < 1:
-        raise LmdError(f"beta must lie in [0, 1); it is {beta}: choose a value such as 0.9999")
-    counts = _floating(counts)
-    # expm1 of n·ln β: in single precision 1 - β^n would lose four digits at n = 1, β = 0.9999.
-    log_beta = math.log(beta) if beta > 0 else -math.inf
-    effective_number = -torch.expm1(counts.clamp(min=1) * log_beta) / (1 - beta)
-    return torch.where(counts > 0, 1 / effective_number, 0)
 
 
 def _floating(counts: Tensor) -> Tensor:

@@ -17,7 +17,7 @@ from lmd.model import Model
 
 
 def mix(instance: Tensor, balanced: Tensor, share: float) -> Tensor:
-    """``(1 - share) · instance + share · balanced``: the share λ is that of the *balanced* batch.
+    """``(1 - share) · instance + share · balanced``: λ is the share of the *balanced* batch.
 
     Galdran et al., Balanced-MixUp for highly imbalanced medical image classification, MICCAI 2021,
     Eq. 3; both of one shape.
@@ -29,11 +29,8 @@ def mixed_cross_entropy(
     logits: Tensor, instance_labels: Tensor, balanced_labels: Tensor, share: float
 ) -> Tensor:
     """Cross-entropy against one-hot labels mixed as the images were: ``(B, K)``, 2 × ``(B,)``."""
-    return mix(
-        F.cross_entropy(logits, instance_labels),
-        F.cross_entropy(logits, balanced_labels),
-        share,
-    )
+    instance = F.cross_entropy(logits, instance_labels)
+    return mix(instance, F.cross_entropy(logits, balanced_labels), share)
 
 
 def draw_share(alpha: float, generator: torch.Generator | None = None) -> float:
@@ -44,26 +41,22 @@ def draw_share(alpha: float, generator: torch.Generator | None = None) -> float:
 class BalancedMixup(Stage):
     """Two streams: images as they come, and classes drawn alike; one λ for each batch."""
 
-    sampling: Tensor
-
-    def __init__(self, model: Model, sampling: Tensor, alpha: float) -> None:
-        super().__init__()
-        self.model = model
-        self.alpha = alpha
+    def __init__(self, model: Model, weights: Tensor, alpha: float) -> None:
+        super().__init__(weights=weights)
+        self.model, self.alpha = model, alpha
         self.generator: torch.Generator | None = None
-        self.register_buffer("sampling", sampling, persistent=False)
 
     def class_weights(self, run: Run) -> list[Tensor | None]:
         """The instance stream, then the class-balanced stream."""
-        return [None, self.sampling]
+        return [None, self.weights]
 
     def start_epoch(self, run: Run, optimizer: Optimizer | None) -> Mapping[str, float] | None:
-        """Take the generator of this epoch, which the loop seeds: a checkpoint need not hold it."""
+        """Take the generator that the loop seeds for this epoch."""
         self.generator = run.generator
         return None
 
     def loss(self, *batches: Batch) -> Terms:
-        """Soft cross-entropy on mixed images; where one batch is shorter, both are cut to it."""
+        """Soft cross-entropy on mixed images; both batches are cut to the shorter one."""
         instance, balanced = batches
         size = min(len(instance.labels), len(balanced.labels))
         share = draw_share(self.alpha, self.generator)

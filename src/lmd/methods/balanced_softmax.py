@@ -1,11 +1,11 @@
 """Balanced softmax: training sees the class prior, the shipped model does not."""
 
-from torch import Tensor, nn
+from torch import Tensor
 from torch.nn import functional as F
 
 from lmd.contract.method import Method
 from lmd.contract.stage import Stages, Task
-from lmd.contract.supervised import Supervised
+from lmd.contract.supervised import PerClass, Supervised
 from lmd.contract.weighting import log_priors
 from lmd.model import Model
 
@@ -19,23 +19,9 @@ def balanced_softmax_loss(logits: Tensor, labels: Tensor, counts: Tensor) -> Ten
     return F.cross_entropy(logits + log_priors(counts), labels)
 
 
-class BalancedSoftmax(nn.Module):
-    """Holds the counts ``(K,)`` next to the model."""
-
-    counts: Tensor
-
-    def __init__(self, counts: Tensor) -> None:
-        super().__init__()
-        self.register_buffer("counts", counts, persistent=False)
-
-    def forward(self, logits: Tensor, labels: Tensor) -> Tensor:
-        """The balanced softmax loss: ``(B, K)``, ``(B,)`` → scalar."""
-        return balanced_softmax_loss(logits, labels, self.counts)
-
-
 def balanced_softmax(model: Model, task: Task) -> Stages:
     """Balanced softmax on the images as they come (Ren et al., NeurIPS 2020; no settings)."""
-    yield Supervised(model, BalancedSoftmax(task.class_counts))
+    yield Supervised(model, PerClass(balanced_softmax_loss, task.class_counts))
 
 
 METHODS = (

@@ -10,6 +10,7 @@ from torch.nn import functional as F
 from lmd.contract.method import Method
 from lmd.contract.settings import BelowOne, NonNegative
 from lmd.contract.stage import Batch, Stage, Stages, Task, Terms
+from lmd.contract.supervised import PerClass
 from lmd.contract.weighting import class_balanced_weights
 from lmd.model import Model
 
@@ -17,8 +18,8 @@ from lmd.model import Model
 def sigmoid_focal_loss(logits: Tensor, labels: Tensor, weights: Tensor, gamma: float) -> Tensor:
     """``(1/B) Σ_i w_{y_i} Σ_k (1 - σ(t_ik))^γ · -ln σ(t_ik)``; t is +z for the true class, else -z.
 
-    The sum over classes is divided by B, not by B·K; logits ``(B, K)``, labels ``(B,)``, weights
-    ``(K,)``.
+    Cui et al., Class-balanced loss based on effective number of samples, CVPR 2019, Eq. 5 and 9;
+    logits ``(B, K)``, labels ``(B,)``, weights ``(K,)``. The sum is over B, not over B·K.
     """
     true = F.one_hot(labels, logits.shape[1]).bool()
     t = torch.where(true, logits, -logits)
@@ -27,36 +28,16 @@ def sigmoid_focal_loss(logits: Tensor, labels: Tensor, weights: Tensor, gamma: f
     return (weights[labels] * focal.sum(dim=1)).mean()
 
 
-def class_balanced_focal_loss(
-    logits: Tensor, labels: Tensor, counts: Tensor, beta: float, gamma: float
-) -> Tensor:
-    """Sigmoid focal loss with the class-balanced weights of ``counts (K,)``.
-
-    Cui et al., Class-balanced loss based on effective number of samples, CVPR 2019, Eq. 5 and 9;
-    logits ``(B, K)``, labels ``(B,)``.
-    """
-    return sigmoid_focal_loss(logits, labels, class_balanced_weights(counts, beta), gamma)
-
-
 class ClassBalancedFocal(Stage):
     """Trains all of the model; the bias of the classifier starts at ``-ln(K-1)``, undecayed."""
 
-    weights: Tensor
-
-    def __init__(self, model: Model, weights: Tensor, gamma: float) -> None:
+    def __init__(self, model: Model, criterion: nn.Module) -> None:
         super().__init__()
-        self.model = model
-        self.gamma = gamma
-        self.register_buffer("weights", weights, persistent=False)
+        self.model, self.criterion = model, criterion
+        assert isinstance(model.classifier, nn.Linear), "the row asks for the linear head"
+        self.bias = model.classifier.bias
         # Every sigmoid starts at 1/K; at 1/2 the K - 1 negatives would swamp the first epochs.
-        nn.init.constant_(self.bias, -math.log(max(len(weights) - 1, 1)))
-
-    @property
-    def bias(self) -> Tensor:
-        """The bias ``(K,)`` of the classifier."""
-        bias = self.model.classifier.bias
-        assert isinstance(bias, Tensor), "the linear head has a bias"
-        return bias
+        nn.init.constant_(self.bias, -math.log(max(len(self.bias) - 1, 1)))
 
     def trainable(self) -> list[dict[str, Any]]:
         """All parameters; the bias of the classifier in a group without weight decay."""
@@ -66,8 +47,7 @@ class ClassBalancedFocal(Stage):
     def loss(self, *batches: Batch) -> Terms:
         """Weighted sigmoid focal loss on the weak view."""
         (batch,) = batches
-        logits = self.model(batch.views["weak"])
-        return {"loss": sigmoid_focal_loss(logits, batch.labels, self.weights, self.gamma)}
+        return {"loss": self.criterion(self.model(batch.views["weak"]), batch.labels)}
 
 
 def cb_focal(
@@ -80,15 +60,13 @@ def cb_focal(
     """Class-balanced focal loss on the images as they come; β and γ as in the authors' script.
 
     With fewer than about 1000 images per class β = 0.9999 smooths nothing (the weights are 1/n);
-    ``1 - 1/n_max`` does.
-
-    The shipped model takes the softmax of these sigmoid-trained logits. It ranks classes as the
-    sigmoids do, and it is what they imply for exclusive classes: of K independent events with
-    probabilities ``σ(z_k)``, given that exactly one happens, it is the k-th with probability
-    ``∝ σ(z_k) / (1 - σ(z_k)) = exp(z_k)``. Weights and focusing leave it uncalibrated, as every
-    re-weighted loss does.
+    ``1 - 1/n_max`` does. The shipped softmax is what the sigmoids imply for exclusive classes: if
+    exactly one of K independent events with probabilities ``σ(z_k)`` happens, it is the k-th with
+    probability ``∝ σ(z_k) / (1 - σ(z_k)) = exp(z_k)``. Like every re-weighted loss it is not
+    calibrated.
     """
-    yield ClassBalancedFocal(model, class_balanced_weights(task.class_counts, beta), gamma)
+    weights = class_balanced_weights(task.class_counts, beta)
+    yield ClassBalancedFocal(model, PerClass(sigmoid_focal_loss, weights, gamma=gamma))
 
 
 METHODS = (

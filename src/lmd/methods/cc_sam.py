@@ -16,7 +16,7 @@ from torch.optim import Optimizer
 from lmd.contract.method import Method
 from lmd.contract.sam import ascent
 from lmd.contract.settings import NonNegative, Share
-from lmd.contract.stage import Batch, ParameterGroups, Run, Stage, Stages, Task, Terms
+from lmd.contract.stage import Batch, Run, Stage, Stages, Task, Terms
 from lmd.contract.weighting import image_weights
 from lmd.model import Model
 
@@ -27,8 +27,8 @@ def class_radius(
     """``ρ · √‖θ‖ / √‖g‖ / √2 / (n_k − 1)^¼ / P^¼ · √P``: how far one tensor moves for class k.
 
     ``gradient`` is that of the tensor, ``parameter_norm ()`` and ``parameters`` (P) belong to the
-    whole classifier. A class of one image would divide by zero: it moves as far as one of two. A
-    gradient below rounding error counts as one of that size: its root would throw θ far away.
+    whole classifier. A class of one image would divide by zero, so it moves as far as one of two.
+    Gradients below rounding error are raised to it: their root would move θ far away.
     """
     floor = torch.finfo(gradient.dtype).eps
     sharpness = (parameter_norm / gradient.norm().clamp_min(floor)).sqrt()
@@ -90,8 +90,8 @@ def shifted_loss(
 def draw_mixup(alpha: float, batch: int) -> tuple[float, Tensor]:
     """The larger share λ ~ Beta(α, α) and a partner for each image ``(B,)``.
 
-    Beta(α, α) is symmetric, so taking max(λ, 1 − λ) changes only which of a pair is called first:
-    an image keeps the larger share of itself, and its own label stays the best single one.
+    Beta(α, α) is symmetric, so max(λ, 1 − λ) only decides which of a pair is called first: each
+    image keeps the larger share, and its own label is the best single one.
     """
     share = float(torch.distributions.Beta(alpha, alpha).sample())
     return max(share, 1 - share), torch.randperm(batch)
@@ -137,23 +137,13 @@ class Shifted(Stage):
     """
 
     strengths: Tensor
-    weights: Tensor
     alpha: Tensor
 
     def __init__(self, model: Model, task: Task, *, limit: float) -> None:
-        super().__init__()
+        super().__init__(model.classifier, weights=image_weights(task.class_counts))
         self.model, self.limit = model, limit
         self.register_buffer("strengths", shift_strengths(task.class_counts), persistent=False)
-        self.register_buffer("weights", image_weights(task.class_counts), persistent=False)
         self.register_buffer("alpha", torch.tensor(0.0))
-
-    def trainable(self) -> ParameterGroups:
-        """The classifier."""
-        return list(self.model.classifier.parameters())
-
-    def class_weights(self, run: Run) -> list[Tensor | None]:
-        """Class-balanced."""
-        return [self.weights]
 
     def start_epoch(self, run: Run, optimizer: Optimizer | None) -> Mapping[str, float]:
         """``α = min((t + 1) / T, limit)``."""
@@ -181,9 +171,9 @@ def cc_sam(
 ) -> Stages:
     """Class-conditional sharpness-aware stage 1, then the classifier on shifted features.
 
-    ``rho``, ``flat_ratio`` (0.5 for a hundred classes) and ``limit`` (0.3) are the values of the
-    authors' code for CIFAR-10-LT. Its ``mixup`` there is 1 (``profile="authors"``); here it is off,
-    since augmentation is the protocol's. The classifier of stage 1 is kept.
+    The values are those of the authors' code for CIFAR-10-LT (``flat_ratio`` is 0.5 there for a
+    hundred classes, ``limit`` 0.3). ``mixup`` is off, since augmentation is the protocol's; theirs
+    is 1 (``profile="authors"``). The classifier of stage 1 is kept.
     """
     yield ClassConditional(model, task, rho=rho, flat_ratio=flat_ratio, mixup=mixup)
     yield Shifted(model, task, limit=limit)

@@ -12,7 +12,7 @@ from torch.nn import functional as F
 
 from lmd.contract.method import Method
 from lmd.contract.settings import Count, Positive
-from lmd.contract.stage import Batch, Run, Stage, Stages, Task, Terms
+from lmd.contract.stage import Batch, Stage, Stages, Task, Terms
 from lmd.contract.supervised import Supervised
 from lmd.contract.weighting import image_weights
 from lmd.model import Model
@@ -46,44 +46,30 @@ def supervised_contrastive_loss(
 class Contrastive(Stage):
     """Encoder and projection head on two strong views of class-balanced batches.
 
-    The head is part of this stage alone. The classifier learns beside it on features without
-    gradient, which changes nothing for the encoder: it lets validation follow this stage. Classes
+    The head is an MLP C → C → projection of this stage alone. The classifier is trained on features
+    without gradient: this leaves the encoder alone and lets validation follow the stage. Classes
     are drawn with probability 1/K, which also works for batches smaller than K.
     """
 
     views: ClassVar[tuple[str, ...]] = ("strong", "strong2")
-    weights: Tensor
 
     def __init__(
-        self,
-        model: Model,
-        task: Task,
-        *,
-        temperature: float,
-        base_temperature: float,
-        projection: int,
+        self, model: Model, task: Task, temperature: float, base_temperature: float, projection: int
     ) -> None:
-        super().__init__()
+        super().__init__(weights=image_weights(task.class_counts))
         self.model = model
         self.temperature, self.base_temperature = temperature, base_temperature
         dim = task.feature_dim
         self.head = nn.Sequential(nn.Linear(dim, dim), nn.ReLU(), nn.Linear(dim, projection))
-        self.register_buffer("weights", image_weights(task.class_counts), persistent=False)
-
-    def class_weights(self, run: Run) -> list[Tensor | None]:
-        """Class-balanced."""
-        return [self.weights]
 
     def loss(self, *batches: Batch) -> Terms:
         """The contrastive loss of both views, which pass through the encoder together."""
         (batch,) = batches
         views = len(self.views)
         features = self.model.features(torch.cat([batch.views[name] for name in self.views]))
+        projected = self.head(features).unflatten(0, (views, -1)).transpose(0, 1)
         contrastive = supervised_contrastive_loss(
-            self.head(features).unflatten(0, (views, -1)).transpose(0, 1),
-            batch.labels,
-            self.temperature,
-            self.base_temperature,
+            projected, batch.labels, self.temperature, self.base_temperature
         )
         logits = self.model.classifier(features.detach())
         probe = F.cross_entropy(logits, batch.labels.repeat(views))
@@ -100,16 +86,9 @@ def cicl(
 ) -> Stages:
     """Supervised contrastive encoder, then a linear probe, both on class-balanced batches.
 
-    The values are those of the authors' code: τ = 0.1, τ₀ = 0.07 (so the loss is scaled by 10/7)
-    and an MLP head C → C → 128. Their probe is class-balanced too.
+    The values are those of the authors' code. Their probe is class-balanced too.
     """
-    yield Contrastive(
-        model,
-        task,
-        temperature=temperature,
-        base_temperature=base_temperature,
-        projection=projection,
-    )
+    yield Contrastive(model, task, temperature, base_temperature, projection)
     model.classifier.reset_parameters()
     yield Supervised(model, weights=image_weights(task.class_counts), part=model.classifier)
 

@@ -1,7 +1,7 @@
 """Decoupling: learn the representation as the images come, then balance the classifier alone.
 
 Kang et al., Decoupling Representation and Classifier for Long-Tailed Recognition, ICLR 2020. Stage
-2 never trains the encoder. The row of the table is cRT; the paper's other three stand beside it.
+2 never trains the encoder. The row of the paper's table is cRT; the other three are added.
 """
 
 from collections.abc import Mapping, Sequence
@@ -16,7 +16,7 @@ from torch.optim import Optimizer
 from lmd.base.errors import LmdError
 from lmd.contract.method import Method
 from lmd.contract.settings import Candidates, NonNegative, Positive
-from lmd.contract.stage import ParameterGroups, Run, Stage, Stages, Task
+from lmd.contract.stage import Run, Stage, Stages, Task
 from lmd.contract.supervised import Supervised
 from lmd.contract.weighting import image_weights
 from lmd.model import Model
@@ -51,10 +51,10 @@ def nearest_mean_classifier(
     """Weight ``(K, C)`` and bias ``(K,)`` that rank as the nearest class mean does.
 
     Kang et al., section 4 (NCM): features are centred on the training mean μ and L2-normalised, and
-    so is each class mean m_k of them; the nearest mean wins. Unit vectors are nearest where their
-    inner product is largest, and the length of f − μ is common to all classes, so ``m_k · (f − μ)``
-    ranks exactly as the distance does, and it is linear in f. The logits here are divided by the
-    mean of ‖f − μ‖ over the images: they are the cosine for a feature of mean length.
+    so is each class mean m_k of them; the nearest mean wins. For unit vectors this is the largest
+    inner product, and the length of f − μ is the same for all classes, so ``m_k · (f − μ)``, which
+    is linear in f, ranks as the distance does. The logits are divided by the mean of ‖f − μ‖ over
+    the images: they are the cosine for a feature of mean length.
     """
     centre = features.mean(0)
     length = (features - centre).norm(dim=1).mean()
@@ -79,6 +79,7 @@ class ClassScale(nn.Module):
 class TauNorm(Stage):
     """Writes the τ-normalised weights of stage 1 into the classifier; nothing is trained."""
 
+    views = ()
     epochs = 1
     weight: Tensor
     best: Tensor
@@ -86,17 +87,9 @@ class TauNorm(Stage):
     def __init__(self, model: Model, *, tau: float | None, taus: Sequence[float]) -> None:
         super().__init__()
         self.model, self.tau, self.taus = model, tau, tuple(taus)
-        # A copy, so that doing it twice is doing it once.
+        # The weight of stage 1: normalising twice must not differ from once.
         self.register_buffer("weight", model.classifier.weight.detach().clone())
         self.register_buffer("best", torch.tensor(float("nan"), dtype=torch.float64))
-
-    def trainable(self) -> ParameterGroups:
-        """Nothing."""
-        return []
-
-    def class_weights(self, run: Run) -> list[Tensor | None]:
-        """No batches."""
-        return []
 
     @torch.no_grad()
     def start_epoch(self, run: Run, optimizer: Optimizer | None) -> Mapping[str, float]:
@@ -124,19 +117,12 @@ class TauNorm(Stage):
 class NearestMean(Stage):
     """Writes the nearest-class-mean classifier into the linear one; nothing is trained."""
 
+    views = ()
     epochs = 1
 
     def __init__(self, model: Model, *, scale: float) -> None:
         super().__init__()
         self.model, self.scale = model, scale
-
-    def trainable(self) -> ParameterGroups:
-        """Nothing."""
-        return []
-
-    def class_weights(self, run: Run) -> list[Tensor | None]:
-        """No batches."""
-        return []
 
     @torch.no_grad()
     def start_epoch(self, run: Run, optimizer: Optimizer | None) -> None:
@@ -171,16 +157,10 @@ def tau_norm(
     model: Model,
     task: Task,
     *,
-    tau: Annotated[
-        NonNegative | None, "Power of the norm; none: chosen on the validation part."
-    ] = None,
+    tau: Annotated[NonNegative | None, "Power of the norm; none: chosen on validation."] = None,
     taus: Annotated[Candidates, "Values of tau that are tried on the validation part."] = TAUS,
 ) -> Stages:
-    """Weights ``w_k / ‖w_k‖^τ`` without a bias.
-
-    τ is the best of ``taus`` (0, 0.1, … 2 as in the authors' code) by mean recall on validation,
-    unless ``tau`` is given.
-    """
+    """Weights ``w_k / ‖w_k‖^τ`` without a bias; ``taus`` are those of the authors' code."""
     yield Supervised(model)
     yield TauNorm(model, tau=tau, taus=taus)
 
@@ -188,8 +168,8 @@ def tau_norm(
 def lws(model: Model, task: Task) -> Stages:
     """Learnable weight scaling: one factor per class on the frozen logits.
 
-    While it is trained the factor is a parametrisation of weight and bias, so the model that is
-    validated is the scaled one; afterwards it is folded in and a plain classifier remains.
+    During training the factor is a parametrisation of weight and bias, so validation sees the
+    scaled model; afterwards it is folded in, and a plain classifier remains.
     """
     yield Supervised(model)
     classifier = model.classifier
@@ -210,10 +190,9 @@ def ncm(
 ) -> Stages:
     """Nearest class mean on centred, L2-normalised features, as a linear classifier.
 
-    It predicts exactly what the nearest unit mean predicts (``nearest_mean_classifier``). ``scale``
-    (ours; the paper has no probabilities) is the inverse temperature of the softmax on the cosine
-    and changes no prediction; the confidence of an image grows with ‖f − μ‖, which a linear
-    classifier cannot divide by.
+    It predicts what the nearest unit mean predicts (``nearest_mean_classifier``). ``scale`` is
+    ours: the paper has no probabilities. The confidence of an image grows with ‖f − μ‖, since a
+    linear classifier cannot divide by it.
     """
     yield Supervised(model)
     yield NearestMean(model, scale=scale)
@@ -238,13 +217,7 @@ METHODS = (
         note="τ is chosen on the validation part, so validation scores are optimistic.",
         first_settings=(),
     ),
-    Method(
-        "lws",
-        "Decoupling (LWS)",
-        lws,
-        PAPER,
-        ("cross-entropy", "learnable weight scaling"),
-    ),
+    Method("lws", "Decoupling (LWS)", lws, PAPER, ("cross-entropy", "learnable weight scaling")),
     Method(
         "ncm",
         "Decoupling (NCM)",

@@ -1,8 +1,8 @@
 """FCD-style (reconstruction): a flat first stage, and a second that is distilled from it.
 
 Li et al., Flat-Aware Cross-Stage Distilled Framework for Imbalanced Medical Image Classification,
-MICCAI 2022. Neither code nor the formulas were available: this is built from the paper's title and
-from what others say of it. Stage 1 is sharpness-aware (``lmd.contract.sam``); stage 2 fine-tunes
+MICCAI 2022. Neither code nor formulas were available: this is built from the paper's title and
+from descriptions by others. Stage 1 is sharpness-aware (``lmd.contract.sam``); stage 2 fine-tunes
 the classifier on class-balanced images and stays near the stage-1 classifier by distillation.
 """
 
@@ -16,7 +16,7 @@ from torch.optim import Optimizer
 from lmd.contract.method import Method
 from lmd.contract.sam import ascent, perturb, restore, still_statistics
 from lmd.contract.settings import NonNegative, Positive
-from lmd.contract.stage import Batch, ParameterGroups, Run, Stage, Stages, Task, Terms
+from lmd.contract.stage import Batch, Stage, Stages, Task, Terms
 from lmd.contract.weighting import image_weights
 from lmd.model import Model
 
@@ -69,23 +69,12 @@ class Flat(Stage):
 class Distilled(Stage):
     """The classifier alone on class-balanced images, with the stage-1 classifier as teacher."""
 
-    weights: Tensor
-
     def __init__(self, model: Model, task: Task, *, distill: float, temperature: float) -> None:
-        super().__init__()
+        super().__init__(model.classifier, weights=image_weights(task.class_counts))
         self.model = model
         # The encoder is frozen, so teacher and student share it.
         self.teacher = copy.deepcopy(model.classifier)
         self.distill, self.temperature = distill, temperature
-        self.register_buffer("weights", image_weights(task.class_counts), persistent=False)
-
-    def trainable(self) -> ParameterGroups:
-        """The classifier."""
-        return list(self.model.classifier.parameters())
-
-    def class_weights(self, run: Run) -> list[Tensor | None]:
-        """Class-balanced."""
-        return [self.weights]
 
     def loss(self, *batches: Batch) -> Terms:
         """Cross-entropy plus ``distill`` times the distillation loss."""
@@ -107,8 +96,8 @@ def fcd(
 ) -> Stages:
     """A flat stage 1, then the classifier fine-tuned, class-balanced and distilled.
 
-    ``rho`` is that of Foret et al., ICLR 2021; ``distill`` and ``temperature`` are ours. The
-    classifier is not drawn anew: it is to stay in the basin that stage 1 has found.
+    ``rho`` is that of Foret et al., ICLR 2021; ``distill`` and ``temperature`` are ours. Stage 2
+    keeps the classifier of stage 1, to stay in the basin that stage 1 has found.
     """
     yield Flat(model, rho=rho)
     yield Distilled(model, task, distill=distill, temperature=temperature)

@@ -15,9 +15,11 @@ from torch.nn import functional as F
 from lmd.base.errors import LmdError
 from lmd.contract.method import Method
 from lmd.contract.settings import NonNegative, Positive
-from lmd.contract.stage import Batch, ParameterGroups, Run, Stage, Stages, Task, Terms
+from lmd.contract.stage import Batch, Stage, Stages, Task, Terms
 from lmd.contract.weighting import image_weights
 from lmd.model import CosineClassifier, Model
+
+Form = Literal["angular", "cosine"]
 
 
 class Criterion(Protocol):
@@ -103,7 +105,6 @@ class Clouded(Stage):
     """
 
     counts: Tensor
-    weights: Tensor
 
     def __init__(
         self,
@@ -115,24 +116,16 @@ class Clouded(Stage):
         balanced: bool = False,
         mixup: float = 0.0,
     ) -> None:
-        super().__init__()
+        weights = image_weights(task.class_counts) if balanced else None
+        super().__init__(model.classifier if balanced else None, weights=weights)
         if not isinstance(model.classifier, CosineClassifier):
             kind = type(model.classifier).__name__
             raise LmdError(f"method 'gcl' needs a cosine classifier; it is {kind}: set head=cosine")
         self.model, self.classifier = model, model.classifier
-        self.criterion, self.balanced, self.mixup = criterion, balanced, mixup
+        self.criterion, self.mixup = criterion, mixup
         # The scale that ships is that of the loss: without it all probabilities are nearly 1/K.
         self.classifier.scale.fill_(scale)
         self.register_buffer("counts", task.class_counts, persistent=False)
-        self.register_buffer("weights", image_weights(task.class_counts), persistent=False)
-
-    def trainable(self) -> ParameterGroups:
-        """The model, or its classifier in stage 2."""
-        return list((self.classifier if self.balanced else self.model).parameters())
-
-    def class_weights(self, run: Run) -> list[Tensor | None]:
-        """As the images come, or class-balanced in stage 2."""
-        return [self.weights if self.balanced else None]
 
     def loss(self, *batches: Batch) -> Terms:
         """The GCL loss with fresh noise."""
@@ -157,27 +150,22 @@ def gcl(
     model: Model,
     task: Task,
     *,
-    form: Annotated[
-        Literal["angular", "cosine"], "Where the noise acts: on the angle or on the cosine."
-    ] = "angular",
+    form: Annotated[Form, "Where the noise acts: on the angle or on the cosine."] = "angular",
     epsilon: Annotated[NonNegative, "Strength of the noise in the angular form."] = 0.1,
     noise_mul: Annotated[NonNegative, "Strength of the noise in the cosine form."] = 0.5,
     margin: Annotated[NonNegative, "Margin of the true class in stage 1."] = 0.0,
     scale: Annotated[Positive, "Scale of the cosine classifier in stage 1."] = 30.0,
     stage2_margin: Annotated[NonNegative, "Margin of the true class in stage 2."] = 0.1,
     stage2_scale: Annotated[Positive, "Scale in stage 2, which ships."] = 20.0,
-    stage2_gamma: Annotated[
-        NonNegative, "How strongly well-classified images are down-weighted in stage 2."
-    ] = 1.0,
+    stage2_gamma: Annotated[NonNegative, "Down-weighting of easy images in stage 2 (γ)."] = 1.0,
     mixup: Annotated[NonNegative, "α of mixup in stage 1; 0 is off."] = 0.0,
 ) -> Stages:
     """Clouded logits in stage 1; the same classifier, class-balanced and focal, in stage 2.
 
-    The values are those of the authors' code: ``epsilon`` is the noise of the angular form and
-    ``noise_mul`` (ν) that of the cosine form; margins, scales and γ are those of its scripts for
-    the cosine form, since none shows the angular one. Its ``mixup`` in stage 1 is 1
-    (``profile="authors"``); here it is off, since augmentation is the protocol's. With few classes
-    a lower ``scale`` may help the tail.
+    The values are those of the authors' code; margins, scales and γ are from its scripts for the
+    cosine form, since none shows the angular one. ``mixup`` is off, since augmentation is the
+    protocol's; theirs is 1 (``profile="authors"``). With few classes a lower ``scale`` may help
+    the tail.
     """
 
     def criterion(margin: float, scale: float, gamma: float) -> Criterion:

@@ -4,14 +4,14 @@ from collections.abc import Mapping, Sequence
 from typing import Annotated
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 from torch.nn import functional as F
 from torch.optim import Optimizer
 
 from lmd.contract.method import Method
 from lmd.contract.settings import Candidates, NonNegative
-from lmd.contract.stage import ParameterGroups, Run, Stage, Stages, Task
-from lmd.contract.supervised import Supervised
+from lmd.contract.stage import Run, Stage, Stages, Task
+from lmd.contract.supervised import PerClass, Supervised
 from lmd.contract.weighting import log_priors
 from lmd.model import Model
 from lmd.scoring.confusion import mean_recall
@@ -21,7 +21,7 @@ GRID = tuple(step / 10 for step in range(0, 26))
 
 
 def logit_adjusted_loss(logits: Tensor, labels: Tensor, counts: Tensor, tau: float) -> Tensor:
-    """Cross-entropy of ``z + τ ln π``: training *adds* the prior, so the bare logits lack it.
+    """Cross-entropy of ``z + τ ln π``: training adds the prior, so the bare logits are free of it.
 
     Menon et al., ICLR 2021, Eq. 10; logits ``(B, K)``, labels ``(B,)``, counts ``(K,)``.
     """
@@ -34,10 +34,9 @@ def adjust_logits(logits: Tensor, counts: Tensor, tau: float) -> Tensor:
 
 
 def choose_tau(logits: Tensor, labels: Tensor, counts: Tensor, grid: Sequence[float]) -> float:
-    """The τ of the grid with the best mean recall; among equals the one nearest to 1.
+    """The τ of the grid with the best mean recall; of equals, the one nearest to 1.
 
-    τ = 1 is what the theory asks of exact probabilities, so it wins where the images cannot tell;
-    without any image (B = 0) it is the answer.
+    Theory asks for τ = 1 if the probabilities are exact; it is also the answer without images.
     """
     if len(labels) == 0:
         return 1.0
@@ -46,44 +45,20 @@ def choose_tau(logits: Tensor, labels: Tensor, counts: Tensor, grid: Sequence[fl
     return max(grid, key=lambda tau: (mean_recall(true, given[tau]), -abs(tau - 1)))
 
 
-class LogitAdjusted(nn.Module):
-    """Holds the counts ``(K,)`` and τ next to the model."""
-
-    counts: Tensor
-
-    def __init__(self, counts: Tensor, tau: float) -> None:
-        super().__init__()
-        self.tau = tau
-        self.register_buffer("counts", counts, persistent=False)
-
-    def forward(self, logits: Tensor, labels: Tensor) -> Tensor:
-        """The logit-adjusted loss: ``(B, K)``, ``(B,)`` → scalar."""
-        return logit_adjusted_loss(logits, labels, self.counts, self.tau)
-
-
 class PosthocAdjustment(Stage):
     """Chooses τ on the validation part and writes ``-τ ln π`` into the bias; trains nothing."""
 
     views = ()
+    epochs = 1
     counts: Tensor
     tau: Tensor
 
     def __init__(self, model: Model, counts: Tensor, grid: Sequence[float]) -> None:
         super().__init__()
-        self.model = model
-        self.grid = tuple(grid)
-        self.epochs = 1
+        self.model, self.grid = model, tuple(grid)
         self.register_buffer("counts", counts, persistent=False)
-        # The τ that the bias already contains: a second call must not subtract the prior again.
+        # The τ that is already in the bias, so that a second call does not subtract it again.
         self.register_buffer("tau", torch.zeros((), dtype=torch.float64))
-
-    def trainable(self) -> ParameterGroups:
-        """Nothing."""
-        return []
-
-    def class_weights(self, run: Run) -> list[Tensor | None]:
-        """No batches."""
-        return []
 
     @torch.no_grad()
     def start_epoch(self, run: Run, optimizer: Optimizer | None) -> Mapping[str, float] | None:
@@ -110,7 +85,7 @@ def logit_adjust(
     tau: Annotated[NonNegative, "How much of the log prior is added; 0 is cross-entropy."] = 1.0,
 ) -> Stages:
     """Logit-adjusted loss on the images as they come; τ = 1 as in Menon et al., Section 6.1."""
-    yield Supervised(model, LogitAdjusted(task.class_counts, tau))
+    yield Supervised(model, PerClass(logit_adjusted_loss, task.class_counts, tau=tau))
 
 
 def logit_adjust_posthoc(

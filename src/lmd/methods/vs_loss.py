@@ -2,13 +2,13 @@
 
 from typing import Annotated
 
-from torch import Tensor, nn
+from torch import Tensor
 from torch.nn import functional as F
 
 from lmd.contract.method import Method
 from lmd.contract.settings import NonNegative
 from lmd.contract.stage import Stages, Task
-from lmd.contract.supervised import Supervised
+from lmd.contract.supervised import PerClass, Supervised
 from lmd.contract.weighting import log_priors
 from lmd.model import Model
 
@@ -32,21 +32,6 @@ def vs_loss(logits: Tensor, labels: Tensor, counts: Tensor, gamma: float, tau: f
     return F.cross_entropy(shifted, labels)
 
 
-class VectorScaling(nn.Module):
-    """Holds the counts ``(K,)``, γ and τ next to the model."""
-
-    counts: Tensor
-
-    def __init__(self, counts: Tensor, gamma: float, tau: float) -> None:
-        super().__init__()
-        self.gamma, self.tau = gamma, tau
-        self.register_buffer("counts", counts, persistent=False)
-
-    def forward(self, logits: Tensor, labels: Tensor) -> Tensor:
-        """The VS loss: ``(B, K)``, ``(B,)`` → scalar."""
-        return vs_loss(logits, labels, self.counts, self.gamma, self.tau)
-
-
 def vector_scaling(
     model: Model,
     task: Task,
@@ -56,9 +41,9 @@ def vector_scaling(
 ) -> Stages:
     """VS loss on the images as they come; γ and τ are the defaults of the authors' code.
 
-    What ships are the bare logits: the scale of training makes those of small classes larger.
+    The shipped model has the bare logits: training scales those of small classes up.
     """
-    yield Supervised(model, VectorScaling(task.class_counts, gamma, tau))
+    yield Supervised(model, PerClass(vs_loss, task.class_counts, gamma=gamma, tau=tau))
 
 
 METHODS = (

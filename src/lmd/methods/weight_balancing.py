@@ -15,9 +15,12 @@ from torch.optim import Optimizer
 
 from lmd.contract.method import Method
 from lmd.contract.settings import BelowOne, NonNegative, Share
-from lmd.contract.stage import Batch, ParameterGroups, Run, Stage, Stages, Task, Terms
+from lmd.contract.stage import Batch, Run, Stage, Stages, Task, Terms
+from lmd.contract.supervised import PerClass, Supervised
 from lmd.contract.weighting import class_balanced_weights
 from lmd.model import Model
+
+Loss = Literal["softmax_bce", "cross_entropy"]
 
 
 def max_norm_radius(weight: Tensor, threshold: float) -> Tensor:
@@ -47,23 +50,6 @@ def softmax_bce_loss(logits: Tensor, labels: Tensor, weight: Tensor) -> Tensor:
     return (weight[labels, None] * entries).mean()
 
 
-class Decayed(Stage):
-    """Cross-entropy on all parameters with a weight decay of its own."""
-
-    def __init__(self, model: Model, *, weight_decay: float) -> None:
-        super().__init__()
-        self.model, self.weight_decay = model, weight_decay
-
-    def trainable(self) -> ParameterGroups:
-        """The whole model as one group."""
-        return [{"params": list(self.model.parameters()), "weight_decay": self.weight_decay}]
-
-    def loss(self, *batches: Batch) -> Terms:
-        """Cross-entropy."""
-        (batch,) = batches
-        return {"loss": F.cross_entropy(self.model(batch.views["weak"]), batch.labels)}
-
-
 class MaxNorm(Stage):
     """The classifier alone: class-balanced loss, weight decay, rows projected after each epoch.
 
@@ -71,29 +57,16 @@ class MaxNorm(Stage):
     """
 
     radius: Tensor
-    class_weight: Tensor
     left: Tensor
 
     def __init__(
-        self,
-        model: Model,
-        class_weight: Tensor,
-        *,
-        weight_decay: float,
-        threshold: float,
-        cb_loss: str,
+        self, model: Model, criterion: nn.Module, *, weight_decay: float, threshold: float
     ) -> None:
-        super().__init__()
-        self.model, self.weight_decay, self.cb_loss = model, weight_decay, cb_loss
+        super().__init__(model.classifier, weight_decay=weight_decay)
+        self.model, self.criterion = model, criterion
         weight = model.classifier.weight.detach()
         self.register_buffer("radius", max_norm_radius(weight, threshold))
-        self.register_buffer("class_weight", class_weight, persistent=False)
         self.register_buffer("left", torch.tensor(0))
-
-    def trainable(self) -> ParameterGroups:
-        """The classifier as one group."""
-        classifier: nn.Module = self.model.classifier
-        return [{"params": list(classifier.parameters()), "weight_decay": self.weight_decay}]
 
     def start_epoch(self, run: Run, optimizer: Optimizer | None) -> Mapping[str, float]:
         """Count the steps down from here; the radius goes into the history."""
@@ -103,10 +76,7 @@ class MaxNorm(Stage):
     def loss(self, *batches: Batch) -> Terms:
         """The class-balanced loss."""
         (batch,) = batches
-        logits = self.model(batch.views["weak"])
-        if self.cb_loss == "softmax_bce":
-            return {"loss": softmax_bce_loss(logits, batch.labels, self.class_weight)}
-        return {"loss": F.cross_entropy(logits, batch.labels, self.class_weight)}
+        return {"loss": self.criterion(self.model(batch.views["weak"]), batch.labels)}
 
     def step(self, optimizer: Optimizer, *batches: Batch) -> Terms:
         """One update; the last one of an epoch ends with the projection, before validation."""
@@ -126,28 +96,20 @@ def cb_wd_max(
     stage1_weight_decay: Annotated[NonNegative, "Weight decay of stage 1."] = 5e-3,
     stage2_weight_decay: Annotated[NonNegative, "Weight decay of the classifier in stage 2."] = 0.1,
     beta: Annotated[BelowOne, "β of the effective number; 0 weighs all classes alike."] = 0.9999,
-    threshold: Annotated[
-        Share, "MaxNorm radius, from the shortest (0) to the longest (1) row."
-    ] = 0.1,
-    cb_loss: Annotated[
-        Literal["softmax_bce", "cross_entropy"], "Class-balanced loss of stage 2."
-    ] = "softmax_bce",
+    threshold: Annotated[Share, "MaxNorm radius: the shortest (0) to the longest (1) row."] = 0.1,
+    cb_loss: Annotated[Loss, "Class-balanced loss of stage 2."] = "softmax_bce",
 ) -> Stages:
     """Strong weight decay, then a class-balanced loss and MaxNorm on the classifier alone.
 
-    The values are those of the authors' CIFAR-100-LT code, where the weight decays were searched:
-    search them anew on your validation part. ``cb_loss`` is the loss their stage 2 runs, with
-    which its weight decay was found; ``cross_entropy`` is the class-balanced softmax loss of Cui et
-    al. Their test-time flips are left out.
+    The values are those of the authors' CIFAR-100-LT code. They searched the weight decays, so
+    search them again on your validation part. ``softmax_bce`` is the loss that their stage 2 runs;
+    ``cross_entropy`` is the class-balanced softmax loss of Cui et al. Their test-time flips are
+    left out.
     """
-    yield Decayed(model, weight_decay=stage1_weight_decay)
-    yield MaxNorm(
-        model,
-        class_balanced_weights(task.class_counts, beta),
-        weight_decay=stage2_weight_decay,
-        threshold=threshold,
-        cb_loss=cb_loss,
-    )
+    yield Supervised(model, weight_decay=stage1_weight_decay)
+    loss = softmax_bce_loss if cb_loss == "softmax_bce" else F.cross_entropy
+    criterion = PerClass(loss, class_balanced_weights(task.class_counts, beta))
+    yield MaxNorm(model, criterion, weight_decay=stage2_weight_decay, threshold=threshold)
 
 
 METHODS = (

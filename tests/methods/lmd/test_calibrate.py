@@ -4,7 +4,7 @@ import pytest
 import torch
 from torch import nn
 from torch.nn import functional as F
-from toys import overlapping
+from toys import overlapping, virtual_sample
 
 from lmd.methods.lmd import calibrate
 from lmd.methods.lmd.calibrate import (
@@ -56,7 +56,7 @@ def test_expected_cross_entropy_is_that_of_virtual_features():
     bias = torch.randn(4, generator=g).double().requires_grad_()
     draws = normal_draws(4096, 3, g)
     expected = expected_cross_entropy(gaussians.mean, gaussians.covariance, draws)(weight, bias)
-    virtual, y = gaussians.sample(50_000, g)
+    virtual, y = virtual_sample(gaussians, 50_000, g)
     each = F.cross_entropy(virtual @ weight.T + bias, y, reduction="none")
     error = each.std().item() / 200_000**0.5
     assert abs(expected - each.mean()) < 5 * error + 1e-3

@@ -5,7 +5,7 @@ from dataclasses import dataclass
 import pytest
 import torch
 from torch.nn import functional as F
-from toys import overlapping
+from toys import overlapping, virtual_sample
 
 from lmd.methods.lmd.calibrate import Solution, mean_cross_entropy, sgd_pass
 from lmd.methods.lmd.gaussians import ClassGaussians
@@ -29,7 +29,7 @@ def test_the_argmin_is_one_and_no_worse_than_long_sgd(penalty):
                 gaussians.batches(8000, 352, g),
                 weight, bias, velocity, lr=lr, momentum=0.9, weight_decay=0.0,
             )  # fmt: skip
-    virtual, y = gaussians.sample(100_000, torch.Generator().manual_seed(77))
+    virtual, y = virtual_sample(gaussians, 100_000, torch.Generator().manual_seed(77))
     ours = F.cross_entropy(virtual @ solution.weight.float().T + solution.bias.float(), y)
     sgd = F.cross_entropy(virtual @ weight.T + bias, y)
     if penalty == 0:

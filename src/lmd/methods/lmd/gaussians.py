@@ -4,10 +4,10 @@ Everything that costs ``C^3`` is done once for each change of the moments and cl
 attraction and repulsion of FDC cost ``2 C^2`` for each feature, whatever the number of classes.
 """
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from itertools import islice
-from typing import Any, Literal, Self
+from typing import Any, Literal, Self, TypeVar
 
 import numpy as np
 import torch
@@ -16,13 +16,14 @@ from torch.autograd.function import once_differentiable
 
 from lmd.base.errors import LmdError
 
+T = TypeVar("T")
 Distance = Literal["mahalanobis", "literal"]
 
-# A class whose total variance is below this part of the pooled one has no spread of its own: one
-# image drawn many times differs from itself only by rounding.
+# A class has no spread if its total variance is below this share of the pooled one: copies of one
+# image differ only by rounding.
 NO_SPREAD = 1e-6
 
-# Rows of virtual features made at a time: large enough for fast products, small enough to forget.
+# Rows of virtual features made at a time.
 BLOCK = 4096
 # numpy draws without replacement from fewer than this many.
 MOST_VIRTUAL_FEATURES = 10**9
@@ -57,8 +58,8 @@ def class_moments(
 ) -> tuple[Tensor, Tensor, Tensor]:
     """Mean ``(K, C)``, unbiased covariance + ridge I ``(K, C, C)`` and counts ``(K,)`` (Eq. 6).
 
-    A class without spread (one image, however often it was drawn) has the pooled within-class
-    covariance; a class that was not drawn has it too, around the mean of the other means.
+    A class without spread (one image, however often drawn) gets the pooled within-class covariance.
+    So does a class that was not drawn, around the mean of the other means.
     """
     counts = torch.bincount(labels, minlength=classes)
     order = labels.argsort(stable=True)
@@ -148,8 +149,8 @@ class _OwnAndTotal(torch.autograd.Function):
 class ClassGaussians(nn.Module):
     """``mean (K, C)`` and ``covariance (K, C, C)`` of each class, kept in buffers.
 
-    Factors and inverses are made when they are first asked for and again whenever the moments
-    have changed, by whatever means (an update, a loaded checkpoint, another device).
+    Factors and inverses are computed on demand, and again after the moments have changed (by an
+    update, a loaded checkpoint or another device).
     """
 
     mean: Tensor
@@ -166,7 +167,7 @@ class ClassGaussians(nn.Module):
 
     @torch.no_grad()
     def fit(self, features: Tensor, labels: Tensor) -> Self:
-        """Take the moments of ``features (N, C)`` with ``labels (N,)``, forgetting earlier ones."""
+        """Replace the moments by those of ``features (N, C)`` with ``labels (N,)``."""
         return self.update(features, labels, step=0)
 
     @torch.no_grad()
@@ -186,12 +187,12 @@ class ClassGaussians(nn.Module):
             self.mean.lerp_(mean, weight[:, None])
             self.covariance.lerp_(covariance, weight[:, None, None])
         else:
-            # Replaced, so that nothing of a moment never fitted (even a NaN) stays.
+            # Replaced rather than averaged, so that not even a NaN of before stays.
             self.mean.copy_(mean)
             self.covariance.copy_(covariance)
         return self
 
-    def _fresh(self) -> dict[str, Any]:
+    def _cached(self, name: str, make: Callable[[], T]) -> T:
         key = (self.mean, self.mean._version, self.covariance, self.covariance._version)
         old = self._derived.get("key")
         same = old is not None and all(
@@ -199,53 +200,39 @@ class ClassGaussians(nn.Module):
         )
         if not same:
             self._derived = {"key": key}
-        return self._derived
+        if name not in self._derived:
+            self._derived[name] = make()
+        found: T = self._derived[name]
+        return found
 
     @torch.no_grad()
     def factors(self) -> Tensor:
         """Lower Cholesky factors of the covariances ``(K, C, C)``."""
-        derived = self._fresh()
-        if "factors" not in derived:
-            # Class by class: batched factorisations of large matrices fail in some LAPACKs.
-            derived["factors"] = torch.stack([cholesky(c) for c in self.covariance])
-        factors: Tensor = derived["factors"]
-        return factors
+        # Class by class: batched factorisations of large matrices fail in some LAPACKs.
+        return self._cached("factors", lambda: torch.stack([cholesky(c) for c in self.covariance]))
 
-    @torch.no_grad()
     def precision(self) -> Tensor:
         """Inverse covariances ``(K, C, C)``, from the Cholesky factors."""
-        derived = self._fresh()
-        if "precision" not in derived:
-            # Factors that nobody else asked for are not kept: they are as large as the inverses.
-            factors = derived.get("factors")
-            precision = torch.empty_like(self.covariance)
-            for k, covariance in enumerate(self.covariance):
-                factor = cholesky(covariance) if factors is None else factors[k]
-                torch.cholesky_inverse(factor, out=precision[k])
-            derived["precision"] = precision
-        found: Tensor = derived["precision"]
-        return found
+        return self._cached("precision", self._invert)
+
+    @torch.no_grad()
+    def _invert(self) -> Tensor:
+        # Factors that are not there yet are not kept: they are as large as the inverses.
+        factors = self._derived.get("factors")
+        precision = torch.empty_like(self.covariance)
+        for k, covariance in enumerate(self.covariance):
+            factor = cholesky(covariance) if factors is None else factors[k]
+            torch.cholesky_inverse(factor, out=precision[k])
+        return precision
 
     @torch.no_grad()
     def _forms(self, distance: Distance) -> _Forms:
-        derived = self._fresh()
-        if distance not in derived:
-            matrices = self.precision() if distance == "mahalanobis" else self.covariance
-            centre = self.mean.mean(0)
-            means = self.mean - centre
-            linear = torch.einsum("kcd,kd->kc", matrices, means)
-            total = matrices.sum(0)
-            derived[distance] = _Forms(
-                centre, means, matrices, total, linear.sum(0), (linear * means).sum()
-            )
-        forms: _Forms = derived[distance]
-        return forms
-
-    def mahalanobis(self, features: Tensor) -> Tensor:
-        """Squared distances ``(x - mu_k) Sigma_k^-1 (x - mu_k)^T``: ``(B, C) → (B, K)``."""
-        away = [features - mean for mean in self.mean]
-        pairs = zip(away, self.precision(), strict=True)
-        return torch.stack([((a @ inverse) * a).sum(1) for a, inverse in pairs], dim=1)
+        matrices = self.precision() if distance == "mahalanobis" else self.covariance
+        centre = self.mean.mean(0)
+        means = self.mean - centre
+        linear = torch.einsum("kcd,kd->kc", matrices, means)
+        constant = (linear * means).sum()
+        return _Forms(centre, means, matrices, matrices.sum(0), linear.sum(0), constant)
 
     def own_and_total(
         self, features: Tensor, labels: Tensor, distance: Distance = "mahalanobis"
@@ -255,7 +242,7 @@ class ClassGaussians(nn.Module):
         The sum of K quadratic forms is one quadratic form with the sum of the matrices.
         ``literal`` puts the covariance itself in place of its inverse, as Eq. 10-11 are printed.
         """
-        forms = self._forms(distance)
+        forms = self._cached(distance, lambda: self._forms(distance))
         own, total = _OwnAndTotal.apply(features, labels, forms)  # type: ignore[no-untyped-call]
         return own, total
 
@@ -267,20 +254,13 @@ class ClassGaussians(nn.Module):
         return white.to(self.mean.device) @ self.factors()[k].T
 
     @torch.no_grad()
-    def sample(self, per_class: int, generator: torch.Generator) -> tuple[Tensor, Tensor]:
-        """``per_class`` virtual features of every class: ``(K R, C)``, labels ``(K R,)``."""
-        classes = range(len(self.mean))
-        drawn = [self.noise(k, per_class, generator).add_(self.mean[k]) for k in classes]
-        labels = torch.arange(len(self.mean), device=self.mean.device)
-        return torch.cat(drawn), labels.repeat_interleave(per_class)
-
-    @torch.no_grad()
     def batches(
         self, per_class: int, batch: int, generator: torch.Generator
     ) -> Iterator[tuple[Tensor, Tensor]]:
-        """The same as ``sample`` in mixed batches ``(batch, C)``, made as they are asked for.
+        """``per_class`` virtual features of every class in mixed batches ``(batch, C)``.
 
-        Within a batch they lie class by class. What is held does not grow with ``per_class``.
+        They are made on demand, so the memory does not grow with ``per_class``. Within a batch
+        they are sorted by class.
         """
         classes = torch.arange(len(self.mean), device=self.mean.device)
         planned = mixed_counts(len(self.mean), per_class, batch, generator)

@@ -33,45 +33,40 @@ from lmd.methods.lmd.virtual_pass import pays, virtual_pass
 from lmd.model import Model
 
 Sampling = Literal["natural", "balanced"]
+Moments = Literal["ema", "raw"]
+MStep = Literal["argmin", "sgd"]
+Validation = Literal["validation"]
 
 
 class ICCSettings(Settings):
-    """Settings of stage 2; the rows are those of the table of differences."""
+    """Settings of stage 2; the rows are those of ``docs/paper-vs-code.md``."""
 
     iterations: Annotated[Count | None, "EM iterations; none: the protocol's epochs."] = None
     m_sampling: Annotated[Sampling, "How the M step draws images (row 11)."] = "balanced"
-    m_drop_partial: Annotated[
-        Count | None, "Batch size of which the M step drops the last, partial batch (row 11)."
-    ] = None
+    m_drop_partial: Annotated[Count | None, "Batch size of which a rest is dropped (row 11)."] = (
+        None
+    )
     ridge: Annotated[NonNegative, "Added to the diagonal of each covariance (row 12)."] = 1e-2
-    virtual_moments: Annotated[
-        Literal["ema", "raw"], "Draw from averaged moments or from this iteration's (row 12)."
-    ] = "ema"
+    virtual_moments: Annotated[Moments, "Averaged, or this iteration's alone (row 12)."] = "ema"
     moments_decay: Annotated[Share, "Largest decay of the averaged moments (row 13)."] = 0.999
     virtual_features: Annotated[Count, "Virtual features of each class (row 14)."] = 50_000
-    m_step: Annotated[
-        Literal["argmin", "sgd"], "Solve the M step, or make one pass of SGD (row 15)."
-    ] = "argmin"
+    m_step: Annotated[MStep, "Solve the M step, or make one pass of SGD (row 15)."] = "argmin"
     shrinkage: Annotated[
-        Share | Literal["validation"], "Pull towards the pooled covariance; argmin only (row 15)."
+        Share | Validation, "Pull towards the pooled covariance; argmin only (row 15)."
     ] = "validation"
     weight_penalty: Annotated[
-        NonNegative | Literal["validation"], "Penalty on the weights; argmin only (row 15)."
+        NonNegative | Validation, "Penalty on the weights; argmin only (row 15)."
     ] = "validation"
     m_lr: Annotated[NonNegative, "Learning rate of the M step; sgd only (row 15)."] = 1e-5
     m_momentum: Annotated[BelowOne, "Momentum of the M step; sgd only (row 15)."] = 0.9
     m_weight_decay: Annotated[NonNegative, "Weight decay of the M step; sgd only (row 15)."] = 1e-4
     m_batch: Annotated[Count, "Batch size of the M step; sgd only (row 15)."] = 352
     e_sampling: Annotated[Sampling, "How the E step draws images."] = "natural"
-    label_loss: Annotated[
-        Literal["ce", "gce"], "Cross-entropy, or generalised cross-entropy (row 16)."
-    ] = "ce"
+    label_loss: Annotated[Literal["ce", "gce"], "Plain or generalised CE (row 16)."] = "ce"
     label_gradient: Annotated[bool, "Whether the label loss reaches the encoder (row 16)."] = True
     lambda_e: Annotated[NonNegative, "Weight of feature distribution consistency."] = 1e-4
     fdc_sign: Annotated[Literal[1, -1], "1 is Psi - Phi, -1 the opposite (row 17)."] = 1
-    distance: Annotated[
-        Distance, "With the inverse covariance, or the covariance as printed (row 18)."
-    ] = "mahalanobis"
+    distance: Annotated[Distance, "By inverse covariance, or as printed (row 18)."] = "mahalanobis"
     encoder_lr: Annotated[NonNegative, "Learning rate of the encoder (row 20)."] = 1e-6
     encoder_weight_decay: Annotated[
         NonNegative | None, "Weight decay of the encoder; none: the protocol's (row 20)."
@@ -132,9 +127,11 @@ class ICC(Stage):
         self.vfc, self.e_step = vfc, e_step
         self.lambda_e = settings.lambda_e if fdc else 0.0
         self.epochs = settings.iterations if e_step else 1
-        classes, ridge = len(task.class_counts), settings.ridge
         self.gaussians = ClassGaussians(
-            classes, task.feature_dim, ridge=ridge, decay=settings.moments_decay
+            len(task.class_counts),
+            task.feature_dim,
+            ridge=settings.ridge,
+            decay=settings.moments_decay,
         )
         self.register_buffer("class_counts", task.class_counts.clone(), persistent=False)
         self.register_buffer("iteration", torch.tensor(0))
@@ -183,13 +180,13 @@ class ICC(Stage):
         """The features of the M step, on the device of the moments."""
         features, labels = run.features(drawn=self.settings.m_sampling)
         if self.settings.m_drop_partial and len(labels) > self.settings.m_drop_partial:
-            # The draws are independent, so a partial batch is any so many of them.
+            # The draws are independent, so it does not matter which of them are dropped.
             kept = len(labels) - len(labels) % self.settings.m_drop_partial
             rows = torch.randperm(len(labels), generator=run.generator)[:kept].to(labels.device)
             features, labels = features[rows], labels[rows]
         present = torch.bincount(labels, minlength=len(self.class_counts)) > 0
         if not int(self.iteration) and not present.all():
-            # A first draw that missed a class: take its images as they are.
+            # If the first draw missed a class, take all its images.
             more, more_labels = run.features(drawn="natural")
             missed = ~present[more_labels]
             features = torch.cat([features, more[missed]])
@@ -200,25 +197,22 @@ class ICC(Stage):
         self, run: Run, gaussians: ClassGaussians, features: Tensor, labels: Tensor
     ) -> dict[str, float]:
         """The paper's M step: one pass of SGD over R K virtual features."""
-        weight, bias = self.model.classifier.weight.detach(), self._bias().detach()
-        velocity = self.weight_velocity, self.bias_velocity
         given = self.settings
+        weight, velocity = self.model.classifier.weight, (self.weight_velocity, self.bias_velocity)
+        moved = weight.detach(), self._bias().detach(), velocity
         lr, momentum, decay = given.m_lr, given.m_momentum, given.m_weight_decay
+        drawn = given.virtual_features, given.m_batch, run.generator
+        if self.vfc and pays(weight.shape[0], weight.shape[1], given.m_batch):
+            loss = virtual_pass(
+                gaussians, *drawn, *moved, lr=lr, momentum=momentum, weight_decay=decay
+            )
+            return {"m_loss": loss}
         if self.vfc:
-            drawn = given.virtual_features, given.m_batch, run.generator
-            if pays(weight.shape[0], weight.shape[1], given.m_batch):
-                moved = weight, bias, velocity
-                loss = virtual_pass(
-                    gaussians, *drawn, *moved, lr=lr, momentum=momentum, weight_decay=decay
-                )
-                return {"m_loss": loss}
             batches = gaussians.batches(*drawn)
         else:
             order = torch.randperm(len(labels), generator=run.generator).to(labels.device)
             batches = ((features[rows], labels[rows]) for rows in order.split(given.m_batch))
-        loss = sgd_pass(
-            batches, weight, bias, velocity, lr=lr, momentum=momentum, weight_decay=decay
-        )
+        loss = sgd_pass(batches, *moved, lr=lr, momentum=momentum, weight_decay=decay)
         return {"m_loss": loss}
 
     def _argmin(
@@ -272,10 +266,7 @@ class ICC(Stage):
             return fallback
         weight, bias = self.model.classifier.weight.detach(), self._bias().detach()
         with torch.enable_grad():
-            validation = features, labels
-            return choose(
-                problem, weight, bias, validation, shrinkages=shrinkages, penalties=penalties
-            )
+            return choose(problem, weight, bias, (features, labels), shrinkages, penalties)
 
     def loss(self, *batches: Batch) -> Terms:
         """The E step: terms ``loss``, ``ce`` (or ``gce``) and, with FDC, ``psi`` and ``phi``."""
@@ -288,7 +279,7 @@ class ICC(Stage):
         criterion = F.cross_entropy if name == "ce" else gce_loss
         label = criterion(logits, batch.labels)
         if not self.lambda_e:
-            # Neither loss reaches the encoder without a label gradient: it stays where it is.
+            # Without a label gradient no loss reaches the encoder, which then does not move.
             idle = 0 if reach else 0 * features.sum()
             return {"loss": label + idle, name: label}
         # Differences of large distances: never in half precision.

@@ -5,46 +5,35 @@ relations among samples and the relations among channels must agree between the 
 """
 
 import copy
-from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import Mapping
 from typing import Annotated, ClassVar, Literal
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 from torch.nn import functional as F
-from torch.nn.modules.batchnorm import _BatchNorm
 from torch.optim import Optimizer
 
+from lmd.contract.sam import still_statistics
 from lmd.contract.settings import NonNegative, Settings, Share
-from lmd.contract.stage import Batch, ParameterGroups, Run, Stage, Terms
+from lmd.contract.stage import Batch, Run, Stage, Terms
 from lmd.model import Model
 
 Gram = Literal["normalised", "raw"]
+Divisor = Literal["channels", "samples"]
 Direction = Literal["teacher_student", "student_teacher"]
 
 
 class RRLSettings(Settings):
-    """Settings of stage 1; the rows are those of the table of differences."""
+    """Settings of stage 1; the rows are those of ``docs/paper-vs-code.md``."""
 
-    ce_view: Annotated[
-        Literal["weak", "strong"], "View on which cross-entropy is taken (row 1)."
-    ] = "weak"
+    ce_view: Annotated[Literal["weak", "strong"], "View for cross-entropy (row 1)."] = "weak"
     warmup: Annotated[Share, "Share of all steps with cross-entropy alone (row 2)."] = 0.2
-    gram: Annotated[Gram, "Gram matrices with rows of length 1, or as they are (row 3)."] = (
-        "normalised"
-    )
-    channel_divisor: Annotated[
-        Literal["channels", "samples"], "What the channel loss is divided by (row 4)."
-    ] = "channels"
+    gram: Annotated[Gram, "Gram matrices with rows of length 1, or raw (row 3)."] = "normalised"
+    channel_divisor: Annotated[Divisor, "Divisor of the channel loss (row 4)."] = "channels"
     kl: Annotated[Direction, "Which way the KL divergence is taken (row 5)."] = "teacher_student"
     lambda_1: Annotated[NonNegative, "Weight of the consistency losses (row 6)."] = 10.0
-    teacher: Annotated[
-        Literal["copy", "own"],
-        "A copy of the student when consistency starts, or a head of its own (row 7).",
-    ] = "copy"
-    ema_horizon: Annotated[
-        Share | None, "Horizon of the teacher's average as a share of all steps (row 7)."
-    ] = 0.3
+    teacher: Annotated[Literal["copy", "own"], "How the teacher starts (row 7)."] = "copy"
+    ema_horizon: Annotated[Share | None, "Horizon of its average, of all steps (row 7)."] = 0.3
     ema_decay: Annotated[Share, "Decay of that average where there is no horizon (row 7)."] = 0.999
     ema_ramp: Annotated[bool, "Let the decay grow from 0 in the first steps (row 7)."] = True
 
@@ -63,10 +52,7 @@ def sample_relation_loss(student: Tensor, teacher: Tensor, gram: Gram = "normali
 
 
 def channel_relation_loss(
-    student: Tensor,
-    teacher: Tensor,
-    gram: Gram = "normalised",
-    divisor: Literal["channels", "samples"] = "channels",
+    student: Tensor, teacher: Tensor, gram: Gram = "normalised", divisor: Divisor = "channels"
 ) -> Tensor:
     """Squared difference of the ``C x C`` Gram matrices ``z^T z``, over C; inputs ``(B, C)``.
 
@@ -98,33 +84,19 @@ def _full(tensor: Tensor) -> Tensor:
     return tensor.float() if tensor.dtype in (torch.float16, torch.bfloat16) else tensor
 
 
-@contextmanager
-def _statistics_untouched(module: nn.Module) -> Iterator[None]:
-    """Normalise by the batch, but leave the running statistics of BatchNorm as they are."""
-    tracking = [m for m in module.modules() if isinstance(m, _BatchNorm) and m.track_running_stats]
-    for norm in tracking:
-        norm.track_running_stats = False
-    try:
-        yield
-    finally:
-        for norm in tracking:
-            norm.track_running_stats = True
-
-
 class RRL(Stage):
     """``L_CE + lambda_1 (L_sample + L_channel + L_prob / 2)``, after a warm-up with CE alone.
 
     ``teacher="copy"`` becomes a copy of the student when consistency starts and is averaged from
-    there, has the student's BatchNorm statistics and runs in ``eval`` mode. ``teacher="own"``
-    starts with a head of its own, is averaged from the first step in its parameters only, and
-    runs in ``train`` mode with BatchNorm statistics of its own. The limit of the decay has the
-    horizon ``ema_horizon`` (a share of all steps) or, without one, is ``ema_decay``.
+    then on; it has the student's BatchNorm statistics and runs in ``eval`` mode. ``teacher="own"``
+    starts with its own head, is averaged from the first step in its parameters only, and runs in
+    ``train`` mode with its own BatchNorm statistics.
     """
 
     views: ClassVar[tuple[str, ...]] = ("weak", "strong")
 
     def __init__(self, model: Model, settings: RRLSettings | None = None) -> None:
-        super().__init__()
+        super().__init__(model)  # the teacher is not trained: it follows
         self.settings = settings or RRLSettings()
         self.own = self.settings.teacher == "own"
         self.model = model
@@ -133,12 +105,8 @@ class RRL(Stage):
             self.teacher.classifier.reset_parameters()
         self.done = self.total = 0  # steps, counted from the start of the stage
 
-    def trainable(self) -> ParameterGroups:
-        """The student; the teacher only follows."""
-        return list(self.model.parameters())
-
     def start_epoch(self, run: Run, optimizer: Optimizer | None) -> Mapping[str, float] | None:
-        """Learn how long the run is: the warm-up and the teacher's horizon are shares of it."""
+        """Count the steps: the warm-up and the teacher's horizon are shares of them."""
         self.done, self.total = run.epoch * run.steps, run.epochs * run.steps
         return None
 
@@ -157,9 +125,8 @@ class RRL(Stage):
         with self.clock("student"):
             if self.settings.ce_view == "weak":
                 ce = F.cross_entropy(self.model(weak), batch.labels)
-                # The running statistics are for images as they are met in use; the weak view is
-                # the nearest to those, and a mixture with distorted ones would fit neither.
-                with _statistics_untouched(self.model):
+                # Evaluation sees undistorted images: the running statistics are of weak views.
+                with still_statistics(self.model):
                     features = self.model.features(strong)
                     logits = self.model.classifier(features)
             else:

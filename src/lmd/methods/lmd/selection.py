@@ -5,14 +5,16 @@ towards the pooled covariance, ``weight_penalty`` keeps the classifier's weights
 chosen once, on the validation part, by balanced accuracy.
 """
 
+from abc import ABC, abstractmethod
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from typing import Protocol, Self
+from typing import Self
 
 import torch
 from torch import Tensor
 
 from lmd.methods.lmd.calibrate import (
+    Objective,
     Solution,
     expected_cross_entropy,
     mean_cross_entropy,
@@ -22,8 +24,8 @@ from lmd.methods.lmd.calibrate import (
 from lmd.methods.lmd.gaussians import ClassGaussians
 from lmd.scoring.confusion import mean_recall
 
-# Tried on validation; penalties are in units of the total variance of the features, so that they
-# mean the same for every scale and width. Without a validation part the fallbacks are taken.
+# Tried on validation; the fallbacks are used without a validation part. Penalties are in units of
+# the total variance of the features, so that they mean the same for every scale and width.
 SHRINKAGES = (0.0, 0.5, 0.9)
 PENALTIES = (3e-3, 1e-3, 3e-4, 1e-4, 3e-5)
 FALLBACK_SHRINKAGE, FALLBACK_PENALTY = 0.5, 3e-4
@@ -32,27 +34,37 @@ FALLBACK_SHRINKAGE, FALLBACK_PENALTY = 0.5, 3e-4
 TRIAL_ITERATIONS, TRIAL_DRAWS = 40, 1024
 
 
-class Problem(Protocol):
-    """A convex problem in the classifier's weight and bias."""
+class Problem(ABC):
+    """A convex problem in the classifier's weight and bias, for features minus ``centre (C,)``."""
+
+    centre: Tensor
 
     @property
+    @abstractmethod
     def variance(self) -> float:
         """Total variance of the features: the unit of ``PENALTIES``."""
-        ...
+
+    @abstractmethod
+    def objective(self, trial: bool) -> tuple[Objective, Tensor]:
+        """The cross-entropy, and the covariance ``(C, C)`` of all features."""
 
     def shrunk(self, shrinkage: float) -> Self:
-        """The problem with covariances moved towards the pooled one."""
-        ...
+        """The problem with covariances moved towards the pooled one, if it has any."""
+        return self
 
     def solve(
         self, weight: Tensor, bias: Tensor, penalty: float, *, trial: bool = False
     ) -> Solution:
-        """The argmin, from a first guess ``weight (K, C)``, ``bias (K,)``."""
-        ...
+        """The argmin with the penalty, from a first guess ``weight (K, C)``, ``bias (K,)``."""
+        objective, metric = self.objective(trial)
+        limit = TRIAL_ITERATIONS if trial else 200
+        return minimise(
+            objective, weight, bias, self.centre, metric, penalty=penalty, iterations=limit
+        )
 
 
 @dataclass(frozen=True)
-class VirtualFeatures:
+class VirtualFeatures(Problem):
     """Infinitely many virtual features of each class, through ``draws (R, K - 1)`` of their logits.
 
     ``centre (C,)`` is taken off ``mean (K, C)``, both in float64; the covariances stay as they are.
@@ -92,22 +104,16 @@ class VirtualFeatures:
             return self
         return replace(self, covariance=torch.lerp(self.covariance, self.pooled, shrinkage))
 
-    def solve(
-        self, weight: Tensor, bias: Tensor, penalty: float, *, trial: bool = False
-    ) -> Solution:
-        """The argmin of the expected cross-entropy (LMD paper, Eq. 8) plus the penalty."""
+    def objective(self, trial: bool) -> tuple[Objective, Tensor]:
+        """The expected cross-entropy (LMD paper, Eq. 8)."""
         draws = self.draws[:TRIAL_DRAWS] if trial else self.draws
-        objective = expected_cross_entropy(self.mean, self.covariance, draws)
         within = self.covariance.mean(0).double()
         metric = within.addmm(self.mean.T, self.mean, alpha=1 / len(self.mean))
-        limit = TRIAL_ITERATIONS if trial else 200
-        return minimise(
-            objective, weight, bias, self.centre, metric, penalty=penalty, iterations=limit
-        )
+        return expected_cross_entropy(self.mean, self.covariance, draws), metric
 
 
 @dataclass(frozen=True)
-class RealFeatures:
+class RealFeatures(Problem):
     """Real features ``(N, C)`` with ``labels (N,)``, as they were drawn: ICC without VFC."""
 
     centre: Tensor
@@ -126,20 +132,10 @@ class RealFeatures:
         """Total variance."""
         return self.features.square().sum(1).mean().item()
 
-    def shrunk(self, shrinkage: float) -> Self:
-        """Real features have no covariance to shrink."""
-        return self
-
-    def solve(
-        self, weight: Tensor, bias: Tensor, penalty: float, *, trial: bool = False
-    ) -> Solution:
-        """The argmin of the mean cross-entropy plus the penalty."""
-        objective = mean_cross_entropy(self.features, self.labels)
+    def objective(self, trial: bool) -> tuple[Objective, Tensor]:
+        """The mean cross-entropy."""
         metric = (self.features.T @ self.features / len(self.features)).double()
-        limit = TRIAL_ITERATIONS if trial else 200
-        return minimise(
-            objective, weight, bias, self.centre, metric, penalty=penalty, iterations=limit
-        )
+        return mean_cross_entropy(self.features, self.labels), metric
 
 
 @dataclass(frozen=True)
@@ -154,8 +150,8 @@ class Score:
 def balanced_score(solution: Solution, features: Tensor, labels: Tensor) -> Score:
     """The score on ``features (N, C)``, ``labels (N,)``, over the classes that are present.
 
-    The standard error counts one image more right and one more wrong in each class, lest a class
-    of one image look certain.
+    The standard error counts one more image as right and one more as wrong in each class, so that
+    a class of one image does not look certain.
     """
     log_p = (features.double().cpu() @ solution.weight.T + solution.bias).log_softmax(1)
     labels = labels.cpu()
@@ -179,39 +175,30 @@ def choose(
     weight: Tensor,
     bias: Tensor,
     validation: tuple[Tensor, Tensor],
-    *,
     shrinkages: Sequence[float],
     penalties: Sequence[float],
 ) -> tuple[float, float]:
     """Shrinkage and penalty with the best balanced accuracy on ``validation``.
 
-    Those within one standard error of the best count as equal to it, and among them the least
-    balanced cross-entropy decides: with a few images of a rare class the accuracy alone is mostly
-    luck. First the shrinkage is chosen at the median penalty, then the penalty.
+    Those within one standard error of the best count as equal to it, and the least balanced
+    cross-entropy among them decides: with a few images of a rare class, accuracy alone is mostly
+    luck. The shrinkage is chosen first, at the median penalty, then the penalty.
     """
+
+    def tried(pairs: list[tuple[float, float]]) -> list[tuple[Score, tuple[float, float]]]:
+        found, guess = [], (weight, bias)
+        for shrinkage, penalty in pairs:
+            solution = problem.shrunk(shrinkage).solve(*guess, penalty, trial=True)
+            guess = solution.weight, solution.bias
+            found.append((balanced_score(solution, *validation), (shrinkage, penalty)))
+        return found
+
     descending = sorted(penalties, reverse=True)
     middle = descending[len(descending) // 2]
-    tried = _try(problem, weight, bias, validation, [(s, middle) for s in shrinkages])
-    shrinkage = _best(tried)[0]
+    scores = tried([(s, middle) for s in shrinkages])
+    shrinkage = _best(scores)[0]
     # From strong to weak penalty each solution is a good first guess for the next.
-    others = [(shrinkage, p) for p in descending if p != middle]
-    return _best(tried + _try(problem, weight, bias, validation, others))
-
-
-def _try(
-    problem: Problem,
-    weight: Tensor,
-    bias: Tensor,
-    validation: tuple[Tensor, Tensor],
-    pairs: list[tuple[float, float]],
-) -> list[tuple[Score, tuple[float, float]]]:
-    """The score of each pair (shrinkage, penalty)."""
-    tried = []
-    for shrinkage, penalty in pairs:
-        solution = problem.shrunk(shrinkage).solve(weight, bias, penalty, trial=True)
-        weight, bias = solution.weight, solution.bias
-        tried.append((balanced_score(solution, *validation), (shrinkage, penalty)))
-    return tried
+    return _best(scores + tried([(shrinkage, p) for p in descending if p != middle]))
 
 
 def _best(tried: list[tuple[Score, tuple[float, float]]]) -> tuple[float, float]:
