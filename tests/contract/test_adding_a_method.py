@@ -1,4 +1,4 @@
-"""The worked example of docs/adding-a-method.md, run as it stands there."""
+"""The worked example of docs/adding-a-method.md."""
 
 import re
 from typing import Any

@@ -111,7 +111,7 @@ def silent(model: Any, task: Any, *, q: Share = 0.5) -> Any: ...
 @pytest.mark.parametrize(
     ("make", "message"),
     [
-        (clash, "clash has two settings of the name 'depth'"),
+        (clash, "clash has two settings named 'depth'"),
         (endless, "endless: the setting 'taus' needs a default"),
         (silent, "silent: the setting 'q' needs a description"),
     ],

@@ -70,7 +70,7 @@ def test_the_linear_nearest_mean_predicts_what_distances_predict():
     close(query @ weight.T + bias, torch.stack([unit[0] @ m for m in means]))
 
 
-def test_crt_draws_the_classifier_anew_and_balances():
+def test_crt_resets_the_classifier_and_balances():
     world = World([12, 2])
     stages = world.start("decoupling")
     world.train_stage(next(stages))

@@ -1,4 +1,4 @@
-"""What the table of methods knows about each of its rows."""
+"""A row of the table of methods."""
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
@@ -12,16 +12,15 @@ from lmd.model import Model
 
 @dataclass(frozen=True)
 class Method:
-    """One row: ``make(model, task, *, …)`` yields its stages.
+    """One row: ``make(model, task, *, …)`` yields the stages of the method.
 
     The keyword-only arguments of ``make`` are the settings (``lmd.contract.settings``). ``preset``
-    has the values that make this row differ from its ``family``; an ``ablation`` leaves a part of
-    its family's method out. ``profiles`` name further sets of values. ``prior`` is the class mix
-    that the probabilities answer for: uniform where training balances the classes, that of the
-    training part where it does not. A ``note`` says what a reader of a table must know (a
-    reconstruction, say). ``first_settings`` are those that shape the first of several stages
-    (``None``: all do); a benchmark expects rows to share it where its name and these settings
-    agree.
+    holds the values that distinguish this row from its ``family``; an ``ablation`` leaves out a
+    part of the family's method. ``profiles`` are named sets of values. ``prior`` is the class mix
+    that the probabilities assume: uniform if training balances the classes, otherwise that of the
+    training part. ``note`` is shown with the row in tables. ``first_settings`` are the settings
+    that affect the first of several stages (``None``: all); rows in which its name and these
+    settings agree are expected to share it in a benchmark.
     """
 
     key: str
@@ -50,14 +49,11 @@ class Method:
         return self.settings({})
 
     def settings(self, given: Mapping[str, Any], profile: str = "default") -> dict[str, Any]:
-        """All settings: defaults, then the profile's, the preset's, and last what was given.
-
-        They are checked, flat, and as JSON has them: a record keeps them as they are.
-        """
+        """All settings, checked, ready for JSON: given values override preset, profile, default."""
         return self._checked(given, profile).model_dump(mode="json")
 
     def stages_for(self, model: Model, task: Task, settings: Mapping[str, Any]) -> Stages:
-        """Start the method: its stages under these flat settings; those left out are defaults."""
+        """Start the method with these flat settings; the others have their defaults."""
         values = keywords_of(self.make).arguments(self._checked(settings, "default"))
         return self.make(model, task, **values)
 

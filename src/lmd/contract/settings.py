@@ -1,7 +1,7 @@
 """Hyper-parameters of methods: their types, ranges and descriptions, and how they are checked.
 
-The keyword-only arguments of a method are its hyper-parameters. The annotation of each is a type
-(one of those below, or any that pydantic knows) and a sentence that says what it is for:
+The keyword-only arguments of a method are its hyper-parameters. Each annotation is a type (one of
+those below, or any that pydantic knows) and a one-line description:
 ``q: Annotated[Share, "0 draws images alike, 1 classes alike."] = 1.0``.
 """
 
@@ -39,9 +39,9 @@ _BOUNDS = {
 
 
 class Settings(BaseModel):
-    """Settings that belong together. An integer is a valid float; text and booleans are not.
+    """A group of settings. An integer is a valid float; text and booleans are not.
 
-    The word ``none`` stands for ``None``, which TOML does not have.
+    The word ``none`` means ``None``, which TOML does not have.
     """
 
     model_config = ConfigDict(
@@ -65,9 +65,9 @@ class Setting:
 
 @dataclass(frozen=True)
 class Keywords:
-    """The hyper-parameters of one method: ``flat`` has them all, ``groups`` those of each class.
+    """The hyper-parameters of a method: all in ``flat``, and ``groups`` by argument.
 
-    A keyword-only argument whose annotation is a ``Settings`` class stands for the fields of it.
+    A keyword-only argument with a ``Settings`` class as its annotation is a group.
     """
 
     flat: type[Settings]
@@ -87,7 +87,7 @@ class Keywords:
             raise LmdError("\n".join(lines)) from None
 
     def arguments(self, values: Settings) -> dict[str, Any]:
-        """The arguments of the method, with the fields of each group put back together."""
+        """The arguments of the method: each group becomes an object again."""
         grouped = {name for group in self.groups.values() for name in group.model_fields}
         own = {name: getattr(values, name) for name in self.flat.model_fields}
         return {name: value for name, value in own.items() if name not in grouped} | {
@@ -126,7 +126,7 @@ def keywords_of(make: Callable[..., Any]) -> Keywords:
             if not any(isinstance(note, str) for note in getattr(annotation, "__metadata__", ())):
                 raise TypeError(f"{make.__qualname__}: the setting {key!r} needs a description")
         if twice := fields.keys() & found.keys():
-            raise TypeError(f"{make.__qualname__} has two settings of the name {min(twice)!r}")
+            raise TypeError(f"{make.__qualname__} has two settings named {min(twice)!r}")
         fields |= found
     return Keywords(create_model(make.__qualname__, __base__=Settings, **fields), groups)
 

@@ -1,7 +1,6 @@
 """How class counts become class weights, sampling weights and priors: pure functions.
 
-A class without training images never divides by zero: it gets weight and probability 0 where
-something is drawn or averaged, and counts as one image where a logarithm is taken.
+A class without training images has weight 0, and counts as one image in a logarithm.
 """
 
 import math

@@ -1,4 +1,4 @@
-"""Every method, one line each: a new one is its file, its line here and its test."""
+"""The table of methods: a new method is a file, a line here and a test."""
 
 from collections.abc import Iterable
 
@@ -69,7 +69,7 @@ def find_method(key: str) -> Method:
 
 
 def in_paper_order(keys: Iterable[str]) -> list[Method]:
-    """The rows of the paper's tables in its order; others stand before LMD's own rows."""
+    """The rows in the order of the paper's tables; others come before LMD's own rows."""
     found = [find_method(key) for key in keys]
     own = next(i for i, key in enumerate(PAPER) if METHODS[key].ablation)
     place = {key: float(i) for i, key in enumerate(PAPER)}

@@ -21,8 +21,8 @@ def focal_loss(logits: Tensor, labels: Tensor, gamma: float) -> Tensor:
     """
     log_p = torch.log_softmax(logits, dim=1)
     true = labels[:, None]
-    # ln(1 - p_y) from the other classes: 1 - p_y itself is 0 for a sure prediction, and the slope
-    # of 0^γ is infinite for γ < 1.
+    # ln(1 - p_y) from the other classes: 1 - p_y may round to 0, where 0^γ has an infinite slope
+    # for γ < 1.
     log_rest = log_p.scatter(1, true, -torch.inf).logsumexp(dim=1)
     return -((gamma * log_rest).exp() * log_p.gather(1, true).squeeze(1)).mean()
 

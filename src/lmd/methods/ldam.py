@@ -41,10 +41,10 @@ def ldam_loss(
 
 
 class LDAM(Stage):
-    """LDAM under one of three rules, of which each balances the classes exactly once.
+    """LDAM with one of three rules; each balances the classes exactly once.
 
-    ``rs`` draws images by effective number from the first epoch, ``drs`` from ``defer`` of the
-    epochs on; ``drw`` draws them as they come and weighs the loss from ``defer`` on.
+    ``rs`` draws images by effective number from the first epoch, ``drs`` after a share ``defer`` of
+    the epochs; ``drw`` draws them as they come and weights the loss after ``defer``.
     """
 
     margins: Tensor
@@ -52,14 +52,7 @@ class LDAM(Stage):
     weight: Tensor
 
     def __init__(
-        self,
-        model: Model,
-        margins: Tensor,
-        balance: Tensor,
-        *,
-        scale: float,
-        rule: Rule,
-        defer: float,
+        self, model: Model, margins: Tensor, balance: Tensor, scale: float, rule: Rule, defer: float
     ) -> None:
         super().__init__()
         if not isinstance(model.classifier, CosineClassifier):
@@ -110,14 +103,12 @@ def ldam(
 ) -> Stages:
     """LDAM loss (Cao et al., NeurIPS 2019) with the authors' values.
 
-    ``rule`` says how classes are balanced: ``rs`` resamples, ``drs`` and ``drw`` resample and
-    re-weight from ``defer`` of the epochs on (160 of 200). There is no rule that does both:
-    sampler and weights together would count the imbalance twice.
+    No rule both resamples and re-weights: that would count the imbalance twice.
     """
     counts = task.class_counts
     margins = ldam_margins(counts, max_margin)
     balance = class_balanced_weights(counts, beta)
-    yield LDAM(model, margins, balance, scale=scale, rule=rule, defer=defer)
+    yield LDAM(model, margins, balance, scale, rule, defer)
 
 
 METHODS = (

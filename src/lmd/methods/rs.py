@@ -14,13 +14,12 @@ def rs(
     model: Model,
     task: Task,
     *,
-    q: Annotated[Share, "0 draws images alike, 1 classes alike."] = 1.0,
+    q: Annotated[Share, "0 draws images as they come, 1 balances the classes."] = 1.0,
 ) -> Stages:
     """Cross-entropy; an image of class k is drawn with weight ``n_k^-q``, with replacement.
 
-    Kang et al., Decoupling representation and classifier for long-tailed recognition, ICLR 2020:
-    q = 1 balances the classes, q = ½ is square-root sampling, q = 0 draws images alike. The images
-    of a tiny class come many times an epoch, so only augmentation tells the copies apart.
+    Kang et al., Decoupling representation and classifier for long-tailed recognition, ICLR 2020.
+    The images of a tiny class come many times an epoch and differ only by augmentation.
     """
     yield Supervised(model, weights=image_weights(task.class_counts, q))
 

@@ -34,7 +34,7 @@ def seesaw_loss(
 
 
 class Seesaw(nn.Module):
-    """Counts the labels it is trained on; the counts are a buffer, so a resumed run has them."""
+    """Counts the labels it is trained on, in a buffer, so that a resumed run has them."""
 
     counts: Tensor
 
@@ -59,8 +59,7 @@ def seesaw(
 ) -> Stages:
     """Seesaw loss with online counts; p and q as in Wang et al., CVPR 2021, Section 4.
 
-    The images come as they are: class-balanced batches would balance the counts as well, and with
-    them the mitigation would vanish.
+    Images are drawn as they come: with class-balanced batches the mitigation would vanish.
     """
     yield Supervised(model, Seesaw(len(task.class_counts), p, q))
 

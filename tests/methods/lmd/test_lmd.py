@@ -56,7 +56,7 @@ def test_every_row_trains_with_a_class_of_one_image(key, profile):
     assert all(torch.isfinite(v).all() for v in model.state_dict().values())
 
 
-def test_the_classifier_is_initialised_anew_before_stage_2():
+def test_the_classifier_is_reset_before_stage_2():
     model, stages = recipe("default")
     next(stages)
     with torch.no_grad():

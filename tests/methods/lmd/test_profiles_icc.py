@@ -127,7 +127,7 @@ def test_row_15_optimiser_of_the_m_step(profile, monkeypatch):
 
     monkeypatch.setattr(ClassGaussians, "batches", watched)
     start = layer.weight.detach().clone()
-    for _ in range(2):  # one optimiser for all EM iterations: its momentum goes on
+    for _ in range(2):  # one optimiser for all EM iterations: its momentum is kept
         stage.start_epoch(run, None)
     for features, labels in taken:
         optimizer.zero_grad()

@@ -1,8 +1,8 @@
 """LMD: Relation-aware Representation Learning, then Iterative Classifier Calibration.
 
-Three profiles: the default is the paper's method with its slips corrected, ``paper`` follows the
-equations to the letter, ``official`` behaves as the released code does. Where they differ there is
-a setting; its description names the row in the table of differences.
+It has three profiles: the default is the paper's method with its slips corrected, ``paper`` follows
+the equations to the letter, and ``official`` behaves like the released code. Each difference is a
+setting, with the number of its row in ``docs/paper-vs-code.md``.
 """
 
 from typing import Annotated, Any
@@ -36,8 +36,8 @@ def lmd(
     yield ICC(model, task, stage_2, vfc=vfc, fdc=fdc, e_step=icc)
 
 
-# The letter of the paper. It names no decay for the teacher: 0.999, constant, is the value of the
-# work it cites for the average.
+# The equations of the paper. It names no decay for the teacher; a constant 0.999 is the value of
+# the work that it cites for the average.
 _PAPER: dict[str, Any] = {
     "warmup": 0.0,
     "gram": "raw",
@@ -51,8 +51,8 @@ _PAPER: dict[str, Any] = {
     "distance": "literal",
 }
 
-# The released code. Consistency is off up to and including epoch index 20 of 100. Its loader drops
-# the last partial batch of the M step; batches of 128 are assumed.
+# The released code. Consistency is off for the first 21 of 100 epochs. The loader of the M step
+# drops the last partial batch; batches of 128 are assumed.
 _OFFICIAL: dict[str, Any] = {
     "ce_view": "strong",
     "warmup": 0.21,

@@ -1,8 +1,8 @@
 """The M step of ICC: train the linear classifier on virtual features (LMD paper, Eq. 8).
 
-Two ways. ``sgd_pass`` is the paper's: one pass of stochastic gradient descent. The other reaches
-the argmin that Eq. 8 asks for: the logits of a Gaussian class are Gaussian, ``N(W mu + b,
-W Sigma W^T)``, so the expected cross-entropy needs draws in K dimensions, not in C, and L-BFGS
+``sgd_pass`` is the paper's way: one pass of stochastic gradient descent. ``minimise`` reaches the
+argmin that Eq. 8 asks for: the logits of a Gaussian class are Gaussian, ``N(W mu + b, W Sigma
+W^T)``, so the expected cross-entropy needs draws in K dimensions instead of C, and L-BFGS
 minimises it in float64.
 """
 
@@ -18,24 +18,24 @@ from lmd.methods.lmd.gaussians import cholesky
 
 Objective = Callable[[Tensor, Tensor], Tensor]
 
-# Quasi-random draws of each class, and of all classes: more do not change the solution by what an
-# image could show, and an evaluation costs as many of them times K squared.
+# Quasi-random draws of each class, and of all classes. More do not change the solution noticeably,
+# and the cost of an evaluation is their number times K squared.
 DRAWS, ALL_DRAWS = 4096, 2**17
-# Logits of draws that are held at a time, of 8 bytes each and in a few copies.
+# Logits in memory at a time, 8 bytes each and in a few copies.
 LOGITS = 2**22
-# Rows of real features that are held in float64 at a time.
+# Rows of real features in float64 at a time.
 ROWS = 8192
-# Curvature of the softmax for classes that overlap somewhat: balances features against penalty in
-# the metric of the solver (it changes how fast the solution is reached, not which).
+# Curvature of the softmax for classes that overlap somewhat. It balances features against penalty
+# in the metric of the solver, which changes its speed, not its solution.
 CURVATURE = 0.1
 
 
 @dataclass(frozen=True)
 class Solution:
-    """Classifier ``weight (K, C)``, ``bias (K,)`` in float64, and how well it solves its problem.
+    """Classifier ``weight (K, C)``, ``bias (K,)`` in float64, and how well it was solved for.
 
-    ``loss`` is the cross-entropy without the penalty, ``grad_norm`` the Euclidean norm of the
-    gradient of what was minimised, ``evaluations`` how often that was computed.
+    ``loss`` is without the penalty, ``grad_norm`` the norm of the gradient with it, and
+    ``evaluations`` the number of evaluations.
     """
 
     weight: Tensor
@@ -58,7 +58,7 @@ def sgd_pass(
     """One pass of SGD with cross-entropy, in place; returns the mean loss before each update.
 
     ``weight (K, C)``, ``bias (K,)`` and their ``velocity``; batches of ``(B, C)`` and ``(B,)``.
-    The gradient is written out, since a graph for every batch would cost more than the batch.
+    The gradient is written out: autograd would cost more than the batch itself.
     """
     total, seen = 0.0, 0
     for features, labels in batches:
@@ -79,7 +79,7 @@ def sgd_pass(
 
 
 def enough_draws(classes: int) -> int:
-    """How many draws of each class the loss is taken over: a power of two, as Sobol likes it."""
+    """Number of draws of each class: a power of two, as Sobol sequences need."""
     return min(DRAWS, 1 << max(1, ALL_DRAWS // classes).bit_length() - 1)
 
 
@@ -98,9 +98,9 @@ def normal_draws(count: int, dimensions: int, generator: torch.Generator) -> Ten
 def expected_cross_entropy(mean: Tensor, covariance: Tensor, draws: Tensor) -> Objective:
     """Cross-entropy of virtual features, averaged over classes, as a function of weight and bias.
 
-    ``mean (K, C)``, ``covariance (K, C, C)`` (float32 will do), ``draws (R, K - 1)`` of the
-    standard normal: they are coloured by the covariance of a class's logits, relative to the last
-    logit (a softmax knows only differences), so no virtual feature is ever made.
+    ``mean (K, C)``, ``covariance (K, C, C)`` (float32 is enough), standard normal ``draws
+    (R, K - 1)``: they become logits, relative to the last one (a softmax sees only differences), so
+    no virtual feature is ever made.
     """
     classes, width = mean.shape
     rows = covariance.reshape(classes * width, width)
@@ -108,9 +108,8 @@ def expected_cross_entropy(mean: Tensor, covariance: Tensor, draws: Tensor) -> O
     def objective(weight: Tensor, bias: Tensor) -> Tensor:
         w = weight[:-1] - weight[-1]
         centre = mean @ w.T + (bias[:-1] - bias[-1])
-        # Reading the covariances is nearly all of the cost: they keep their own precision, and
-        # W Sigma, of which the derivative of W Sigma W^T has need again, is kept. The product is
-        # written so that autograd sees both factors W without another pass over Sigma.
+        # Reading the covariances is nearly all of the cost. So they keep their own precision, and
+        # the product is written so that the gradient of W Sigma W^T reuses W Sigma.
         half = (rows @ w.detach().to(rows.dtype).T).to(mean.dtype)
         product = half.view(classes, width, classes - 1).mT @ w.T
         both = product + product.mT
@@ -118,8 +117,7 @@ def expected_cross_entropy(mean: Tensor, covariance: Tensor, draws: Tensor) -> O
         some = max(1, LOGITS // (classes * len(draws)))
         if some >= classes:
             return _entropy(centre, factor, draws)
-        # The logits of many classes would fill the memory: those of some at a time are made, and
-        # made again for the gradient.
+        # To save memory, compute the logits of some classes at a time, and again for the gradient.
         losses = []
         for first in range(0, classes, some):
             part = centre[first : first + some], factor[first : first + some]
@@ -131,9 +129,9 @@ def expected_cross_entropy(mean: Tensor, covariance: Tensor, draws: Tensor) -> O
 
 
 def _entropy(centre: Tensor, factor: Tensor, draws: Tensor, first: int = 0) -> Tensor:
-    """Mean cross-entropy of the draws of n classes, of which the class ``first`` is the first.
+    """Mean cross-entropy of the draws of n classes, starting with the class ``first``.
 
-    Logits relative to the last one: their ``centre (n, K - 1)`` and ``factor (n, K - 1, K - 1)``.
+    ``centre (n, K - 1)`` and ``factor (n, K - 1, K - 1)`` are of logits relative to the last one.
     """
     logits = centre[..., None] + factor @ draws.T
     logits = torch.cat([logits, torch.zeros_like(logits[:, :1])], dim=1)
@@ -179,9 +177,8 @@ def minimise(
 ) -> Solution:
     """The argmin of ``objective(W, b) + penalty/2 |W|^2`` by L-BFGS from ``weight`` and ``bias``.
 
-    ``objective`` sees features minus ``centre (C,)``; ``metric (C, C)`` is the covariance of all
-    features: in its coordinates every direction is about equally curved, which raw features are
-    not by orders of magnitude.
+    ``objective`` sees features minus ``centre (C,)``. ``metric (C, C)`` is the covariance of all
+    features: in its coordinates the curvature is about the same in every direction.
     """
     weight, bias = weight.double().cpu(), bias.double().cpu()
     metric = CURVATURE * metric

@@ -16,6 +16,7 @@ from torch.optim import Optimizer
 from lmd.base.errors import LmdError
 from lmd.contract.settings import BelowOne, Count, NonNegative, Settings, Share
 from lmd.contract.stage import Batch, ParameterGroups, Run, Stage, Task, Terms
+from lmd.contract.weighting import image_weights
 from lmd.methods.lmd.calibrate import enough_draws, sgd_pass
 from lmd.methods.lmd.e_step import attraction_and_repulsion, gce_loss
 from lmd.methods.lmd.gaussians import MOST_VIRTUAL_FEATURES, ClassGaussians, Distance
@@ -35,7 +36,8 @@ from lmd.model import Model
 Sampling = Literal["natural", "balanced"]
 Moments = Literal["ema", "raw"]
 MStep = Literal["argmin", "sgd"]
-Validation = Literal["validation"]
+LabelLoss = Literal["ce", "gce"]
+Chosen = Literal["validation"]
 
 
 class ICCSettings(Settings):
@@ -43,30 +45,28 @@ class ICCSettings(Settings):
 
     iterations: Annotated[Count | None, "EM iterations; none: the protocol's epochs."] = None
     m_sampling: Annotated[Sampling, "How the M step draws images (row 11)."] = "balanced"
-    m_drop_partial: Annotated[Count | None, "Batch size of which a rest is dropped (row 11)."] = (
-        None
-    )
+    m_drop_partial: Annotated[Count | None, "Drop partial batches of this size (row 11)."] = None
     ridge: Annotated[NonNegative, "Added to the diagonal of each covariance (row 12)."] = 1e-2
-    virtual_moments: Annotated[Moments, "Averaged, or this iteration's alone (row 12)."] = "ema"
+    virtual_moments: Annotated[Moments, "Draw from averaged or new moments (row 12)."] = "ema"
     moments_decay: Annotated[Share, "Largest decay of the averaged moments (row 13)."] = 0.999
     virtual_features: Annotated[Count, "Virtual features of each class (row 14)."] = 50_000
     m_step: Annotated[MStep, "Solve the M step, or make one pass of SGD (row 15)."] = "argmin"
     shrinkage: Annotated[
-        Share | Validation, "Pull towards the pooled covariance; argmin only (row 15)."
+        Share | Chosen, "Shrinkage towards the pooled covariance; argmin only (row 15)."
     ] = "validation"
     weight_penalty: Annotated[
-        NonNegative | Validation, "Penalty on the weights; argmin only (row 15)."
+        NonNegative | Chosen, "Penalty on the classifier's weights; argmin only (row 15)."
     ] = "validation"
     m_lr: Annotated[NonNegative, "Learning rate of the M step; sgd only (row 15)."] = 1e-5
     m_momentum: Annotated[BelowOne, "Momentum of the M step; sgd only (row 15)."] = 0.9
     m_weight_decay: Annotated[NonNegative, "Weight decay of the M step; sgd only (row 15)."] = 1e-4
     m_batch: Annotated[Count, "Batch size of the M step; sgd only (row 15)."] = 352
     e_sampling: Annotated[Sampling, "How the E step draws images."] = "natural"
-    label_loss: Annotated[Literal["ce", "gce"], "Plain or generalised CE (row 16)."] = "ce"
+    label_loss: Annotated[LabelLoss, "Plain or generalised cross-entropy (row 16)."] = "ce"
     label_gradient: Annotated[bool, "Whether the label loss reaches the encoder (row 16)."] = True
     lambda_e: Annotated[NonNegative, "Weight of feature distribution consistency."] = 1e-4
     fdc_sign: Annotated[Literal[1, -1], "1 is Psi - Phi, -1 the opposite (row 17)."] = 1
-    distance: Annotated[Distance, "By inverse covariance, or as printed (row 18)."] = "mahalanobis"
+    distance: Annotated[Distance, "Mahalanobis, or the printed formula (row 18)."] = "mahalanobis"
     encoder_lr: Annotated[NonNegative, "Learning rate of the encoder (row 20)."] = 1e-6
     encoder_weight_decay: Annotated[
         NonNegative | None, "Weight decay of the encoder; none: the protocol's (row 20)."
@@ -96,11 +96,11 @@ def check_model(model: Model, settings: ICCSettings) -> None:
 
 
 class ICC(Stage):
-    """EM with the encoder's ``lambda_e (Psi - Phi) + L_CE`` as its E step.
+    """EM; the E step minimises ``lambda_e (Psi - Phi) + L_CE`` over the encoder.
 
-    ``e_step=False`` calibrates once and leaves the encoder alone; ``vfc=False`` calibrates on the
-    real features as drawn; ``fdc=False`` is ``lambda_e = 0``. ``shrinkage`` and ``weight_penalty``
-    that are ``"validation"`` are chosen at the first iteration.
+    ``e_step=False`` calibrates once and does not train the encoder; ``vfc=False`` calibrates on
+    real features; ``fdc=False`` sets ``lambda_e = 0``. ``shrinkage`` and ``weight_penalty`` are
+    chosen in the first iteration where they are ``"validation"``.
     """
 
     views: ClassVar[tuple[str, ...]] = ("weak",)
@@ -158,9 +158,8 @@ class ICC(Stage):
         last = run.epoch == run.epochs - 1
         if not self.e_step or (last and not self.settings.last_e_step):
             return []
-        if self.settings.e_sampling == "balanced":
-            return [1 / self.class_counts.clamp(min=1).float()]
-        return [None]
+        balanced = self.settings.e_sampling == "balanced"
+        return [image_weights(self.class_counts) if balanced else None]
 
     @torch.no_grad()
     def start_epoch(self, run: Run, optimizer: Optimizer | None) -> Mapping[str, float]:

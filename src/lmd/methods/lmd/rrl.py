@@ -20,6 +20,7 @@ from lmd.model import Model
 
 Gram = Literal["normalised", "raw"]
 Divisor = Literal["channels", "samples"]
+Teacher = Literal["copy", "own"]
 Direction = Literal["teacher_student", "student_teacher"]
 
 
@@ -32,8 +33,8 @@ class RRLSettings(Settings):
     channel_divisor: Annotated[Divisor, "Divisor of the channel loss (row 4)."] = "channels"
     kl: Annotated[Direction, "Which way the KL divergence is taken (row 5)."] = "teacher_student"
     lambda_1: Annotated[NonNegative, "Weight of the consistency losses (row 6)."] = 10.0
-    teacher: Annotated[Literal["copy", "own"], "How the teacher starts (row 7)."] = "copy"
-    ema_horizon: Annotated[Share | None, "Horizon of its average, of all steps (row 7)."] = 0.3
+    teacher: Annotated[Teacher, "A copy of the student, or with its own head (row 7)."] = "copy"
+    ema_horizon: Annotated[Share | None, "Horizon of its average / all steps (row 7)."] = 0.3
     ema_decay: Annotated[Share, "Decay of that average where there is no horizon (row 7)."] = 0.999
     ema_ramp: Annotated[bool, "Let the decay grow from 0 in the first steps (row 7)."] = True
 

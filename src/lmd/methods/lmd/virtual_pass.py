@@ -1,12 +1,11 @@
-"""One pass of SGD over virtual features that are never made (LMD paper, Eq. 8).
+"""One pass of SGD over virtual features without making them (LMD paper, Eq. 8).
 
-A linear classifier sees of a virtual feature only its logits, K numbers, and the gradient of a
-batch has K rows. Given the logits, what is left of the features of a class is Gaussian, and a sum
-of n such rests with known coefficients is Gaussian too, of rank K - 1 at most. So a batch needs
-K - 1 coloured rows for each class in place of n, and its updates have the distribution that those
-on drawn features have: nothing is averaged away.
+A linear classifier sees only the K logits of a virtual feature, and the gradient of a batch has K
+rows. Given the logits, the residual of a feature is Gaussian, and so is a sum of n residuals of a
+class with known coefficients, with rank K - 1 at most. So a batch needs K - 1 coloured rows for
+each class instead of n, and its updates have the same distribution as those on drawn features.
 
-The covariance of the logits is that of a classifier at most ``STALE`` behind; their mean is not.
+The covariance of the logits may be that of a classifier up to ``STALE`` ago; their mean is exact.
 """
 
 from dataclasses import dataclass
@@ -19,16 +18,16 @@ from torch import Tensor
 from lmd.methods.lmd.calibrate import small_cholesky
 from lmd.methods.lmd.gaussians import ClassGaussians, mixed_counts
 
-# Batches whose noise is coloured at a time.
+# Batches for which noise is drawn at a time.
 BLOCK = 32
-# The classifier's part (in length) that may have changed before all covariances are read again.
+# Relative change of the classifier (its norm) after which the covariances are computed again.
 STALE = 3e-3
-# Below so many channels the features themselves cost less than the small matrices here.
+# With fewer channels, drawing the features costs less than the small matrices here.
 LEAST_CHANNELS = 128
 
 
 def pays(classes: int, channels: int, batch: int) -> bool:
-    """Is this way cheaper: K (K - 1) rows to colour, and as many small ones, or ``batch`` ones."""
+    """Whether this is cheaper than drawing: K (K - 1) rows, counted twice, against ``batch``."""
     return channels >= LEAST_CHANNELS and 2 * classes * (classes - 1) <= batch
 
 
@@ -36,9 +35,9 @@ def pays(classes: int, channels: int, batch: int) -> bool:
 class _Seen:
     """How features and logits of each class vary together, for logits ``U x``.
 
-    All is relative to the last logit (a softmax knows only differences): ``u (K - 1, C)``,
-    ``factor (K, K - 1, K - 1)`` of ``U Sigma U^T``, ``gain (K, K - 1, C)``: what one unit of white
-    noise in the logits means for the feature, ``look (K, C, K - 1)``: from feature to white noise.
+    Logits are relative to the last one (a softmax sees only differences): ``u (K - 1, C)``,
+    ``factor (K, K - 1, K - 1)`` of ``U Sigma U^T``, ``gain (K, K - 1, C)`` from white noise of the
+    logits to the feature, and ``look (K, C, K - 1)`` back.
     """
 
     u: Tensor
@@ -70,7 +69,7 @@ def virtual_pass(
     momentum: float,
     weight_decay: float,
 ) -> float:
-    """As ``sgd_pass`` over ``gaussians.batches``: in place, returns the mean loss.
+    """Like ``sgd_pass`` over ``gaussians.batches``: in place, returns the mean loss.
 
     ``weight (K, C)``, ``bias (K,)`` and their ``velocity``.
     """
@@ -95,10 +94,10 @@ def virtual_pass(
 def _block(
     gaussians: ClassGaussians, counts: Tensor, generator: torch.Generator
 ) -> tuple[Tensor, Tensor, list[Tensor]]:
-    """Noise of M batches with ``counts (M, K)``, of which the largest is n.
+    """Noise for M batches with ``counts (M, K)``; n is the largest of them.
 
-    Which columns are used ``(M, K, 1, n)``, white noise of the logits ``(M, K, K - 1, n)`` and
-    coloured noise of the features ``(M) of (K, K - 1, C)``.
+    Which columns are used ``(M, K, 1, n)``, white noise of the logits ``(M, K, K - 1, n)`` and M
+    times coloured noise of the features ``(K, K - 1, C)``.
     """
     classes, rows = len(gaussians.mean), len(gaussians.mean) - 1
     most = int(counts.max())
@@ -112,9 +111,9 @@ def _block(
 def _gradient(
     mean: Tensor, centre: Tensor, seen: _Seen, used: Tensor, white: Tensor, rest: Tensor
 ) -> tuple[Tensor, Tensor, Tensor]:
-    """Summed loss, and gradient of the mean loss, of one batch; ``centre (K, K - 1)`` of logits.
+    """Summed loss of a batch and gradients of its mean; ``centre (K, K - 1)`` is of the logits.
 
-    A feature is ``mean + white gain + rest``, the rest without what it would add to the logits.
+    A feature is ``mean + white gain + rest``, where the rest does not change the logits.
     """
     d = centre.shape[1]
     logits = torch.baddbmm(centre[..., None], seen.factor, white)
@@ -126,7 +125,7 @@ def _gradient(
     error *= used / used.sum()
     sums = error.sum(2)
     error = error[:, :-1]
-    # The rests, weighted by the errors and summed, have rows with covariance error error^T.
+    # The sum of the rests, weighted by the errors, has rows with covariance error error^T.
     root = torch.linalg.qr(error.mT, mode="r").R.mT
     rest = rest[:, : root.shape[2]]
     along = torch.baddbmm(error @ white.mT, root, rest @ seen.look, alpha=-1)
