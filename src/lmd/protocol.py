@@ -1,4 +1,4 @@
-"""The protocol: all that is equal for every method of a comparison, read from a TOML file."""
+"""The protocol: all settings that methods in a comparison share, read from a TOML file."""
 
 import tomllib
 from collections.abc import Mapping
@@ -10,7 +10,7 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_valida
 
 from lmd.base.errors import LmdError
 
-OLD_NAMES = {"groups": "tiers"}  # settings and table forms in older files and records
+OLD_NAMES = {"groups": "tiers"}  # in older files and records
 Positive = Annotated[int, Field(gt=0)]
 
 # Earlier names of shipped protocols.
@@ -20,11 +20,11 @@ _ALIASES = dict.fromkeys(
 
 
 class Protocol(BaseModel):
-    """The paper's values are the defaults; the rows are those of ``docs/paper-vs-code.md``."""
+    """Settings of a comparison; defaults are the paper's (rows of ``docs/paper-vs-code.md``)."""
 
     model_config = ConfigDict(extra="forbid", frozen=True)
 
-    # Data: parts as fractions of each class (train, validation, test), the head/medium/tail rule.
+    # Data: ``split`` into train, validation and test; ``tiers`` is the head/medium/tail rule.
     image_size: Annotated[int, Field(ge=16)] = 224
     split: tuple[float, float, float] = (0.7, 0.1, 0.2)
     tiers: str = "thirds"
@@ -49,12 +49,12 @@ class Protocol(BaseModel):
     schedule: Literal["constant", "cosine"] = "constant"
     select: Literal["last", "best"] = "last"
 
-    # This machine: they change how fast a run is, and `seed` alone changes its result.
+    # The run: its seed, and settings that depend on the machine.
     seed: int = 0
     workers: int | None = None
     amp: bool = True
 
-    # Settings of methods under this protocol, by family: [methods.lmd] lambda_1 = 1.
+    # Settings of methods, by family: [methods.lmd] lambda_1 = 1.
     methods: dict[str, dict[str, Any]] = Field(default_factory=dict)
 
     @model_validator(mode="before")
@@ -64,7 +64,7 @@ class Protocol(BaseModel):
 
 
 def current_names(settings: Mapping[str, Any]) -> dict[str, Any]:
-    """Settings under the names that they have now.
+    """Settings under their current names.
 
     >>> current_names({"groups": "thirds", "lr": 0.1})
     {'tiers': 'thirds', 'lr': 0.1}
@@ -73,7 +73,7 @@ def current_names(settings: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def load_protocol(name: str | Path | None, overrides: dict[str, Any] | None = None) -> Protocol:
-    """A protocol from a TOML file, or from one of those that ship with the package by name."""
+    """A protocol from a TOML file, or by name if it ships with the package."""
     values: dict[str, Any] = {}
     if name is not None:
         values = _read(Path(name)) if str(name).endswith(".toml") else _read_shipped(str(name))

@@ -89,9 +89,9 @@ def test_make_prints_counts_notes_and_the_digest(tmp_path: Path) -> None:
     [
         (["make", "kvasir"], "no recipe 'kvasir'"),
         (["make", "hyper-kvasir", "--factor", "3"], "no option --factor"),
-        (["make", "ham10000"], "holds no HAM10000_metadata.csv"),
-        (["make", "isic2019-lt", "--by-image"], "holds no ISIC_2019_Training_GroundTruth.csv"),
-        (["make", "isic-archive-lt", "--published-counts"], "holds no metadata of the archive"),
+        (["make", "ham10000"], "contain no HAM10000_metadata.csv"),
+        (["make", "isic2019-lt", "--by-image"], "contain no ISIC_2019_Training_GroundTruth.csv"),
+        (["make", "isic-archive-lt", "--published-counts"], "contains no metadata of the archive"),
     ],
 )
 def test_what_cannot_be_made_is_an_error_for_the_user(

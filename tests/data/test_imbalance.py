@@ -128,7 +128,7 @@ def test_subsample_thins_training_alone():
 def test_subsample_by_counts():
     table = make([10, 10, 10])
     assert subsample(table, [3, 10, 1]).counts().tolist() == [3, 10, 1]
-    with pytest.raises(LmdError, match=r"11 images of class 'b' .*which has 10: ask for 1 to 10"):
+    with pytest.raises(LmdError, match=r"11 images of class 'b' .*which has 10: choose 1 to 10"):
         subsample(table, [3, 11, 1])
     with pytest.raises(LmdError, match="0 images of class 'c' were asked for"):
         subsample(table, [3, 10, 0])

@@ -111,7 +111,7 @@ def test_floats_and_long_integers(tmp_path):
     read = read_image(save(tmp_path / "flat.tif", np.full((2, 2), 7.0, np.float32)))
     assert read.max() == 0
     path = save(tmp_path / "nan.tif", np.array([[np.nan, 1.0]], np.float32))
-    with pytest.raises(LmdError, match=r"nan\.tif cannot be read \(it holds values that are not"):
+    with pytest.raises(LmdError, match=r"nan\.tif cannot be read \(it has values that are not"):
         read_image(path)
 
 

@@ -1,8 +1,8 @@
-"""`lmd data`: from a download to a file that `lmd train` takes."""
+"""`lmd data`: recipes for known data sets, checks, and pseudo-tails."""
 
 from collections.abc import Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import Annotated
 
 import typer
 from rich.console import Console
@@ -18,44 +18,42 @@ from lmd.cli.options import (
     SplitColumn,
 )
 
-if TYPE_CHECKING:
-    from lmd.data.recipes import Result
-
 data_app = typer.Typer(
-    no_args_is_help=True, help="Make a data set ready for training: known recipes, and checks."
+    no_args_is_help=True, help="Prepare a data set for training: recipes and checks."
 )
 data_app.command("doctor")(doctor_command)
 
 
 @data_app.command("make")
 def make_command(
+    context: typer.Context,
     name: Annotated[str, typer.Argument(help="The recipe, see `lmd data list`.")],
-    root: Annotated[Path, typer.Option(help="The download: a folder (medmnist: or the .npz).")],
-    out: Annotated[Path, typer.Option(help="The manifest to write, .csv (medmnist: .npz).")],
+    root: Annotated[Path, typer.Option(help="Folder of the download (medmnist: or the .npz).")],
+    out: Annotated[Path, typer.Option(help="The .csv manifest to write (medmnist: .npz).")],
     factor: Annotated[
         float | None,
-        typer.Option(help="Imbalance factor r; isic2019-lt (100), ham10000, medmnist."),
+        typer.Option(help="isic2019-lt (100), ham10000, medmnist: the imbalance factor r."),
     ] = None,
     shape: Annotated[
         str | None,
-        typer.Option(help="isic2019-lt: official (as the released split, default) or pareto."),
+        typer.Option(help="isic2019-lt: official (the released split, default) or pareto."),
     ] = None,
     head_size: Annotated[
         int | None,
-        typer.Option(help="Training images of the largest class; ham10000 (2000), medmnist (all)."),
+        typer.Option(help="ham10000 (2000), medmnist (all): training images of the largest class."),
     ] = None,
     validation_share: Annotated[
         float | None,
         typer.Option(
-            help="ham10000 with --factor: share of the lesions not drawn for training (0.1)."
+            help="ham10000 with --factor (0.1): share of the other lesions that is for validation."
         ),
     ] = None,
     by_lesion: Annotated[
         bool | None,
         typer.Option(
             "--by-lesion/--by-image",
-            help="isic2019-lt: the unit of the split; default as released: by image if official, "
-            "by lesion if pareto.",
+            help="isic2019-lt: what to split by; default: by image if official, by lesion if "
+            "pareto.",
         ),
     ] = None,
     group: Annotated[
@@ -65,55 +63,49 @@ def make_command(
         ),
     ] = None,
     published_counts: Annotated[
-        bool,
+        bool | None,
         typer.Option(
             "--published-counts",
-            help="isic-archive-lt: draw the published number of images where there are more now.",
+            help="isic-archive-lt: draw the published number of images if there are more now.",
         ),
-    ] = False,
+    ] = None,
     dataset: Annotated[
-        str | None, typer.Option(help="medmnist: which one, where the file name does not say it.")
+        str | None, typer.Option(help="medmnist: which set, if the file name does not say it.")
     ] = None,
     seed: Annotated[
-        int | None, typer.Option(help="Which images are drawn; isic2019-lt 42, others 0.")
+        int | None,
+        typer.Option(help="Seed of the drawn images; default 42 for isic2019-lt, else 0."),
     ] = None,
     allow_missing_images: Annotated[
-        bool,
-        typer.Option(
-            "--allow-missing-images", help="Keep images in the split that are not on disk (yet)."
-        ),
-    ] = False,
+        bool | None,
+        typer.Option("--allow-missing-images", help="Keep images in the split that are missing."),
+    ] = None,
     overwrite: Annotated[
-        bool, typer.Option("--overwrite", help="Replace the file that is in --out.")
+        bool, typer.Option("--overwrite", help="Replace the file --out if it exists.")
     ] = False,
 ) -> None:
-    """Write the manifest of a known data set, with its parts, from what was downloaded."""
+    """Write the manifest of a known data set, with its parts, from its download."""
     from lmd.data.recipes import make
 
-    asked = {
-        "factor": factor,
-        "shape": shape,
-        "head_size": head_size,
-        "validation_share": validation_share,
-        "by_lesion": by_lesion,
-        "group": group,
-        "published_counts": published_counts or None,
-        "dataset": dataset,
-        "seed": seed,
-        "allow_missing_images": allow_missing_images or None,
-    }
-    given = {key: value for key, value in asked.items() if value is not None}
-    _print_result(make(name, root, out, overwrite=overwrite, **given))
+    given = {key: value for key, value in context.params.items() if value is not None}
+    result = make(**given)
+    _print_counts(result.table.part_counts())
+    console = Console(highlight=False, markup=False)
+    for note in result.notes:
+        console.print(f"- {note}", soft_wrap=True)
+    typer.echo(f"\n{result.path}\nSHA-256 {result.sha256}")
+    # Printed unwrapped, so that it can be copied from a narrow terminal.
+    typer.echo(f"\nNext: {result.command}")
 
 
 @data_app.command("list")
 def list_command() -> None:
-    """List the data sets with a recipe: where they are, their licence and size, the options."""
+    """List the known data sets: source, licence, size and options."""
     from lmd.data.recipes import RECIPES
 
     table = Table("recipe", "data set", "options", show_lines=True)
     table.columns[0].no_wrap = table.columns[2].no_wrap = True
-    table.columns[1].overflow = "fold"  # an address is worth nothing if its end is cut off
+    table.columns[1].overflow = "fold"  # an address must not be cut off
     for recipe in RECIPES.values():
         facts = (f"{recipe.title}: {recipe.what}", recipe.source, recipe.licence, recipe.size)
         table.add_row(recipe.key, "\n".join(facts), "\n".join(recipe.option_names()))
@@ -126,9 +118,9 @@ def pseudo_tails_command(
     out: Annotated[Path, typer.Option(help="Folder to write task-1.csv, task-2.csv, … to.")],
     tasks: Annotated[int, typer.Option(min=1, help="Number of tasks.")] = 3,
     held_out: Annotated[
-        int, typer.Option(min=1, help="Images of each class to keep for testing, at least.")
+        int, typer.Option(min=1, help="Least number of test images of each class.")
     ] = 40,
-    seed: Annotated[int, typer.Option(help="Decides which images are drawn.")] = 0,
+    seed: Annotated[int, typer.Option(help="Seed of the drawn images.")] = 0,
     image_column: ImageColumn = None,
     label_column: LabelColumn = None,
     group_column: GroupColumn = None,
@@ -136,29 +128,24 @@ def pseudo_tails_command(
     root: Root = None,
     allow_outside: AllowOutside = False,
     overwrite: Annotated[
-        bool, typer.Option("--overwrite", help="Replace tasks that are already in --out.")
+        bool, typer.Option("--overwrite", help="Replace existing tasks in --out.")
     ] = False,
 ) -> None:
-    """Make tasks in which frequent classes play the rare ones, to choose methods and settings on.
+    """Make tasks to choose methods and settings on: frequent classes play the rare ones.
 
-    Only training and validation images are used. What is left out of a class that plays a rare one
-    becomes the task's test part, so that differences can be seen that a handful of validation
-    images would hide.
+    Only training and validation images are used. The images that are left out of a class that plays
+    a rare one are for testing, so that smaller differences between methods become visible.
     """
     from lmd.data.pseudo_tails import pseudo_tails, write_tasks
-    from lmd.data.sources import open_table
+    from lmd.data.sources import scan_source
+    from lmd.data.sources.scan import Columns
     from lmd.data.splits import split
 
-    table = open_table(
-        data,
-        image_column=image_column,
-        label_column=label_column,
-        group_column=group_column,
-        split_column=split_column,
-        root=root,
-        allow_outside=allow_outside,
+    columns = Columns(
+        image_column, label_column, group_column, split_column, root, allow_outside=allow_outside
     )
-    found = pseudo_tails(split(table), tasks, seed=seed, held_out=held_out)
+    table = split(scan_source(data, columns).table())
+    found = pseudo_tails(table, tasks, seed=seed, held_out=held_out)
     paths = write_tasks(found, out, overwrite=overwrite)
     where = root or (Path(data) if Path(data).is_dir() else Path(data).parent)
     for path, task in zip(paths, found, strict=True):
@@ -174,13 +161,3 @@ def _print_counts(rows: Sequence[tuple[str, int, int, int, int]]) -> None:
     for name, *counts in rows:
         table.add_row(name, *(str(count) for count in counts))
     Console(highlight=False, markup=False).print(table)
-
-
-def _print_result(result: "Result") -> None:
-    _print_counts(result.table.part_counts())
-    console = Console(highlight=False, markup=False)
-    for note in result.notes:
-        console.print(f"- {note}", soft_wrap=True)
-    typer.echo(f"\n{result.path}\nSHA-256 {result.sha256}")
-    # Printed unwrapped, so that it can be copied from a narrow terminal.
-    typer.echo(f"\nNext: {result.command}")

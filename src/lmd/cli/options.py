@@ -1,4 +1,4 @@
-"""Options that several commands share, so that they read the same everywhere."""
+"""Options that several commands share."""
 
 from pathlib import Path
 from typing import Annotated
@@ -6,25 +6,24 @@ from typing import Annotated
 import typer
 
 Device = Annotated[str, typer.Option(help="auto, cpu, cuda or cuda:N.")]
-SkipBad = Annotated[bool, typer.Option("--skip-bad", help="Go on without unreadable images.")]
-Quiet = Annotated[bool, typer.Option("--quiet", help="No progress on the terminal.")]
+SkipBad = Annotated[bool, typer.Option("--skip-bad", help="Continue without unreadable images.")]
+Quiet = Annotated[bool, typer.Option("--quiet", help="Show no progress.")]
 SOURCES = "A folder of class folders, a .csv manifest, an .npz, or 'synthetic'."
 
-# How a manifest is read.
+# How to read a .csv manifest.
 ImageColumn = Annotated[
-    str | None, typer.Option(help="Of a .csv manifest; default 'image'.", show_default=False)
+    str | None, typer.Option(help="Column of the image paths; default 'image'.")
 ]
-LabelColumn = Annotated[
-    str | None, typer.Option(help="Of a .csv manifest; default 'label'.", show_default=False)
-]
+LabelColumn = Annotated[str | None, typer.Option(help="Column of the classes; default 'label'.")]
 GroupColumn = Annotated[
-    str | None,
-    typer.Option(help="Of a .csv manifest: patient or lesion; default 'group' if it is there."),
+    str | None, typer.Option(help="Column of patients or lesions; default 'group' if it exists.")
 ]
 SplitColumn = Annotated[
-    str | None, typer.Option(help="Of a .csv manifest; default 'split' if it is there.")
+    str | None, typer.Option(help="Column of the parts; default 'split' if it exists.")
 ]
-Root = Annotated[Path | None, typer.Option(help="Folder that a manifest's image paths start from.")]
+Root = Annotated[
+    Path | None, typer.Option(help="Folder of the images; default: that of the manifest.")
+]
 AllowOutside = Annotated[
-    bool, typer.Option("--allow-outside", help="Let a manifest's paths leave its root.")
+    bool, typer.Option("--allow-outside", help="Allow image paths that leave the root.")
 ]

@@ -1,4 +1,4 @@
-"""Decoded and resized pixels: a JPEG is decoded once, not once per epoch."""
+"""A cache of decoded and resized images, so that a JPEG is decoded only once."""
 
 import hashlib
 import json
@@ -28,11 +28,10 @@ def decode(
     skip_bad: bool = False,
     tick: Tick | None = None,
 ) -> tuple[Table, NDArray[np.uint8], tuple[str, ...]]:
-    """All images as ``(N, size, size, 3)``, the table of those that could be read, and the rest.
+    """Table and pixels ``(N, size, size, 3)`` of all readable images, and the problems of others.
 
     Pixels of files are kept in ``folder`` (default: ``cache_folder()``) under a name that changes
-    with the files, so further runs on the same images start at once. An unreadable image is an
-    error that names it, unless ``skip_bad``.
+    with the files. An unreadable image is an ``LmdError`` unless ``skip_bad``.
     """
     if table.kind in IN_MEMORY:
         pixels = np.empty((len(table), size, size, 3), np.uint8)
@@ -70,15 +69,15 @@ def _write(target: Path, sidecar: Path, table: Table, size: int, tick: Tick | No
             part.unlink(missing_ok=True)
     except OSError as error:
         raise LmdError(
-            f"the image cache {target.parent} cannot be written ({error.strerror}): free some "
-            "space there, or set LMD_CACHE to another folder"
+            f"cannot write the image cache {target.parent} ({error.strerror}): free some space "
+            "there, or set LMD_CACHE to another folder"
         ) from error
 
 
 def _fill(
     pixels: NDArray[np.uint8], table: Table, size: int, tick: Tick | None
 ) -> Iterator[tuple[int, str]]:
-    """Decode every image into ``pixels``; yields row and reason of each that cannot be read."""
+    """Decode every image into ``pixels``; yields index and reason of unreadable ones."""
 
     def one(i: int) -> str | None:
         try:

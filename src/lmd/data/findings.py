@@ -5,7 +5,7 @@ from dataclasses import dataclass
 from typing import Literal
 
 Severity = Literal["error", "warning", "note"]
-# Kinds whose names are files or lines; the names of other kinds are in the sentence already.
+# Kinds with files or lines as names; the text of other kinds contains the names already.
 LISTS = frozenset({"unlisted_file", "ragged_row", "empty_class_folder"})
 SEVERITIES: tuple[Severity, ...] = ("error", "warning", "note")
 
@@ -21,8 +21,8 @@ class Kind:
 
 @dataclass(frozen=True)
 class Finding:
-    """One finding: ``cases`` are the indices of the images concerned, ``sets`` those that belong
-    together (copies of one image, images of one group), ``names`` are files, classes or columns.
+    """One finding: ``cases`` are indices of the affected images, ``sets`` those that belong
+    together (copies of one image, images of one group), ``names`` files, classes or columns.
     """
 
     kind: str
@@ -49,7 +49,7 @@ def finding(
     severity: Severity | None = None,
     remedy: str | None = None,
 ) -> Finding:
-    """A finding of this kind, with its usual severity and remedy unless others are given."""
+    """A finding of this kind, by default with its usual severity and remedy."""
     usual = KINDS[kind]
     together = tuple(tuple(each) for each in sets)
     concerned = tuple(cases) or tuple(i for each in together for i in each)
@@ -71,7 +71,9 @@ KINDS: dict[str, Kind] = {
     "encoding": Kind("Not UTF-8", "error", "Save the file as CSV in UTF-8."),
     "columns": Kind("Missing columns", "error", "Name the columns with --image-column, …"),
     "ragged_row": Kind(
-        "Lines with too many cells", "warning", "Put quotes around cells that hold the delimiter."
+        "Lines with too many cells",
+        "warning",
+        "Put quotes around cells that contain the delimiter.",
     ),
     "missing_file": Kind(
         "Missing files",
@@ -191,12 +193,12 @@ KINDS: dict[str, Kind] = {
     "near_duplicate": Kind(
         "Near-duplicates",
         "warning",
-        "Give images of one origin one group, or keep one of them.",
+        "Put them into one group, or keep one of them.",
     ),
     "near_duplicate_in_parts": Kind(
         "Near-duplicates in several parts",
         "warning",
-        "Put images of one origin into the same part.",
+        "Put similar images into the same part.",
     ),
     "near_duplicate_labels": Kind(
         "Near-duplicates with several labels", "warning", "Check them: a label may be wrong."

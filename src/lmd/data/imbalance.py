@@ -1,4 +1,4 @@
-"""Long tails of a chosen length: how many images each class keeps, and which."""
+"""Long tails with a chosen imbalance factor: how many images each class keeps, and which."""
 
 import math
 from collections.abc import Sequence
@@ -36,7 +36,7 @@ def official_counts(counts: ArrayLike, factor: float) -> NDArray[np.int64]:
     _check_factor(factor, len(sizes))
     if sizes.min() < 1:
         raise LmdError(f"counts are {sizes.tolist()}; every class needs at least 1 image")
-    ranks = _ranks(sizes)
+    ranks = size_ranks(sizes)
     base = sizes.max() / (sizes.min() * factor)
     exact: NDArray[np.float64] = sizes * base ** (ranks / (len(sizes) - 1))
     # A rounding error must not push n_0 / r up to the next integer.
@@ -44,7 +44,7 @@ def official_counts(counts: ArrayLike, factor: float) -> NDArray[np.int64]:
 
 
 def imbalance_factor(counts: ArrayLike) -> float:
-    """Images of the largest class for each of the smallest; infinite if that has none.
+    """Size of the largest class divided by that of the smallest; infinite if that is empty.
 
     >>> imbalance_factor([500, 40, 5])
     100.0
@@ -61,13 +61,12 @@ def subsample(
     head_size: int | None = None,
     seed: int = 0,
 ) -> Table:
-    """The table with a tail of the imbalance factor, or the counts ``(K,)``, in ``target``.
+    """The table thinned to ``target``: an imbalance factor, or a count for each class ``(K,)``.
 
-    Classes go by size, the largest first. With a factor the largest class keeps ``head_size``
-    images (all, if ``None``), the smallest that by the factor, and a class between that has fewer
-    than its place in the tail asks for keeps what it has. If the table has parts, training alone
-    is thinned. Which images stay depends on seed and ids alone; groups stay or go whole (within a
-    class), as near to the count as they allow, and at least one stays.
+    With a factor the largest class keeps ``head_size`` images (all, if ``None``). The smallest
+    keeps that number divided by the factor. A class in between with too few images keeps them all.
+    In a table with parts only training is thinned. Which images stay depends only on seed and ids.
+    Groups stay or go whole (within a class), as near to the count as possible, at least one stays.
     """
     if table.parts is not None and shape == "official":
         raise LmdError(
@@ -105,18 +104,18 @@ def _by_factor(
         if head > available[largest]:
             raise LmdError(
                 f"head_size is {head}, but the largest class {table.classes[largest]!r} "
-                f"has {available[largest]} images: ask for at most that"
+                f"has {available[largest]} images: choose at most that"
             )
-        wanted = pareto_counts(head, factor, len(available))[_ranks(available)]
+        wanted = pareto_counts(head, factor, len(available))[size_ranks(available)]
     else:
         raise LmdError(f"shape is {shape!r}; expected 'pareto' or 'official'")
-    tail = int(wanted[_ranks(available) == len(available) - 1][0])
+    tail = int(wanted[size_ranks(available) == len(available) - 1][0])
     if tail > available[smallest]:
         natural = imbalance_factor(available)
         raise LmdError(
             f"imbalance factor {factor:g} asks for {tail} images of class "
             f"{table.classes[smallest]!r}, which has {available[smallest]}: the set is already "
-            f"more imbalanced ({natural:.4g}); ask for a larger factor or, with shape 'pareto', "
+            f"more imbalanced ({natural:.4g}); choose a larger factor or, with shape 'pareto', "
             f"a head_size of at most {int(available[smallest] * factor)}"
         )
     return np.minimum(wanted, available)
@@ -135,13 +134,13 @@ def _by_counts(
         if not 1 <= asked <= has:
             raise LmdError(
                 f"{asked} images of class {name!r} were asked for, which has {has}: "
-                f"ask for 1 to {has}"
+                f"choose 1 to {has}"
             )
     return wanted
 
 
 def draw_groups(table: Table, rows: NDArray[np.int64], count: int, salt: str) -> list[int]:
-    """About ``count`` of the rows, whole groups in an order that depends on ``salt``."""
+    """About ``count`` of the rows: whole groups, in an order that depends on ``salt``."""
     units: dict[str, list[int]] = {}
     for row in rows.tolist():
         name = str(table.ids[row] if table.groups is None else table.groups[row])
@@ -154,7 +153,7 @@ def draw_groups(table: Table, rows: NDArray[np.int64], count: int, salt: str) ->
             drawn += members[i]
         else:
             left.append(members[i])
-    # A group that was too large may still bring the count nearer.
+    # A group that is too large may still bring the count nearer.
     if left:
         smallest = min(left, key=len)
         short = count - len(drawn)
@@ -163,8 +162,8 @@ def draw_groups(table: Table, rows: NDArray[np.int64], count: int, salt: str) ->
     return drawn
 
 
-def _ranks(counts: NDArray[np.int64]) -> NDArray[np.int64]:
-    """0 for the largest class; equal ones in their order."""
+def size_ranks(counts: NDArray[np.int64]) -> NDArray[np.int64]:
+    """The rank of each class ``(K,)``: 0 for the largest, equal ones in their order."""
     ranks = np.empty(len(counts), dtype=np.int64)
     ranks[np.argsort(-counts, kind="stable")] = np.arange(len(counts))
     return ranks

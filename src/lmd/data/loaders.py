@@ -6,7 +6,7 @@ import re
 import signal
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import NamedTuple
@@ -26,10 +26,10 @@ Pixels = NDArray[np.uint8]
 
 
 class RawBatch(NamedTuple):
-    """One stream's batch as it leaves a worker, and how many seconds its views took there.
+    """One stream's batch from a worker, and the seconds its views took there.
 
-    ``views[name] (b, S, S, 3)`` and ``labels (B,)``. Where several processes share a batch, the
-    views are this process's slice of it, the labels are all.
+    ``views[name] (b, S, S, 3)`` and ``labels (B,)``. If several processes share a batch, ``views``
+    are the slice of this process, ``labels`` those of the whole batch.
     """
 
     views: dict[str, Tensor]
@@ -56,18 +56,13 @@ class Normalise:
     std: Tensor
 
     @classmethod
-    def of(
-        cls,
-        mean: tuple[float, float, float],
-        std: tuple[float, float, float],
-        device: torch.device,
-    ) -> "Normalise":
-        """From a backbone's channel means and deviations (of intensities in 0..1)."""
+    def of(cls, mean: Sequence[float], std: Sequence[float], device: torch.device) -> "Normalise":
+        """From channel means and standard deviations of intensities in [0, 1]."""
         as_column = [torch.tensor(v, device=device).mul(255).view(1, 3, 1, 1) for v in (mean, std)]
         return cls(*as_column)
 
     def __call__(self, images: Tensor) -> Tensor:
-        """Move to the device of ``mean`` and normalise there: bytes travel, not floats."""
+        """Move to the device of ``mean``, as bytes, and normalise there."""
         moved = images.to(self.mean.device, non_blocking=True).permute(0, 3, 1, 2)
         return moved.float().sub_(self.mean).div_(self.std)
 
@@ -75,13 +70,13 @@ class Normalise:
 def draw(
     labels: NDArray[np.int64], weights: NDArray[np.float64] | None, seed: int
 ) -> NDArray[np.int64]:
-    """An epoch's order ``(N,)``: every image once, or N draws with each class's weight."""
+    """The order of an epoch ``(N,)``: every image once, or N draws weighted by class."""
     rng = np.random.default_rng(seed)
     if weights is None:
         return rng.permutation(len(labels)).astype(np.int64)
     each = weights[labels]
     if not (np.isfinite(each).all() and (each >= 0).all() and each.sum() > 0):
-        raise ValueError(f"class weights must be finite, not negative and not all 0: {weights}")
+        raise ValueError(f"class weights must be finite, at least 0 and not all 0: {weights}")
     cumulative = np.cumsum(each / each.sum())
     return np.minimum(
         np.searchsorted(cumulative, rng.random(len(labels)), side="right"), len(labels) - 1
@@ -99,7 +94,7 @@ def batches_of(order: NDArray[np.int64], size: int) -> list[NDArray[np.int64]]:
 class _Batches(Dataset[list[RawBatch]]):
     """The b-th batch of every stream, or one process's slice of it.
 
-    The randomness of an image depends on seed, stream, b and its place in the whole batch alone.
+    The randomness of an image depends only on seed, stream, b and its place in the whole batch.
     """
 
     def __init__(
@@ -125,8 +120,8 @@ class _Batches(Dataset[list[RawBatch]]):
         own = cut(len(index), *self.share)
         pixels = np.asarray(self.images.pixels[index[own]])
         views = {name: np.empty_like(pixels) for name in self.views}
-        # A counter-based generator is set to a place of its own for every image: twenty times
-        # cheaper than seeding one, and no two places ever meet.
+        # Each image has its own counter of one generator, which is twenty times cheaper than a new
+        # generator; their numbers never overlap.
         philox = np.random.Philox(np.random.SeedSequence([self.seed, stream, b]))
         fresh, rng = philox.state, np.random.Generator(philox)
         for i, image in enumerate(pixels):
@@ -140,7 +135,7 @@ class _Batches(Dataset[list[RawBatch]]):
 
 
 def default_workers(device: torch.device) -> int:
-    """Worker processes for the views: all spare cores beside a GPU, one beside a CPU."""
+    """Worker processes for the views: all spare cores (up to 8) with a GPU, one without."""
     cores = (os.cpu_count() or 1) // local_world()
     return min(8, max(1, cores - 1)) if device.type != "cpu" else min(1, cores - 1)
 
@@ -155,10 +150,10 @@ def training_batches(
     workers: int,
     share: tuple[int, int] = (0, 1),
 ) -> "DataLoader[list[RawBatch]]":
-    """Batches of one epoch: one stream for each entry of ``weights``.
+    """Batches of one epoch, with one stream for each entry of ``weights``.
 
-    ``share`` is (number of this process, processes): every one of them draws the same batches and
-    makes the views of its slice.
+    ``share`` is (index of this process, processes): all draw the same batches, and each makes the
+    views of its slice.
     """
     plans = [
         batches_of(draw(images.labels, w, derive_seed(seed, "stream", s)), batch_size)
@@ -178,9 +173,9 @@ def training_batches(
 
 @contextmanager
 def signals_held() -> Iterator[None]:
-    """A signal that arrives inside takes effect at the end: start worker processes here.
+    """Delay signals until the end of the block, in which worker processes are started.
 
-    What a handler raises while Python forks is lost, and with it a Ctrl-C.
+    Python ignores what a signal handler raises while it forks, so a Ctrl-C would be lost.
     """
     if threading.current_thread() is not threading.main_thread():
         yield
@@ -198,7 +193,7 @@ def signals_held() -> Iterator[None]:
 
 
 def _start_worker(_: int) -> None:
-    # Ctrl-C reaches every process of the terminal: the main one alone decides what happens.
+    # Ctrl-C reaches every process of the terminal; only the main one reacts to it.
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     signal.signal(signal.SIGTERM, signal.SIG_DFL)
     cv2.setNumThreads(0)
@@ -209,7 +204,7 @@ def evaluation_batches(
 ) -> Iterator[tuple[slice, Tensor]]:
     """Rows and evaluation view of each batch, in order: uint8 ``(B, S, S, 3)``.
 
-    Of several processes each has every n-th batch, so the batches are those of one process.
+    Each of n processes gets every n-th batch, so batches do not depend on their number.
     """
     process, processes = share
     for start in range(process * batch_size, len(pixels), processes * batch_size):

@@ -1,12 +1,10 @@
 """Pseudo-tails: tasks in which frequent classes play the rare ones, with many images held out.
 
-A rare class has a handful of validation images, and nothing can be chosen on them. A frequent
-class of which only a handful is used for training is just as hard to learn, but what was left out
-of it is a large held-out part. Test images of the data set are never used.
+A rare class has too few validation images to choose methods or settings on. A frequent class that
+is trained on a few images is as hard to learn, and its other images form a large held-out part.
+Test images of the data set are never used.
 """
 
-import csv
-import io
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -17,18 +15,16 @@ from numpy.typing import NDArray
 from lmd.base.errors import LmdError
 from lmd.base.files import atomic_write
 from lmd.data.imbalance import draw_groups
+from lmd.data.sources.csv_file import csv_bytes
 from lmd.data.table import PARTS, Table
 
-# Fewer held-out images of a class say little about it: one in forty moves its recall by 2.5 points.
+# With fewer held-out images a recall says little: one image of forty changes it by 2.5 points.
 HELD_OUT = 40
 
 
 @dataclass(frozen=True)
 class PseudoTail:
-    """One task: ``table`` has the parts train, validation and test (what was left out).
-
-    ``rarest`` names the classes that play the tail, the rarest first.
-    """
+    """One task: a split table and the classes that play the tail, the rarest first."""
 
     table: Table
     rarest: tuple[str, ...]
@@ -39,12 +35,11 @@ def pseudo_tails(
 ) -> list[PseudoTail]:
     """Tasks made of the training and validation images of a split table.
 
-    Classes take part that keep at least ``held_out`` images while playing the rarest one. Their
-    counts are those of the real task, every n-th rank where fewer classes take part, and no larger
-    than a class allows; a class keeps at least an eighth of its images for testing. The most
-    frequent class always stays the head, for without it there is no long tail. Of the others the
-    j-th plays the rarest class in task j, the next one the second rarest, and the rest keep their
-    order. Groups stay whole.
+    A class takes part if it keeps at least ``held_out`` images when it plays the rarest one. The
+    counts are those of the real task, evenly by rank, but each class keeps at least an eighth of
+    its images for testing. The most frequent class always stays the head. In task j the j-th of the
+    others plays the rarest class, the next one the second rarest, and the rest keep their order.
+    Groups stay whole.
     """
     if table.parts is None:
         raise LmdError("pseudo-tails need a table with parts: split it first")
@@ -60,7 +55,7 @@ def pseudo_tails(
         raise LmdError(
             f"pseudo-tails need three classes with at least {sum(rarest) + held_out} training and "
             f"validation images ({rarest[0]} + {rarest[1]} as in the rarest class, {held_out} to "
-            f"test on); there are {len(donors)}: collect more images, or ask for fewer held out"
+            f"test on); there are {len(donors)}: collect more images, or hold fewer out"
         )
     if tasks > len(donors) - 1:
         raise LmdError(f"tasks is {tasks}, but only {len(donors) - 1} classes can play the rarest")
@@ -71,7 +66,7 @@ def pseudo_tails(
 def write_tasks(
     tasks: Sequence[PseudoTail], folder: Path, *, overwrite: bool = False
 ) -> list[Path]:
-    """One manifest for each task; images keep the names that they have in the source."""
+    """Write one manifest for each task; images keep the names that they have in the source."""
     paths = [folder / f"task-{j + 1}.csv" for j in range(len(tasks))]
     existing = [path for path in paths if path.exists()]
     if existing and not overwrite:
@@ -80,12 +75,17 @@ def write_tasks(
         )
     folder.mkdir(parents=True, exist_ok=True)
     for path, task in zip(paths, tasks, strict=True):
-        atomic_write(path, _manifest(task.table).encode())
+        table = task.table
+        assert table.parts is not None
+        columns = {"image": table.ids, "label": table.label_names()}
+        columns |= {} if table.groups is None else {"group": table.groups}
+        columns |= {"split": table.parts}
+        atomic_write(path, csv_bytes([*columns], zip(*columns.values(), strict=True)))
     return paths
 
 
 def _roles(donors: Sequence[int], j: int) -> list[int]:
-    """Classes from the most frequent to the rarest role; the head keeps its own."""
+    """Classes in order of their roles, the most frequent first; the head keeps its own."""
     others = donors[1:]
     rare = [others[(j + 1) % len(others)], others[j]]
     return [k for k in donors if k not in rare] + rare
@@ -94,7 +94,7 @@ def _roles(donors: Sequence[int], j: int) -> list[int]:
 def _profile(
     train: NDArray[np.int64], validation: NDArray[np.int64], classes: int
 ) -> list[tuple[int, int]]:
-    """Training and validation counts of the roles, from the real task's, evenly by rank."""
+    """Training and validation counts of the roles: those of the real task, evenly by rank."""
     ranked = np.argsort(-train, kind="stable")
     places = np.round(np.linspace(0, len(ranked) - 1, classes)).astype(int)
     return [(int(train[k]), int(validation[k])) for k in ranked[places]]
@@ -107,7 +107,7 @@ def _task(
     for k, role in zip(roles, profile, strict=True):
         rows = np.flatnonzero(pool.labels == k)
         room = len(rows) - max(held_out, len(rows) // 8)
-        # A class too small for its role plays it with fewer images, a fifth for validation.
+        # A class that is too small for its role has fewer images, a fifth for validation.
         train = min(role[0], max(1, 4 * room // 5))
         validation = min(role[1], room - train)
         parts[rows] = "test"
@@ -120,15 +120,3 @@ def _task(
     labels = np.searchsorted(sorted(roles), chosen.labels).astype(np.int64)
     table = replace(chosen, labels=labels, classes=names, parts=parts[parts != ""])
     return PseudoTail(table, tuple(pool.classes[k] for k in roles[:-3:-1]))
-
-
-def _manifest(table: Table) -> str:
-    assert table.parts is not None
-    text = io.StringIO()
-    writer = csv.writer(text, lineterminator="\n")
-    grouped = table.groups is not None
-    writer.writerow(["image", "label", *(["group"] if grouped else []), "split"])
-    for i, name in enumerate(table.ids.tolist()):
-        group = [] if table.groups is None else [str(table.groups[i])]
-        writer.writerow([name, table.classes[table.labels[i]], *group, table.parts[i]])
-    return text.getvalue()

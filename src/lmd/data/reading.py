@@ -19,7 +19,7 @@ SUFFIXES = DICOM_SUFFIXES | {
     ".pgm",
 }  # fmt: skip
 
-# A small file can unpack to any size; this is half a gigabyte of RGB.
+# A small file can unpack to any size; this is half a gigabyte of RGB pixels.
 MAX_PIXELS = 178_956_970
 
 
@@ -39,14 +39,13 @@ class FileImages:
 
 
 def read_image(path: str | Path, at_least: int | None = None) -> NDArray[np.uint8]:
-    """RGB pixels ``(H, W, 3)`` of a file, upright.
+    """RGB pixels ``(H, W, 3)`` of a file.
 
-    The EXIF orientation is applied; transparent pixels show black; of several frames or pages the
-    first is read; colour profiles are ignored. 16-bit grey values are scaled by their whole range
-    (a TIFF of 12 bits by 4095), so images stay comparable; 32-bit integers, and floats outside
-    [0, 1], have no agreed range and are stretched from the image's minimum to its maximum. DICOM
-    files are windowed, see ``lmd.data.sources.dicom``. With ``at_least`` a JPEG may come at 1/2,
-    1/4 or 1/8 of its size, no side shorter than that.
+    The EXIF orientation is applied, transparent pixels become black, only the first frame or page
+    is read, and colour profiles are ignored. 16-bit grey values are scaled by their full range (a
+    12-bit TIFF by 4095); 32-bit integers and floats outside [0, 1] are stretched from minimum to
+    maximum. DICOM files are windowed, see ``lmd.data.sources.dicom``. With ``at_least`` a JPEG may
+    be decoded at 1/2, 1/4 or 1/8 of its size, but no side becomes shorter than that.
     """
     path = Path(path)
     if not path.is_file():
@@ -57,7 +56,7 @@ def read_image(path: str | Path, at_least: int | None = None) -> NDArray[np.uint
         return read_dicom(path)
     try:
         with warnings.catch_warnings():
-            # Pillow warns of odd metadata and of sizes that are judged below.
+            # Pillow warns about odd metadata, and about sizes that are checked below.
             warnings.filterwarnings("ignore", module=r"PIL\.")
             warnings.simplefilter("ignore", Image.DecompressionBombWarning)
             return _decode(path, at_least)
@@ -65,12 +64,12 @@ def read_image(path: str | Path, at_least: int | None = None) -> NDArray[np.uint
         raise
     except Image.DecompressionBombError:
         raise too_large(path) from None
-    except Exception as error:  # Pillow's decoders raise errors of a dozen kinds on a broken file.
+    except Exception as error:  # Pillow raises many kinds of errors on a broken file.
         raise unreadable(path, error) from error
 
 
 def is_dicom(path: Path) -> bool:
-    """Whether a file is DICOM: by its suffix, or without one by the mark at byte 128."""
+    """Whether a file is DICOM, by its suffix, or without one by the mark at byte 128."""
     if path.suffix:
         return path.suffix.lower() in DICOM_SUFFIXES
     try:
@@ -81,15 +80,15 @@ def is_dicom(path: Path) -> bool:
 
 
 def is_image(path: Path) -> bool:
-    """Whether a file is taken for an image: by its suffix, or by DICOM's mark."""
+    """Whether a file is an image, by its suffix or by the mark of DICOM."""
     return path.suffix.lower() in SUFFIXES or (not path.suffix and is_dicom(path))
 
 
 def too_large(path: Path) -> LmdError:
-    """The error for an image of more pixels than are ever decoded."""
+    """The error for an image with more than ``MAX_PIXELS`` pixels."""
     return LmdError(
-        f"image {path} has more than {MAX_PIXELS} pixels and is not decoded, since it might fill "
-        "the memory: make it smaller, or remove it"
+        f"image {path} has more than {MAX_PIXELS} pixels and is not decoded, because it might "
+        "fill the memory: make it smaller, or remove it"
     )
 
 
@@ -102,29 +101,29 @@ def unreadable(path: Path, reason: object) -> LmdError:
 
 
 def file_signature(ids: Sequence[str], paths: Sequence[Path]) -> str:
-    """SHA-256 over names, sizes and times of change: equal while no file was touched."""
+    """SHA-256 over the names, sizes and modification times of files."""
     digest = hashlib.sha256()
     for name, path in zip(ids, paths, strict=True):
         try:
             state = path.stat()
             size, changed = state.st_size, state.st_mtime_ns
-        except OSError:  # A broken link: reported when it is read.
+        except OSError:  # A broken link; it is reported when it is read.
             size, changed = -1, 0
         digest.update(f"{name}\0{size}\0{changed}\n".encode())
     return digest.hexdigest()
 
 
 def stretch(values: NDArray[Any]) -> NDArray[np.uint8]:
-    """Minimum to 0, maximum to 255; all 0 where they are equal."""
+    """Scale the minimum to 0 and the maximum to 255; all 0 if they are equal."""
     wide = values.astype(np.float64)
     if not np.isfinite(wide).all():
-        raise ValueError("it holds values that are not finite")
+        raise ValueError("it has values that are not finite")
     low, high = wide.min(), wide.max()
     return as_uint8((wide - low) / (high - low) if high > low else wide - low)
 
 
 def as_uint8(unit: NDArray[np.float64]) -> NDArray[np.uint8]:
-    """From [0, 1] to the nearest of 0 … 255."""
+    """Scale [0, 1] to the nearest integers in 0 … 255."""
     return np.floor(np.clip(unit, 0, 1) * 255 + 0.5).astype(np.uint8)
 
 
@@ -148,10 +147,10 @@ def _decode(path: Path, at_least: int | None) -> NDArray[np.uint8]:
 
 
 def _grey_range(image: Image.Image) -> tuple[int | None, bool]:
-    """The largest value of a wide grey image, where its format has one; whether 0 means white."""
+    """The largest possible grey value, if the format defines it, and whether 0 means white."""
     tags = getattr(image, "tag_v2", {})
     bits = tags.get(258, (16,))  # BitsPerSample
-    inverted = tags.get(262, 1) == 0  # PhotometricInterpretation, which Pillow leaves to us here
+    inverted = tags.get(262, 1) == 0  # PhotometricInterpretation, which Pillow does not apply here
     if image.mode.startswith("I;16"):
         return 2 ** int(bits[0] if isinstance(bits, tuple) else bits) - 1, inverted
     # Older versions of Pillow open 16-bit PNG, and all open wide PGM, as 32-bit integers.

@@ -1,4 +1,4 @@
-"""Training, validation and test: by ratio within each class, whole groups together."""
+"""Training, validation and test parts: by ratio within each class, groups kept together."""
 
 import hashlib
 import math
@@ -12,7 +12,7 @@ from numpy.typing import NDArray
 from lmd.base.errors import LmdError
 from lmd.data.table import PARTS, Table
 
-# With groups of several classes an unlucky order can leave a class out of a part; others may not.
+# Orders to try: if groups have several classes, some orders leave a class out of a part.
 ORDERS = 100
 
 
@@ -23,17 +23,16 @@ def split(
     *,
     allow_leak: bool = False,
 ) -> Table:
-    """The table with its parts: those that it came with, or by ``ratios`` within each class.
+    """The table with its own parts, or with parts by ``ratios`` within each class.
 
-    Images are ordered by SHA-256 of seed and id, so a split is the same on every machine. Where
-    there are groups the group is the unit: each goes whole to the part that is furthest from its
-    share of the group's rarest class, so ratios are met to within about one group. Each part with a
-    ratio above 0 has every class: one with as many images (groups) as parts has one in each, one
-    with fewer is an error. Parts that the source gave are checked (a class without training images,
-    a group in two parts) and kept; ``allow_leak`` accepts such groups.
+    Images are ordered by SHA-256 of seed and id, so a split is the same on every machine. Groups
+    stay whole: each goes to the part that is furthest below its share of the group's rarest class,
+    so ratios are met to within about one group. Every part with a ratio above 0 gets every class;
+    a class with fewer images (groups) than parts is an error. Parts of the source are kept, but
+    every class must have training images and, unless ``allow_leak``, no group is in two parts.
     """
     if table.parts is not None:
-        _require_training(table)
+        require_training(table)
         if not allow_leak:
             check_no_leak(table)
         return table
@@ -41,13 +40,15 @@ def split(
     units, members = np.unique(
         table.ids if table.groups is None else table.groups, return_inverse=True
     )
-    held = _held(members, table.labels, len(units), len(table.classes))
+    held = np.zeros((len(units), len(table.classes)), dtype=np.int64)
+    np.add.at(held, (members, table.labels), 1)
     _require_enough(table, held, shares)
     for attempt in range(ORDERS):
         salt = f"{seed}" if attempt == 0 else f"{seed}/{attempt}"
         order = hash_order([str(unit) for unit in units], salt)
-        chosen = _assign(held, order, table.counts(), shares)
-        if _complete(chosen, held, shares):
+        chosen = _assign(held, order, shares)
+        used = [held[chosen == part] for part, share in enumerate(shares) if share > 0]
+        if all(part.sum(axis=0).min() > 0 for part in used):
             return replace(table, parts=np.array(PARTS, dtype=np.str_)[chosen][members])
     raise LmdError(
         "no split was found that has every class in every part, because some groups have several "
@@ -71,7 +72,7 @@ def check_no_leak(table: Table) -> None:
 
 
 def groups_in_two_parts(table: Table) -> dict[str, Counter[str]]:
-    """Groups in more than one part, with the images that they have in each."""
+    """Groups in more than one part, with their number of images in each."""
     if table.groups is None or table.parts is None:
         return {}
     places: dict[str, Counter[str]] = defaultdict(Counter)
@@ -80,13 +81,24 @@ def groups_in_two_parts(table: Table) -> dict[str, Counter[str]]:
     return {group: parts for group, parts in places.items() if len(parts) > 1}
 
 
+def require_training(table: Table) -> None:
+    """An ``LmdError`` if a class has no training image."""
+    counts = table.part("train").counts()
+    names = [repr(name) for name, n in zip(table.classes, counts, strict=True) if n == 0]
+    if names:
+        raise LmdError(
+            f"{table.source or 'the table'} has no training image of class {', '.join(names)}: "
+            "move some to train, or remove the class"
+        )
+
+
 def part_sizes(count: int, ratios: Sequence[float]) -> list[int]:
-    """Images of each part: nearest to the ratios (largest remainder), at least one in each.
+    """Images of each part, nearest to the ratios (largest remainder), at least one in each.
 
     >>> part_sizes(6, (0.8, 0.1, 0.1))
     [4, 1, 1]
     """
-    exact = [round(count * ratio, 9) for ratio in ratios]  # 30 × 0.1 shall be 3
+    exact = [round(count * ratio, 9) for ratio in ratios]  # 30 × 0.1 must be 3
     sizes = [math.floor(value) for value in exact]
     by_remainder = sorted(range(len(sizes)), key=lambda i: sizes[i] - exact[i])
     for i in by_remainder[: count - sum(sizes)]:
@@ -99,7 +111,7 @@ def part_sizes(count: int, ratios: Sequence[float]) -> list[int]:
 
 
 def hash_order(names: Sequence[str], salt: str) -> list[int]:
-    """Indices of names in an order that depends on salt and names alone."""
+    """Indices of names in an order that depends only on salt and names."""
     keys = [hashlib.sha256(f"{salt}:{name}".encode()).digest() for name in names]
     return sorted(range(len(names)), key=keys.__getitem__)
 
@@ -112,15 +124,6 @@ def _shares(ratios: Sequence[float]) -> tuple[float, ...]:
             "validation and test, none below 0, the first above 0, that add up to 1"
         )
     return shares
-
-
-def _held(
-    members: NDArray[np.int64], labels: NDArray[np.int64], units: int, classes: int
-) -> NDArray[np.int64]:
-    """Images of each class in each unit: ``(U, K)``."""
-    held = np.zeros((units, classes), dtype=np.int64)
-    np.add.at(held, (members, labels), 1)
-    return held
 
 
 def _require_enough(table: Table, held: NDArray[np.int64], shares: tuple[float, ...]) -> None:
@@ -136,13 +139,14 @@ def _require_enough(table: Table, held: NDArray[np.int64], shares: tuple[float, 
 
 
 def _assign(
-    held: NDArray[np.int64],
-    order: Sequence[int],
-    counts: NDArray[np.int64],
-    shares: tuple[float, ...],
+    held: NDArray[np.int64], order: Sequence[int], shares: tuple[float, ...]
 ) -> NDArray[np.int64]:
-    """The part of each unit ``(U,)``, rarest class first, in the given order within a class."""
-    target = np.array([part_sizes(int(n), shares) for n in counts], dtype=np.float64)
+    """The part of each unit ``(U,)``, rarest class first, in the given order within a class.
+
+    ``held (U, K)`` counts the images of each class in each unit.
+    """
+    sizes = held.sum(axis=0).tolist()
+    target = np.array([part_sizes(n, shares) for n in sizes], dtype=np.float64)
     filled = np.zeros_like(target)
     chosen = np.full(len(held), -1, dtype=np.int64)
     usable = np.array(shares) > 0
@@ -154,22 +158,3 @@ def _assign(
             chosen[unit] = part
             filled[:, part] += held[unit]
     return chosen
-
-
-def _complete(
-    chosen: NDArray[np.int64], held: NDArray[np.int64], shares: tuple[float, ...]
-) -> bool:
-    """Whether every part that has a share has every class."""
-    return all(
-        held[chosen == part].sum(axis=0).min() > 0 for part, share in enumerate(shares) if share > 0
-    )
-
-
-def _require_training(table: Table) -> None:
-    counts = table.part("train").counts()
-    if counts.min() == 0:
-        names = [name for name, n in zip(table.classes, counts, strict=True) if n == 0]
-        raise LmdError(
-            f"{table.source or 'the table'} has no training image of class "
-            f"{', '.join(map(repr, names))}: move some to train, or remove the class"
-        )

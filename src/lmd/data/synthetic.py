@@ -1,7 +1,7 @@
-"""The embedded synthetic set: eight invented kinds of lesion-like images with a long tail.
+"""The built-in synthetic set: eight invented classes of lesion-like images with a long tail.
 
-It serves to try every command without data. Nothing in it stems from a patient, and its class names
-are no diagnoses. Image i of a class depends on the seed, the class, i and the size alone.
+It lets you try every command without data. Nothing in it comes from a patient, and its class names
+are not diagnoses. Image i of a class depends only on the seed, the class, i and the size.
 """
 
 import math
@@ -11,21 +11,24 @@ import cv2
 import numpy as np
 from numpy.typing import NDArray
 
-from lmd.base.errors import LmdError
+from lmd.data.imbalance import pareto_counts
 from lmd.data.table import Table
 
 Field = NDArray[np.float32]
 
-VERSION = 1  # to be raised whenever the pixels change
+VERSION = 1  # increase it whenever the pixels change
+SEED, SIZE = 0, 32
+HEAD_SIZE, FACTOR = 500, 100  # of the training part
+TEST_SIZE, VALIDATION_SIZE = 60, 20  # images of each class
 ROWS_PER_CLASS = 100_000
 
 
 @dataclass(frozen=True)
 class Look:
-    """What is typical of a class; each image scatters around it, so that classes overlap.
+    """What is typical of a class; images vary around it, so that classes overlap.
 
     ``colour`` is RGB in [0, 1]; ``irregular`` and ``lobed`` shape the outline, ``network``,
-    ``globules`` and ``streaks`` the texture, ``soft`` the border: all are about 0 to 1.
+    ``globules`` and ``streaks`` the texture, and ``soft`` the border, each about 0 to 1.
     """
 
     name: str
@@ -42,7 +45,7 @@ BROWN, DARK = (0.52, 0.33, 0.22), (0.33, 0.21, 0.17)
 RED, BLUE = (0.70, 0.30, 0.29), (0.40, 0.39, 0.45)
 
 # From head to tail. Every rare class shares its colour, outline or texture with a frequent one,
-# into which a classifier that was trained on skewed data falls.
+# so a classifier trained on skewed data confuses them.
 LOOKS = (
     Look("syn-round-brown", BROWN, network=0.2),
     Look("syn-irregular-brown", BROWN, irregular=0.9, network=1.0, soft=0.6),
@@ -54,75 +57,51 @@ LOOKS = (
     Look("syn-irregular-blue", BLUE, irregular=0.9, network=0.3, soft=0.7),
 )
 
-# How far an image strays from the look of its class.
+# How much images differ from the look of their class.
 COLOUR_SPREAD = 0.6
 BRIGHTNESS_SPREAD = 0.1
 SHAPE_SPREAD = 0.2
 TEXTURE_SPREAD = 0.17
 
 
-def synthetic_table(
-    seed: int = 0,
-    size: int = 32,
-    *,
-    head_size: int = 500,
-    factor: float = 100.0,
-    test_per_class: int = 60,
-    validation_per_class: int = 20,
-) -> Table:
-    """Eight classes in parts: training ``N_c = N_0 r^(-c / (K - 1))``, the rest balanced.
+def synthetic_table() -> Table:
+    """Eight classes in parts: training ``N_c = N_0 r^(-c / (K - 1))``, the other parts balanced.
 
-    Test and validation images come first in a class, so they stay the same whatever ``head_size``
-    and ``factor`` are.
+    Test images come first in a class, then validation images, then training images.
     """
-    _at_least("seed", seed, 0)
-    _at_least("size", size, 16)
-    _at_least("head_size", head_size, 1)
-    _at_least("factor", factor, 1)
-    _at_least("test_per_class", test_per_class, 0)
-    _at_least("validation_per_class", validation_per_class, 0)
     k = len(LOOKS)
-    train = [max(1, round(head_size * factor ** (-c / (k - 1)))) for c in range(k)]
-    per_class = [test_per_class + validation_per_class + n for n in train]
+    per_class = TEST_SIZE + VALIDATION_SIZE + pareto_counts(HEAD_SIZE, FACTOR, k)
     labels = np.repeat(np.arange(k), per_class)
     index = np.concatenate([np.arange(n) for n in per_class])
-    held_out = np.where(index < test_per_class, "test", "validation")
-    parts = np.where(index < test_per_class + validation_per_class, held_out, "train")
-    settings = f"seed={seed},size={size}"
+    held_out = np.where(index < TEST_SIZE, "test", "validation")
+    settings = f"seed={SEED},size={SIZE}"
     return Table(
         ids=np.array([f"synthetic-{c:04d}-{i:05d}" for c, i in zip(labels, index, strict=True)]),
         labels=labels.astype(np.int64),
         classes=tuple(look.name for look in LOOKS),
-        images=SyntheticImages(seed, size),
+        images=SyntheticImages(),
         rows=(labels * ROWS_PER_CLASS + index).astype(np.int64),
-        parts=parts,
-        source=f"synthetic({settings},head_size={head_size},factor={factor:g})",
+        parts=np.where(index < TEST_SIZE + VALIDATION_SIZE, held_out, "train"),
+        source=f"synthetic({settings},head_size={HEAD_SIZE},factor={FACTOR})",
         kind="synthetic",
         synthetic=True,
         signature=f"synthetic-{VERSION}({settings})",
     )
 
 
-@dataclass(frozen=True)
 class SyntheticImages:
     """Renders on request; row ``c * ROWS_PER_CLASS + i`` is image i of class c."""
 
-    seed: int
-    size: int
-
     def read(self, row: int) -> NDArray[np.uint8]:
-        """RGB pixels ``(size, size, 3)``, the same each time."""
-        return render(self.seed, row // ROWS_PER_CLASS, row % ROWS_PER_CLASS, self.size)
+        """RGB pixels ``(SIZE, SIZE, 3)``, the same each time."""
+        return render(SEED, row // ROWS_PER_CLASS, row % ROWS_PER_CLASS, SIZE)
 
 
 def render(seed: int, label: int, index: int, size: int) -> NDArray[np.uint8]:
     """Image ``index`` of class ``label``: RGB ``(size, size, 3)``."""
     rng = np.random.default_rng([seed, label, index])
-    look = LOOKS[label]
-    side = 2 * size  # drawn twice as large and averaged: smooth edges
-    image = _skin(rng, side)
-    image = _lesion(image, look, rng)
-    image = _hairs(image, rng)
+    side = 2 * size  # drawn at twice the size and averaged, for smooth edges
+    image = _hairs(_lesion(_skin(rng, side), LOOKS[label], rng), rng)
     image *= _light(rng, side)
     small = np.asarray(cv2.resize(image, (size, size), interpolation=cv2.INTER_AREA), np.float32)
     small += rng.normal(0, 0.012, small.shape).astype(np.float32)
@@ -130,7 +109,7 @@ def render(seed: int, label: int, index: int, size: int) -> NDArray[np.uint8]:
 
 
 def _skin(rng: np.random.Generator, side: int) -> Field:
-    """Skin of a tone between pale and tan, mottled: ``(side, side, 3)`` in [0, 1]."""
+    """Mottled skin, between pale and tan: ``(side, side, 3)`` in [0, 1]."""
     pale, tan = np.array([0.93, 0.78, 0.71]), np.array([0.76, 0.57, 0.46])
     tone = rng.beta(1.5, 2.5)
     colour = (1 - tone) * pale + tone * tan + rng.normal(0, 0.015, 3)
@@ -141,7 +120,7 @@ def _skin(rng: np.random.Generator, side: int) -> Field:
 
 
 def _lesion(image: Field, look: Look, rng: np.random.Generator) -> Field:
-    """Lay the lesion over the skin."""
+    """The image with a lesion over the skin."""
     side = image.shape[0]
     near, angle = _polar(look, rng, side)
     streaks = _scatter(look.streaks, TEXTURE_SPREAD, rng)
@@ -165,7 +144,7 @@ def _lesion(image: Field, look: Look, rng: np.random.Generator) -> Field:
 
 
 def _colour(look: Look, rng: np.random.Generator, side: int) -> Field:
-    """The class's colour mixed with the other colours, unevenly over the lesion."""
+    """The colour of the class, unevenly mixed with the other colours."""
     palette = np.array([BROWN, DARK, RED, BLUE], np.float32)
     other = rng.dirichlet(np.full(len(palette), 0.7)).astype(np.float32) @ palette
     own = np.array(look.colour, np.float32)
@@ -175,7 +154,7 @@ def _colour(look: Look, rng: np.random.Generator, side: int) -> Field:
 
 
 def _polar(look: Look, rng: np.random.Generator, side: int) -> tuple[Field, Field]:
-    """Distance to the lesion's centre in units of its outline's radius, and the angle."""
+    """Distance to the centre of the lesion, 1 on its outline, and the angle."""
     y, x = np.mgrid[:side, :side].astype(np.float32) / np.float32(side / 2) - np.float32(1)
     x -= rng.uniform(-0.18, 0.18)
     y -= rng.uniform(-0.18, 0.18)
@@ -197,7 +176,7 @@ def _polar(look: Look, rng: np.random.Generator, side: int) -> tuple[Field, Fiel
 
 
 def _cells(rng: np.random.Generator, side: int) -> Field:
-    """Distance to the nearest of scattered points, about 0 to 1.5 of half their spacing."""
+    """Distance to the nearest of scattered points, in units of half their spacing."""
     n = int(rng.integers(6, 9))
     x, y = np.meshgrid(np.arange(n) + 0.5, np.arange(n) + 0.5)
     x[::2] += 0.5
@@ -210,7 +189,7 @@ def _cells(rng: np.random.Generator, side: int) -> Field:
 
 
 def _hairs(image: Field, rng: np.random.Generator) -> Field:
-    """Up to six dark curved hairs over everything."""
+    """The image with up to six dark curved hairs over it."""
     side = image.shape[0]
     mask = np.zeros((side, side), np.uint8)
     for _ in range(rng.choice(7, p=[0.55, 0.15, 0.1, 0.08, 0.06, 0.04, 0.02])):
@@ -241,13 +220,5 @@ def _noise(rng: np.random.Generator, cells: int, side: int) -> Field:
 
 
 def _scatter(typical: float, spread: float, rng: np.random.Generator) -> float:
-    """How strong a property is in one image: around what is typical, never below 0."""
+    """How strong a property is in one image: near the typical value, from 0 to 1.4."""
     return float(np.clip(typical + rng.normal(0, spread), 0, 1.4))
-
-
-def _at_least(name: str, value: float, least: int) -> None:
-    if not least <= value < ROWS_PER_CLASS / 4:
-        raise LmdError(
-            f"{name} must be at least {least} and below {ROWS_PER_CLASS // 4}, it is {value}: "
-            "choose another"
-        )

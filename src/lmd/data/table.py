@@ -1,4 +1,4 @@
-"""The table: which images there are, their classes, groups and parts; pixels stay outside."""
+"""The table: all images with their classes, groups and parts, but without their pixels."""
 
 import hashlib
 from dataclasses import dataclass, replace
@@ -14,16 +14,16 @@ class Images(Protocol):
     """Where pixels come from."""
 
     def read(self, row: int) -> NDArray[np.uint8]:
-        """The image of one row, RGB ``(H, W, 3)``; an ``LmdError`` names one that is unreadable."""
+        """The image of one row, RGB ``(H, W, 3)``; an ``LmdError`` if it cannot be read."""
         ...
 
 
 @runtime_checkable
 class ShrinkingImages(Images, Protocol):
-    """Images whose format can be decoded at a fraction of its size, which is faster."""
+    """Images that can be decoded at a fraction of their size, which is faster."""
 
     def read_at_least(self, row: int, side: int) -> NDArray[np.uint8]:
-        """Like ``read``, possibly smaller, but no side shorter than ``side`` unless it was."""
+        """Like ``read``, but maybe smaller: no side becomes shorter than ``side``."""
         ...
 
 
@@ -56,10 +56,9 @@ class Table:
     """N labelled images.
 
     ``ids (N,)`` are stable names (path relative to the root, or a number), ``labels (N,)`` index
-    ``classes``, ``rows (N,)`` are what ``images.read`` takes, ``groups (N,)`` name the patient or
-    lesion, ``parts (N,)`` are train, validation or test; ``None`` where the source has none.
-    ``signature`` changes whenever the pixels may have changed; ``skipped`` says in a sentence each
-    what was left out of the source and why.
+    ``classes``, ``rows (N,)`` are arguments of ``images.read``, ``groups (N,)`` name the patient or
+    lesion, ``parts (N,)`` are train, validation or test; ``None`` if the source has none.
+    ``signature`` changes when pixels may have changed; ``skipped`` lists what was left out and why.
     """
 
     ids: NDArray[np.str_]
@@ -79,11 +78,7 @@ class Table:
         return len(self.ids)
 
     def read(self, i: int, at_least: int | None = None) -> NDArray[np.uint8]:
-        """RGB pixels ``(H, W, 3)`` of the i-th image of this table.
-
-        With ``at_least`` the source may decode a large image at a fraction of its size, as long as
-        no side becomes shorter than that.
-        """
+        """RGB pixels ``(H, W, 3)`` of the i-th image; see ``read_at_least`` for ``at_least``."""
         row = int(self.rows[i])
         if at_least is not None and isinstance(self.images, ShrinkingImages):
             return self.images.read_at_least(row, at_least)
@@ -101,17 +96,21 @@ class Table:
         )
 
     def part(self, name: str) -> "Table":
-        """The images of one part; the table must have been split."""
+        """The images of one part of a split table."""
         if self.parts is None:
-            raise ValueError("the table has no parts yet: split it first")
+            raise ValueError("the table has no parts: split it first")
         return self.take(self.parts == name)
+
+    def label_names(self) -> NDArray[np.str_]:
+        """The class name of each image ``(N,)``."""
+        return np.array(self.classes, dtype=np.str_)[self.labels]
 
     def counts(self) -> NDArray[np.int64]:
         """Images of each class ``(K,)``."""
         return np.bincount(self.labels, minlength=len(self.classes)).astype(np.int64)
 
     def part_counts(self) -> list[tuple[str, int, int, int, int]]:
-        """For each class its images in train, validation, test and in all, the largest first."""
+        """Images of each class in train, validation, test and in total, the largest class first."""
         columns = np.stack([self.part(part).counts() for part in PARTS])
         order = np.argsort(-columns[0], kind="stable")
         rows = [

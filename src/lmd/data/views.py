@@ -1,8 +1,8 @@
 """Views of an image for training and evaluation (rows 9 and 10 of ``docs/paper-vs-code.md``).
 
-Every transform is a pure function of the image and its parameters; chance enters only where a view
-draws those parameters from its generator. Lengths are fractions of the side, so that 32 px and
-224 px behave alike. Normalisation happens later, on the device.
+Every transform is a pure function of the image and its parameters; a view draws the parameters from
+its generator. Lengths are fractions of the side, so that 32 px and 224 px behave alike.
+Normalisation happens later, on the device.
 """
 
 import math
@@ -17,11 +17,11 @@ Image = NDArray[np.uint8]
 View = Callable[[Image, np.random.Generator], Image]
 Map = NDArray[np.float32]
 
-# How often each element of the strong view fires; the flips are independent of one another.
+# Probability of each transform of the strong view; the two flips are independent.
 FLIP, BLUR, AFFINE, DISTORTION = 0.5, 0.5, 0.5, 0.7
 RGB_SHIFT, BRIGHTNESS, GRID_DROPOUT = 0.5, 0.5, 0.2
 
-# How strongly, at most. Shift, distortions and blur are fractions of the side.
+# Largest strength. Shift, distortions and blur are fractions of the side.
 MAX_ANGLE = 45.0
 MAX_SHIFT = 0.0625
 MAX_ZOOM = 0.1
@@ -36,17 +36,17 @@ GRID_CELLS, GRID_HOLE = 10, 0.5
 
 
 def resize(image: Image, size: int) -> Image:
-    """Squash ``(H, W, 3)`` to ``(size, size, 3)``, the aspect ratio lost as in the paper."""
+    """Squash ``(H, W, 3)`` to ``(size, size, 3)``; as in the paper the aspect ratio is lost."""
     height, width = image.shape[:2]
     if (height, width) == (size, size):
         return np.ascontiguousarray(image)
-    # Averaging avoids moiré where pixels are lost; it would make blocks where pixels are made.
+    # Averaging avoids moiré when shrinking, but would make blocks when enlarging.
     method = cv2.INTER_AREA if height * width >= size * size else cv2.INTER_CUBIC
     return _uint8(cv2.resize(image, (size, size), interpolation=method))
 
 
 def flip(image: Image, horizontal: bool, vertical: bool) -> Image:
-    """Mirror left to right, top to bottom, or both; the image itself where neither."""
+    """Mirror left to right, top to bottom, both or neither."""
     if not (horizontal or vertical):
         return np.ascontiguousarray(image)
     return _uint8(cv2.flip(image, -1 if horizontal and vertical else int(horizontal)))
@@ -83,7 +83,7 @@ def shift_scale_rotate(
 
 
 def grid_distortion(image: Image, stretch_x: Map, stretch_y: Map) -> Image:
-    """Stretch each column and row of a grid by its own factor, the whole fitted to the image."""
+    """Stretch each column and row of a grid by its own factor; the whole still fits the image."""
     size = image.shape[0]
     columns = np.broadcast_to(_stretched(stretch_x, size), (size, size))
     rows = np.broadcast_to(_stretched(stretch_y, size)[:, None], (size, size))
@@ -101,7 +101,7 @@ def elastic_distortion(image: Image, offsets: Map) -> Image:
 def optical_distortion(image: Image, strength: float, centre: tuple[float, float]) -> Image:
     """Barrel (positive) or pincushion (negative) lens: radius r is read at ``r (1 + strength r²)``.
 
-    The radius is a fraction of the side; ``centre`` is the lens's shift from the image's centre.
+    The radius is a fraction of the side; ``centre`` is the offset from the centre of the image.
     """
     size = image.shape[0]
     x, y, radius2 = _coordinates(size)
@@ -126,7 +126,7 @@ def brightness_contrast(image: Image, brightness: float, contrast: float) -> Ima
 def grid_dropout(image: Image, offset: tuple[float, float]) -> Image:
     """Blacken one square hole in each cell of a grid; ``offset`` in [0, 1) of a cell."""
     size = image.shape[0]
-    # Cells need not be whole pixels: rounded, the holes of a small image would cover half of it.
+    # Cells may be fractions of a pixel: rounded, the holes would cover half of a small image.
     place = (np.arange(size) + 0.5) / max(2.0, size / GRID_CELLS)
     across = (place + offset[0]) % 1 < GRID_HOLE
     down = (place + offset[1]) % 1 < GRID_HOLE
@@ -171,9 +171,9 @@ def evaluation(image: Image, rng: np.random.Generator) -> Image:
 
 
 def random_blur(image: Image, rng: np.random.Generator) -> Image:
-    """One of motion, median and box blur, each as likely, of ``MIN_BLUR`` to ``MAX_BLUR``.
+    """Motion, median or box blur, equally likely, from ``MIN_BLUR`` to ``MAX_BLUR``.
 
-    Where that is less than 3 px, the least that blurs, 3 px are mixed with the image instead.
+    The smallest window is 3 px; for less, its result is mixed with the image.
     """
     width = image.shape[0] * rng.uniform(MIN_BLUR, MAX_BLUR)
     length = max(3, 1 + 2 * int(width / 2))
@@ -188,7 +188,7 @@ def random_blur(image: Image, rng: np.random.Generator) -> Image:
 
 
 def random_distortion(image: Image, rng: np.random.Generator) -> Image:
-    """One of grid, elastic and optical distortion, each as likely."""
+    """Grid, elastic or optical distortion, equally likely."""
     kind = rng.integers(3)
     if kind == 0:
         stretch = rng.uniform(1 - MAX_STRETCH, 1 + MAX_STRETCH, (2, 5)).astype(np.float32)
@@ -205,7 +205,7 @@ VIEWS: dict[str, View] = {"weak": weak, "strong": strong, "eval": evaluation}
 
 @lru_cache(maxsize=8)
 def _coordinates(size: int) -> tuple[Map, Map, Map]:
-    """Where each pixel lies, and its squared distance to the centre in units of the side."""
+    """x, y and squared distance to the centre (in sides) of each pixel, ``(size, size)`` each."""
     y, x = np.mgrid[:size, :size].astype(np.float32)
     middle = (size - 1) / 2
     radius2 = ((x - middle) ** 2 + (y - middle) ** 2) / size**2
@@ -215,7 +215,7 @@ def _coordinates(size: int) -> tuple[Map, Map, Map]:
 
 
 def _stretched(stretch: Map, size: int) -> Map:
-    """Where each of ``size`` places along a side is read, so that the ends stay the ends."""
+    """The position ``(size,)`` from which each pixel of a side is read; the ends stay fixed."""
     ends = np.concatenate([[0.0], np.cumsum(stretch)])
     even = np.linspace(0, size - 1, len(ends))
     places = np.interp(np.arange(size), even, ends / ends[-1] * (size - 1))
@@ -227,5 +227,5 @@ def _remap(image: Image, x: Map, y: Map) -> Image:
 
 
 def _uint8(array: cv2.typing.MatLike) -> Image:
-    """OpenCV's stubs do not know that uint8 in is uint8 out."""
+    """Tell the type checker that OpenCV returns uint8 for uint8."""
     return np.asarray(array, np.uint8)

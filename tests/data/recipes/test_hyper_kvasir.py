@@ -21,8 +21,8 @@ def test_the_whole_of_hyper_kvasir(tmp_path: Path) -> None:
     assert counts["hemorrhoids"] == (4, 1, 1)
     notes = "\n".join(result.notes)
     assert "all 23 classes have the published counts, 10662 images" in notes
-    assert "191.3 in all (1148 : 6), 229.5 in training (918 : 4)" in notes
-    assert "does not say which images are of one patient" in notes
+    assert "191.3 overall (1148 : 6), 229.5 in training (918 : 4)" in notes
+    assert "does not name patients" in notes
     assert result.sha256 == FIXED_KVASIR
     # The tree alone says the same.
     (root / "labeled-images" / "image-labels.csv").unlink()
@@ -54,7 +54,7 @@ def test_labels_and_folders_of_hyper_kvasir_are_compared(tmp_path: Path) -> None
     # Another word for a whole class is no contradiction.
     path.write_text(text.replace(",barretts,", ",barrett's,"))
     made = make("hyper-kvasir", root, tmp_path / "a.csv")
-    assert any("other words than the folders: barrett's is barretts" in n for n in made.notes)
+    assert any("other names than the folders: barrett's is barretts" in n for n in made.notes)
     assert "barretts" in table_of(read(made.path))
     path.write_text(text.replace(",cecum,", ",pylorus,", 1))
     with pytest.raises(LmdError, match=r"disagree on 1 images.*is 'pylorus' there"):

@@ -181,7 +181,7 @@ def test_an_incomplete_download_is_named(tmp_path: Path) -> None:
     assert any(cell.startswith("isic/ISIC_2019_Training_Input/") for cell in cells)
     with pytest.raises(LmdError, match="images are not on disk"):
         open_table(tmp_path / "lt.csv", root=root)
-    # When the download is complete, the very same manifest works.
+    # When the download is complete, the same manifest works.
     write_images(root / "ISIC_2019_Training_Input", [f"ISIC_{i:07d}" for i in range(500, 574)])
     assert len(open_table(tmp_path / "lt.csv", root=root)) == len(cells)
 
@@ -209,7 +209,7 @@ def test_a_label_file_that_is_not_right(tmp_path: Path) -> None:
         make("isic2019-lt", tmp_path / "no", tmp_path / "lt.csv")
     root = tmp_path / "isic"
     root.mkdir()
-    with pytest.raises(LmdError, match=r"holds no ISIC_2019_Training_GroundTruth.csv"):
+    with pytest.raises(LmdError, match=r"contain no ISIC_2019_Training_GroundTruth.csv"):
         make("isic2019-lt", root, tmp_path / "lt.csv")
     truth = root / "ISIC_2019_Training_GroundTruth.csv"
     write_csv(truth, ("image", *COLUMNS[1:]), [("ISIC_1", *([0] * 8))])

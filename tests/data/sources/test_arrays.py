@@ -102,7 +102,7 @@ def test_signature_of_arrays_follows_the_pixels(tmp_path):
         ({"images": GREY.astype(int), "labels": [0, 1, 0, 1]}, "images is of type int64; expec"),
         ({"images": GREY * 1.5, "labels": [0, 1, 0, 1]}, "images is of type float64; expected"),
         ({"images": GREY * np.nan, "labels": [0, 1, 0, 1]}, r"all values in \[0, 1\]"),
-        ({"images": GREY[:0], "labels": np.zeros(0, int)}, "holds no images"),
+        ({"images": GREY[:0], "labels": np.zeros(0, int)}, "it has no images"),
         ({"images": GREY, "labels": [3, 3, 3, 3]}, r"has only one class \('3'\)"),
         (
             {"images": GREY, "labels": [0, 1, 2, 1], "classes": ["a", "b"]},

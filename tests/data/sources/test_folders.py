@@ -85,7 +85,7 @@ def test_number_classes_go_by_value(tmp_path):
 
 
 def test_folder_errors(tmp_path):
-    with pytest.raises(LmdError, match=r"nowhere does not exist; accepted are a folder of class"):
+    with pytest.raises(LmdError, match=r"nowhere does not exist; give a folder of class"):
         open_table(tmp_path / "nowhere")
     with pytest.raises(LmdError, match=r"there is no image in a class folder: expected .*CLASS/\*"):
         open_table(tmp_path)
@@ -114,7 +114,7 @@ def test_folder_errors(tmp_path):
 
 def test_neither_kind(tmp_path):
     path = image(tmp_path / "one.png")
-    with pytest.raises(LmdError, match=r"one.png is of an unknown kind; accepted are .*npz"):
+    with pytest.raises(LmdError, match=r"one.png is of an unknown kind; give .*npz"):
         open_table(path)
 
 

@@ -1,24 +1,31 @@
-"""Recipes: from the download of a known data set to a file that training takes, in one line."""
+"""Recipes: from the download of a known data set to a file that training takes."""
 
+import hashlib
+import shlex
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from lmd.base.errors import LmdError
+from lmd.base.files import atomic_write
+from lmd.data.imbalance import imbalance_factor
 from lmd.data.recipes import ham10000, hyper_kvasir, isic2019, isic_archive, medmnist
-from lmd.data.recipes.recipe import Made, Recipe, Result, write
+from lmd.data.recipes.recipe import Recipe, flag
+from lmd.data.table import Table
 
-__all__ = ["RECIPES", "Made", "Recipe", "Result", "make"]
+_MODULES = (isic2019, isic_archive, hyper_kvasir, ham10000, medmnist)
+RECIPES: dict[str, Recipe] = {module.RECIPE.key: module.RECIPE for module in _MODULES}
 
-RECIPES: dict[str, Recipe] = {
-    recipe.key: recipe
-    for recipe in (
-        isic2019.RECIPE,
-        isic_archive.RECIPE,
-        hyper_kvasir.RECIPE,
-        ham10000.RECIPE,
-        medmnist.RECIPE,
-    )
-}
+
+@dataclass(frozen=True)
+class Result:
+    """A written file: its SHA-256, the command that trains on it, its table and notes."""
+
+    path: Path
+    sha256: str
+    command: str
+    table: Table
+    notes: tuple[str, ...]
 
 
 def make(
@@ -26,10 +33,47 @@ def make(
 ) -> Result:
     """Write the file of a known data set from its download; the same options give the same file.
 
-    ``options`` are those of the recipe (``RECIPES[name].options()``). Image paths start from the
-    written file's folder if the download lies in or below it, else from ``root``.
+    ``options`` are those of the recipe (``RECIPES[name].options()``). Image paths are relative to
+    the folder of ``out`` if that contains the download, and to ``root`` otherwise.
     """
+    root, out = Path(root).expanduser(), Path(out).expanduser()
+    recipe = _checked(name, out, overwrite, options)
+    made = recipe.function(root, **options)
+    here, there = out.parent.resolve(), root.resolve()
+    inside = there.is_relative_to(here)
+    content = made.content(there.relative_to(here) if inside else Path())
+    try:
+        out.parent.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise LmdError(f"out {out}: cannot create its folder: {error.strerror}") from error
+    atomic_write(out, content)
+    with out.open("rb") as file:
+        digest = hashlib.file_digest(file, "sha256").hexdigest()
+    words = ["lmd", "train", str(out)]
+    if recipe.suffix == ".csv" and not inside:
+        words += ["--root", str(root)]
+    return Result(out, digest, shlex.join(words), made.table, (*made.notes, _ratios(made.table)))
+
+
+def _checked(name: str, out: Path, overwrite: bool, options: dict[str, Any]) -> Recipe:
     if name not in RECIPES:
         raise LmdError(f"no recipe {name!r}; there are {', '.join(RECIPES)}")
-    place = Path(root).expanduser()
-    return write(RECIPES[name], place, Path(out).expanduser(), overwrite=overwrite, **options)
+    recipe = RECIPES[name]
+    if out.suffix.lower() != recipe.suffix:
+        raise LmdError(f"out {out}: recipe {name!r} writes a {recipe.suffix} file, use that suffix")
+    if out.exists() and not overwrite:
+        raise LmdError(f"out {out} exists: choose another file, or replace it with --overwrite")
+    unknown = [option for option in options if option not in recipe.options()]
+    if unknown:
+        listed = ", ".join(recipe.option_names())
+        raise LmdError(f"recipe {name!r} has no option {flag(unknown[0])}; it has {listed}")
+    return recipe
+
+
+def _ratios(table: Table) -> str:
+    training = table.part("train").counts()
+    return (
+        f"imbalance factor: {imbalance_factor(table.counts()):.4g} overall "
+        f"({table.counts().max()} : {table.counts().min()}), "
+        f"{imbalance_factor(training):.4g} in training ({training.max()} : {training.min()})"
+    )

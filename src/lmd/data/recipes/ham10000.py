@@ -1,16 +1,15 @@
-"""HAM10000: seven skin diagnoses, split by lesion; with its natural tail or a longer one."""
+"""HAM10000: seven skin diagnoses, split by lesion, with the natural tail or a longer one."""
 
-from collections import defaultdict
+from collections import Counter
 from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
 
 from lmd.base.errors import LmdError
-from lmd.data.imbalance import pareto_counts, subsample
+from lmd.data.imbalance import pareto_counts, size_ranks, subsample
 from lmd.data.recipes.download import (
     Listing,
-    compare_counts,
     locate,
     read_rows,
     require_distinct,
@@ -39,9 +38,8 @@ PUBLISHED = {
     "vasc": 142,
     "df": 115,
 }
-RATIOS = (0.7, 0.1, 0.2)
 HEAD_SIZE = 2000
-# Below this the recall of a class says little: one lesion in ten moves it by ten points.
+# With fewer lesions a recall says little: one lesion of ten changes it by ten points.
 FEW = 10
 
 
@@ -56,9 +54,9 @@ def ham10000(
 ) -> Made:
     """The set split by lesion: 7:1:2 with its natural tail, or with a long-tailed training part.
 
-    With ``factor`` r the training counts are N_0 r^(-c / (K - 1)), N_0 = ``head_size`` (2000); of
+    With ``factor`` r the training counts are N_0 r^(-c / (K - 1)), N_0 = ``head_size`` (2000). Of
     the other lesions ``validation_share`` (0.1) is for validation and the rest for test, so that
-    rare classes are tested on many images. A lesion in training is there with all its images.
+    rare classes are tested on many images. All images of a lesion are in the same part.
     """
     listing, notes = _read(require_root(root), allow_missing_images)
     table = listing.table(grouped=True)
@@ -66,7 +64,7 @@ def ham10000(
     if factor is None:
         if head_size is not None or validation_share is not None:
             raise LmdError("head_size and validation_share need a factor: set --factor")
-        table = split(table, RATIOS, seed)
+        table = split(table, seed=seed)
     else:
         share = 0.1 if validation_share is None else validation_share
         if not 0 < share < 1:
@@ -81,25 +79,23 @@ def ham10000(
 def long_tailed(table: Table, factor: float, head_size: int, share: float, seed: int) -> Table:
     """Training with Pareto counts of whole lesions; of the others a share for validation."""
     counts = table.counts()
-    order = np.argsort(-counts, kind="stable")
-    wanted = np.empty_like(counts)
-    wanted[order] = pareto_counts(head_size, factor, len(counts))
+    wanted = pareto_counts(head_size, factor, len(counts))[size_ranks(counts)]
     for name, has, asked in zip(table.classes, counts, wanted, strict=True):
         if asked > has:
             raise LmdError(
                 f"head_size {head_size} and factor {factor:g} ask for {asked} training images of "
-                f"class {name!r}, which has {has}: ask for a smaller head_size or a larger factor"
+                f"class {name!r}, which has {has}: choose a smaller head_size or a larger factor"
             )
-    drawn = set(subsample(table, wanted, seed=seed).rows.tolist())
-    parts = np.array(["train" if row in drawn else "" for row in table.rows.tolist()], dtype="<U10")
+    drawn = subsample(table, wanted, seed=seed).rows
+    parts = np.where(np.isin(table.rows, drawn), "train", "").astype("<U10")
+    assert table.groups is not None
     for c, name in enumerate(table.classes):
         rest = (parts == "") & (table.labels == c)
-        assert table.groups is not None
         lesions = np.unique(table.groups[rest])
         if len(lesions) < 2:
             raise LmdError(
                 f"head_size {head_size} and factor {factor:g} leave {len(lesions)} lesions of "
-                f"class {name!r} for validation and test, which need one each: ask for a smaller "
+                f"class {name!r} for validation and test, which need one each: choose a smaller "
                 "head_size or a larger factor"
             )
         size = part_sizes(len(lesions), (share, 1 - share))[0]
@@ -109,9 +105,9 @@ def long_tailed(table: Table, factor: float, head_size: int, share: float, seed:
 
 
 def _read(root: Path, allow_missing: bool) -> tuple[Listing, list[str]]:
-    path = require_file(root, METADATA, SOURCE)
+    path = require_file(root, SOURCE, *METADATA)
     rows = read_rows(path, ["image_id", "lesion_id", "dx"])
-    names = tuple(row["image_id"] for row in rows)
+    names = [row["image_id"] for row in rows]
     require_distinct(path, names)
     for row in rows:
         if row["dx"] not in PUBLISHED:
@@ -119,18 +115,16 @@ def _read(root: Path, allow_missing: bool) -> tuple[Listing, list[str]]:
                 f"{path}: image {row['image_id']!r} has dx {row['dx']!r}; expected one of "
                 f"{', '.join(PUBLISHED)}"
             )
-    labels = tuple(row["dx"] for row in rows)
-    cells, missing = locate(root, names, FOLDERS, allow_missing=allow_missing)
-    notes = [*compare_counts(labels, PUBLISHED), *missing]
-    return Listing(root, names, labels, cells, tuple(row["lesion_id"] for row in rows)), notes
+    labels, lesions = [row["dx"] for row in rows], [row["lesion_id"] for row in rows]
+    return locate(
+        root, names, labels, lesions, FOLDERS, published=PUBLISHED, allow_missing=allow_missing
+    )
 
 
 def _require_one_class(table: Table) -> None:
-    classes: dict[str, set[int]] = defaultdict(set)
     assert table.groups is not None
-    for group, label in zip(table.groups.tolist(), table.labels.tolist(), strict=True):
-        classes[group].add(label)
-    several = [group for group, labels in classes.items() if len(labels) > 1]
+    pairs = dict.fromkeys(zip(table.groups.tolist(), table.labels.tolist(), strict=True))
+    several = [group for group, n in Counter(group for group, _ in pairs).items() if n > 1]
     if several:
         raise LmdError(
             f"{len(several)} lesions have more than one dx, for example {several[0]!r}: "
@@ -139,17 +133,16 @@ def _require_one_class(table: Table) -> None:
 
 
 def _lesions(table: Table) -> str:
-    assert table.groups is not None
-    assert table.parts is not None
-    sizes = {part: len(set(table.groups[table.parts == part].tolist())) for part in PARTS}
-    listed = ", ".join(f"{size} in {part}" for part, size in sizes.items())
-    text = f"split by lesion, none is in two parts: {listed}"
-    few = []
-    for part in PARTS[1:]:
+    listed, few = [], []
+    for part in PARTS:
+        images = table.part(part)
+        assert images.groups is not None
+        listed.append(f"{len(np.unique(images.groups))} in {part}")
         for c, name in enumerate(table.classes):
-            chosen = (table.parts == part) & (table.labels == c)
-            if (held := len(set(table.groups[chosen].tolist()))) < FEW:
+            held = len(np.unique(images.groups[images.labels == c]))
+            if held < FEW and part != "train":
                 few.append(f"{name} {held} in {part}")
+    text = f"split by lesion, each in one part: {', '.join(listed)}"
     return f"{text}; few lesions, so wide intervals: {', '.join(few)}" if few else text
 
 

@@ -1,6 +1,6 @@
 """Hyper-Kvasir: the labelled images, twenty-three findings of the digestive tract."""
 
-from collections import defaultdict
+from collections import Counter, defaultdict
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
@@ -47,21 +47,20 @@ PUBLISHED = {
     "ileum": 9,
     "hemorrhoids": 6,
 }
-RATIOS = (0.8, 0.1, 0.1)
 
 
 def hyper_kvasir(root: Path, *, seed: int = 0, allow_missing_images: bool = False) -> Made:
     """All labelled images, split 8:1:1 in each class.
 
-    Classes are the folders ``{lower,upper}-gi-tract/CATEGORY/FINDING``; ``image-labels.csv``, where
-    it is there, says which images are missing and is compared with the folders.
+    Classes are the folders ``{lower,upper}-gi-tract/CATEGORY/FINDING``. ``image-labels.csv``, if
+    present, is compared with them and shows which images are missing.
     """
     found = _tree(require_root(root))
-    path = find_file(root, [LABELS])
+    path = find_file(root, LABELS)
     if path is None:
         said: dict[str, str] = {}
-        notes = [f"{LABELS} is not there: labels are those of the folders alone"]
-        # Without a list of images the published counts are all that shows a partial download.
+        notes = [f"there is no {LABELS}: the labels are those of the folders"]
+        # Without a list of images only the published counts show a partial download.
         _require_whole([label for _, label in found.values()], root, allow_missing_images)
     else:
         said, notes = _said(path, found)
@@ -70,13 +69,13 @@ def hyper_kvasir(root: Path, *, seed: int = 0, allow_missing_images: bool = Fals
     names = sorted({*found, *said})
     labels = [found[name][1] if name in found else said[name] for name in names]
     cells = [found[name][0] if name in found else name for name in names]
-    listing = Listing(root, tuple(names), tuple(labels), tuple(cells))
+    listing = Listing(root, names, labels, cells)
     notes += compare_counts(labels, PUBLISHED)
     notes.append(
-        "split by image: the data set does not say which images are of one patient, so frames of "
-        "one examination may be in training and in test"
+        "split by image: the data set does not name patients, so frames of one examination may be "
+        "in training and in test"
     )
-    table = split(listing.table(), RATIOS, seed)
+    table = split(listing.table(), (0.8, 0.1, 0.1), seed)
     return Made(table, tuple(notes), manifest(listing, table, None))
 
 
@@ -91,18 +90,18 @@ def _tree(root: Path) -> dict[str, tuple[str, str]]:
                 raise LmdError(f"image {path} is not in {tract}/CATEGORY/FINDING: move it there")
             if path.stem in found:
                 other = root / found[path.stem][0]
-                raise LmdError(f"images {other} and {path} have one name: keep one of them")
+                raise LmdError(f"images {other} and {path} have the same name: keep one of them")
             found[path.stem] = (path.relative_to(root).as_posix(), inside[1])
     if not found:
         raise LmdError(
-            f"root {root} holds no labelled images: looked for "
+            f"root {root} contains no labelled images: looked for "
             f"labeled-images/{{{','.join(TRACTS)}}}/CATEGORY/FINDING/*.jpg ({SOURCE})"
         )
     return found
 
 
 def _said(path: Path, found: Mapping[str, tuple[str, str]]) -> tuple[dict[str, str], list[str]]:
-    """The finding of each image as the CSV has it, in the words of the folders."""
+    """The finding of each image in the CSV file, by the names of the folders, and notes."""
     rows = read_rows(path, ["Video file", "Finding"])
     names = [Path(row["Video file"]).stem for row in rows]
     require_distinct(path, names)
@@ -118,7 +117,7 @@ def _said(path: Path, found: Mapping[str, tuple[str, str]]) -> tuple[dict[str, s
     renamed = {word: next(iter(places)) for word, places in folders.items()}
     notes = []
     if other := sorted(f"{word} is {folder}" for word, folder in renamed.items() if word != folder):
-        notes.append(f"{LABELS} uses other words than the folders: {shorten(other)}")
+        notes.append(f"{LABELS} uses other names than the folders: {shorten(other)}")
     if extra := sorted(found.keys() - said.keys()):
         notes.append(f"{len(extra)} images are not in {LABELS} ({shorten(extra)}), but are used")
     return {name: renamed.get(word, word) for name, word in said.items()}, notes
@@ -139,15 +138,12 @@ def _contradiction(
 
 
 def _require_whole(labels: Sequence[str], root: Path, allow_missing: bool) -> None:
-    short = [
-        f"{name} {labels.count(name)} of {count}"
-        for name, count in PUBLISHED.items()
-        if labels.count(name) < count
-    ]
+    found = Counter(labels)
+    short = [f"{name} {found[name]} of {n}" for name, n in PUBLISHED.items() if found[name] < n]
     if short and not allow_missing:
         raise LmdError(
-            f"root {root} holds part of the data set ({shorten(short)}): complete the download, "
-            "or use what is there with --allow-missing-images"
+            f"root {root} contains only part of the data set ({shorten(short)}): complete the "
+            "download, or use what is there with --allow-missing-images"
         )
 
 

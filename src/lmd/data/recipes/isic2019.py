@@ -4,7 +4,6 @@ import math
 from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -13,7 +12,6 @@ from lmd.base.errors import LmdError
 from lmd.data.imbalance import imbalance_factor, official_counts, subsample
 from lmd.data.recipes.download import (
     Listing,
-    compare_counts,
     find_file,
     locate,
     read_rows,
@@ -39,7 +37,6 @@ PUBLISHED = {
     "VASC": 253,
     "DF": 239,
 }
-RATIOS = (0.7, 0.1, 0.2)
 
 
 def isic2019_lt(
@@ -53,31 +50,33 @@ def isic2019_lt(
 ) -> Made:
     """The set thinned to an imbalance factor and split 7:1:2 in each class.
 
-    ``shape="official"`` draws and splits image by image, with seed 42 and r = 100 exactly the
-    split that the paper's authors released; ``"pareto"`` has the paper's counts. By lesion no
-    lesion is in two parts; ``None`` means by lesion for ``"pareto"`` if the metadata are there.
+    ``shape="official"`` splits image by image; with seed 42 and r = 100 this is the split that the
+    paper's authors released. ``"pareto"`` has the counts of the paper's formula. ``by_lesion``
+    keeps each lesion in one part; ``None`` does so for ``"pareto"`` if there is metadata.
     """
     if shape not in {"official", "pareto"}:
         raise LmdError(f"shape is {shape!r}; expected 'official' or 'pareto'")
     listing, notes = _read(require_root(root), allow_missing_images)
     if by_lesion and listing.groups is None:
-        raise LmdError(f"a split by lesion needs {METADATA}, which is not below {root} ({SOURCE})")
+        raise LmdError(f"a split by lesion needs {METADATA}: put it below {root} ({SOURCE})")
     grouped = listing.groups is not None and (shape == "pareto" if by_lesion is None else by_lesion)
     table = listing.table(grouped=grouped)
-    if shape == "official" and not grouped:
-        table = released_split(table, factor, seed)
+    if shape == "pareto":
+        table = split(subsample(table, factor, seed=seed), seed=seed)
+    elif grouped:
+        counts = _official_counts(table, factor)
+        table = split(subsample(table, counts, seed=seed), seed=seed)
     else:
-        tail: Any = factor if shape == "pareto" else _official_counts(table, factor)
-        table = split(subsample(table, tail, seed=seed), RATIOS, seed)
+        table = released_split(table, factor, seed)
     if not grouped:
         notes.append(_leak(listing, table))
-    # A column named group would be checked before training: the released split cannot pass.
+    # Training refuses a column named group if a group is in two parts, as in the released split.
     column = None if listing.groups is None else "group" if grouped else "lesion"
     return Made(table, tuple(notes), manifest(listing, table, column))
 
 
 def released_split(table: Table, factor: float, seed: int) -> Table:
-    """Draw and split class by class, the largest first, as the released lists were made."""
+    """Draw and split class by class, the largest first, as for the released lists."""
     counts = _official_counts(table, factor)
     index: list[NDArray[np.int64]] = []
     parts: list[str] = []
@@ -89,7 +88,7 @@ def released_split(table: Table, factor: float, seed: int) -> Table:
         if not len(test):
             raise LmdError(
                 f"factor {factor:g} leaves {len(drawn)} images of class {table.classes[c]!r}, too "
-                "few for three parts: ask for a smaller factor"
+                "few for three parts: choose a smaller factor"
             )
         index += [drawn[train], drawn[rest[validation]], drawn[rest[test]]]
         parts += ["train"] * len(train) + ["validation"] * len(validation) + ["test"] * len(test)
@@ -117,26 +116,28 @@ def _official_counts(table: Table, factor: float) -> NDArray[np.int64]:
     natural = imbalance_factor(table.counts())
     if factor < natural:
         raise LmdError(
-            f"factor is {factor:g}, but the set itself has {natural:.4g}: ask for a larger one, or "
+            f"factor is {factor:g}, but the set itself has {natural:.4g}: choose a larger one, or "
             "use shape 'pareto' with a factor that the rarest class allows"
         )
     return official_counts(table.counts(), factor)
 
 
 def _read(root: Path, allow_missing: bool) -> tuple[Listing, list[str]]:
-    path = require_file(root, [TRUTH], SOURCE)
+    path = require_file(root, SOURCE, TRUTH)
     rows = read_rows(path, ["image", *PUBLISHED])
     notes = []
     unknown = [row for row in rows if _is_one(path, row, "UNK")]
     if unknown:
         notes.append(f"{len(unknown)} images of class UNK are left out")
         rows = [row for row in rows if not _is_one(path, row, "UNK")]
-    names = tuple(row["image"] for row in rows)
+    names = [row["image"] for row in rows]
     require_distinct(path, names)
-    labels = tuple(_label(path, row) for row in rows)
-    cells, missing = locate(root, names, FOLDERS, allow_missing=allow_missing)
-    notes += [*compare_counts(labels, PUBLISHED), *missing]
-    return Listing(root, names, labels, cells, _lesions(root, names)), notes
+    labels = [_label(path, row) for row in rows]
+    lesions = _lesions(root, names)
+    listing, found = locate(
+        root, names, labels, lesions, FOLDERS, published=PUBLISHED, allow_missing=allow_missing
+    )
+    return listing, notes + found
 
 
 def _is_one(path: Path, row: dict[str, str], column: str) -> bool:
@@ -159,19 +160,18 @@ def _label(path: Path, row: dict[str, str]) -> str:
     return found[0]
 
 
-def _lesions(root: Path, names: Sequence[str]) -> tuple[str, ...] | None:
-    path = find_file(root, [METADATA])
-    if path is None:
+def _lesions(root: Path, names: Sequence[str]) -> list[str] | None:
+    if (path := find_file(root, METADATA)) is None:
         return None
     lesions = {row["image"]: row["lesion_id"] for row in read_rows(path, ["image", "lesion_id"])}
-    return tuple(lesions.get(name, "") for name in names)
+    return [lesions.get(name, "") for name in names]
 
 
 def _leak(listing: Listing, table: Table) -> str:
     if listing.groups is None:
         return (
-            f"split by image: {METADATA} is not there to say which images show the same lesion, "
-            "so lesions may be in training and in test"
+            f"split by image: without {METADATA} it is not known which images show the same "
+            "lesion, so a lesion may be in training and in test"
         )
     lesions = np.array([listing.groups[row] for row in table.rows], dtype=np.str_)
     named = replace(table, groups=lesions).take(lesions != "")
@@ -180,8 +180,8 @@ def _leak(listing: Listing, table: Table) -> str:
     return (
         f"split by image, as it was released: {len(leaks)} of {len(set(lesions) - {''})} lesions "
         f"are in more than one part, and {known} of {len(table.part('test'))} test images show a "
-        "lesion that is in training, so scores are too high; --by-lesion makes a clean split (the "
-        "lesion is in the column lesion)"
+        "lesion that is in training, so scores are too high; --by-lesion avoids this (the column "
+        "lesion names the lesions)"
     )
 
 

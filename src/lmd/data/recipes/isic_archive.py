@@ -9,75 +9,47 @@ import numpy as np
 from lmd.base.errors import LmdError
 from lmd.base.text import shorten
 from lmd.data.imbalance import subsample
-from lmd.data.recipes.download import (
-    Listing,
-    Row,
-    compare_counts,
-    locate,
-    read_rows,
-    require_root,
-)
+from lmd.data.recipes.download import Row, locate, read_rows, require_root
 from lmd.data.recipes.recipe import Made, Recipe, manifest
 from lmd.data.sources.walk import files_below
 from lmd.data.splits import split
-from lmd.data.table import Table
 
 SOURCE = "https://www.isic-archive.com"
 FOLDERS = (".", "images")
-PUBLISHED = {
-    "NV": 12875,
-    "MEL": 4522,
-    "BCC": 3393,
-    "SK": 1464,
-    "AK": 869,
-    "SCC": 656,
-    "BKL": 384,
-    "SL": 270,
-    "VASC": 253,
-    "DF": 246,
-    "LK": 32,
-    "LS": 27,
-    "AN": 15,
-    "AMP": 14,
+# Published images of each class, its plain name, and its names in the archive's hierarchy.
+CLASSES: dict[str, tuple[int, tuple[str, ...]]] = {
+    "NV": (12875, ("nevus",)),
+    "MEL": (4522, ("melanoma", "melanoma, nos", "melanoma in situ", "melanoma invasive")),
+    "BCC": (3393, ("basal cell carcinoma",)),
+    "SK": (1464, ("seborrheic keratosis",)),
+    "AK": (869, ("actinic keratosis", "solar or actinic keratosis")),
+    "SCC": (
+        656,
+        (
+            "squamous cell carcinoma",
+            "squamous cell carcinoma, nos",
+            "squamous cell carcinoma in situ",
+            "squamous cell carcinoma, invasive",
+        ),
+    ),
+    "BKL": (384, ("pigmented benign keratosis",)),
+    "SL": (270, ("solar lentigo",)),
+    "VASC": (253, ("vascular lesion", "benign soft tissue proliferations - vascular")),
+    "DF": (246, ("dermatofibroma",)),
+    "LK": (32, ("lichenoid keratosis", "lichen planus like keratosis")),
+    "LS": (27, ("lentigo simplex",)),
+    "AN": (15, ("angioma", "hemangioma")),
+    "AMP": (14, ("atypical melanocytic proliferation", "atypical melanocytic neoplasm")),
 }
-# The archive's plain names, and below those that its hierarchy of diagnoses uses instead.
-DIAGNOSES = {
-    "nevus": "NV",
-    "melanoma": "MEL",
-    "basal cell carcinoma": "BCC",
-    "seborrheic keratosis": "SK",
-    "actinic keratosis": "AK",
-    "squamous cell carcinoma": "SCC",
-    "pigmented benign keratosis": "BKL",
-    "solar lentigo": "SL",
-    "vascular lesion": "VASC",
-    "dermatofibroma": "DF",
-    "lichenoid keratosis": "LK",
-    "lentigo simplex": "LS",
-    "angioma": "AN",
-    "atypical melanocytic proliferation": "AMP",
-    "melanoma, nos": "MEL",
-    "melanoma in situ": "MEL",
-    "melanoma invasive": "MEL",
-    "solar or actinic keratosis": "AK",
-    "squamous cell carcinoma, nos": "SCC",
-    "squamous cell carcinoma in situ": "SCC",
-    "squamous cell carcinoma, invasive": "SCC",
-    "benign soft tissue proliferations - vascular": "VASC",
-    "lichen planus like keratosis": "LK",
-    "hemangioma": "AN",
-    "atypical melanocytic neoplasm": "AMP",
-}
+PUBLISHED = {code: count for code, (count, _) in CLASSES.items()}
+DIAGNOSES = {name: code for code, (_, names) in CLASSES.items() for name in names}
 NAME = ("isic_id", "name", "image_name")
 PLAIN = ("diagnosis", "meta.clinical.diagnosis")
-# The deepest level first, for it is the most exact.
+# The deepest level first: it is the most exact.
 LEVELS = tuple(f"diagnosis_{level}" for level in (5, 4, 3, 2, 1))
 KIND = ("image_type", "meta.acquisition.image_type")
-GROUPS = {
-    "lesion": ("lesion_id", "meta.clinical.lesion_id"),
-    "patient": ("patient_id", "meta.clinical.patient_id"),
-}
-RATIOS = (0.7, 0.1, 0.2)
+# What names the group of an image, the first that is known.
+GROUPS = {"lesion": ("lesion",), "patient": ("patient", "lesion"), "none": ()}
 
 
 def isic_archive_lt(
@@ -90,14 +62,39 @@ def isic_archive_lt(
 ) -> Made:
     """Every dermoscopic image with one of the diagnoses, split 7:1:2 in each class.
 
-    The metadata may be one CSV or several, with the archive's old or new columns. ``group`` says
-    what stays in one part: lesion, patient (and lesion where the patient is not known) or none.
-    ``published_counts`` draws as many images as were published where the archive has more by now.
+    The metadata is one CSV file or several, with the archive's old or new columns. ``group`` stays
+    in one part: lesion, patient (the lesion if the patient is unknown) or none.
+    ``published_counts`` draws the published number of images where the archive has more now.
     """
-    if group not in {*GROUPS, "none"}:
+    if group not in GROUPS:
         raise LmdError(f"group is {group!r}; expected lesion, patient or none")
     rows, notes = _rows(require_root(root))
-    names, labels, groups = [], [], []
+    found, left_out = _diagnosed(rows, group)
+    if not found:
+        raise LmdError(f"{root}: none of {len(rows)} rows has one of the 14 diagnoses: {SOURCE}")
+    names = sorted(found)  # The order of files and rows changes from export to export.
+    labels, groups = [found[name][0] for name in names], [found[name][1] for name in names]
+    allow = allow_missing_images
+    listing, more = locate(
+        root, names, labels, groups, FOLDERS, published=PUBLISHED, allow_missing=allow
+    )
+    if left_out:
+        most = [f"{what}: {count}" for what, count in left_out.most_common()]
+        more.append(f"{left_out.total()} rows are left out ({shorten(most, 8)})")
+    table = listing.table(grouped=any(groups))
+    if published_counts:
+        published = np.array([PUBLISHED[name] for name in table.classes])
+        table = subsample(table, np.minimum(published, table.counts()), seed=seed)
+    table = split(table, seed=seed)
+    notes += [*more, _group_note(group, groups)]
+    return Made(table, tuple(notes), manifest(listing, table, "group" if any(groups) else None))
+
+
+def _diagnosed(
+    rows: Iterable[tuple[Row, str]], group: str
+) -> tuple[dict[str, tuple[str, str]], Counter[str]]:
+    """Class and group of each image by its name, and why other rows are left out."""
+    found: dict[str, tuple[str, str]] = {}
     left_out: Counter[str] = Counter()
     for row, stem in rows:
         if (kind := _first(row, KIND)) not in {"", "dermoscopic"}:
@@ -105,30 +102,20 @@ def isic_archive_lt(
         elif (label := diagnosis(row, stem)) not in PUBLISHED:
             left_out[f"diagnosis {label or 'empty'}"] += 1
         else:
-            names.append(_first(row, NAME))
-            labels.append(label)
-            groups.append(_group(row, group))
-    if not names:
-        raise LmdError(f"{root}: none of {len(rows)} rows has one of the 14 diagnoses: {SOURCE}")
-    names, labels, groups = _distinct(names, labels, groups)
-    cells, missing = locate(root, names, FOLDERS, allow_missing=allow_missing_images)
-    grouped = any(groups)
-    listing = Listing(root, tuple(names), tuple(labels), cells, tuple(groups) if grouped else None)
-    notes += compare_counts(labels, PUBLISHED)
-    if left_out:
-        most = [f"{what}: {count}" for what, count in left_out.most_common()]
-        notes.append(f"{left_out.total()} rows are left out ({shorten(most, 8)})")
-    notes += [*missing, _group_note(group, groups)]
-    table = listing.table(grouped=grouped)
-    if published_counts:
-        table = _thin(table, seed)
-    table = split(table, RATIOS, seed)
-    column = "group" if grouped else None
-    return Made(table, tuple(notes), manifest(listing, table, column))
+            name = _first(row, NAME)
+            other, _ = found.setdefault(name, (label, _group(row, group)))
+            if other != label:
+                raise LmdError(
+                    f"image {name!r} is {other} in one row of the metadata and {label} in "
+                    "another: remove one of them"
+                )
+    return found, left_out
 
 
 def diagnosis(row: Row, stem: str) -> str:
-    """The class of a row, else the diagnosis that is none; by its file where it has no column.
+    """The class of a row, or its diagnosis if that is not a class.
+
+    Without a column for the diagnosis, the name of the file (``stem``) is the diagnosis.
 
     >>> diagnosis({"diagnosis_2": "Benign epidermal proliferations",
     ...            "diagnosis_3": "Lichen planus like keratosis"}, "metadata")
@@ -147,7 +134,7 @@ def diagnosis(row: Row, stem: str) -> str:
 
 
 def _rows(root: Path) -> tuple[list[tuple[Row, str]], list[str]]:
-    """The rows of every table of metadata with the stem of its file, and a note on them."""
+    """All rows of metadata, each with the stem of its file, and notes on the files."""
     rows: list[tuple[Row, str]] = []
     used, other = [], []
     for path in files_below(root):
@@ -161,12 +148,12 @@ def _rows(root: Path) -> tuple[list[tuple[Row, str]], list[str]]:
         rows += [(row, path.stem) for row in found if _first(row, NAME)]
     if not used:
         raise LmdError(
-            f"root {root} holds no metadata of the archive: looked for .csv files with a column "
+            f"root {root} contains no metadata of the archive: expected .csv files with a column "
             f"{' or '.join(NAME)}, found {shorten(other) or 'no .csv file'} ({SOURCE})"
         )
     notes = [f"metadata from {shorten(used)}"]
     if other:
-        notes.append(f"no column {' or '.join(NAME)}, so not read: {shorten(other)}")
+        notes.append(f"not read, no column {' or '.join(NAME)}: {shorten(other)}")
     return rows, notes
 
 
@@ -175,43 +162,21 @@ def _first(row: Row, columns: Iterable[str]) -> str:
 
 
 def _group(row: Row, group: str) -> str:
-    if group == "none":
-        return ""
-    # Prefixed by what they name, so that a patient and a lesion of one number stay apart.
-    wanted = ["lesion"] if group == "lesion" else ["patient", "lesion"]
-    return next((f"{what} {name}" for what in wanted if (name := _first(row, GROUPS[what]))), "")
-
-
-def _distinct(
-    names: Sequence[str], labels: Sequence[str], groups: Sequence[str]
-) -> tuple[list[str], list[str], list[str]]:
-    """Each image once; an error where two rows give it two classes."""
-    first: dict[str, int] = {}
-    for i, name in enumerate(names):
-        known = first.setdefault(name, i)
-        if labels[known] != labels[i]:
-            raise LmdError(
-                f"image {name!r} is {labels[known]} in one row of the metadata and {labels[i]} in "
-                "another: remove one of them"
-            )
-    # In order of names, for the order of files and rows changes from export to export.
-    kept = sorted(first.values(), key=names.__getitem__)
-    return [names[i] for i in kept], [labels[i] for i in kept], [groups[i] for i in kept]
-
-
-def _thin(table: Table, seed: int) -> Table:
-    published = np.array([PUBLISHED[name] for name in table.classes])
-    return subsample(table, np.minimum(published, table.counts()), seed=seed)
+    # With a prefix, so that a patient and a lesion with the same number stay apart.
+    for what in GROUPS[group]:
+        if name := _first(row, (f"{what}_id", f"meta.clinical.{what}_id")):
+            return f"{what} {name}"
+    return ""
 
 
 def _group_note(group: str, groups: Sequence[str]) -> str:
     if any(groups):
         own = sum(not name for name in groups)
         return (
-            f"split by {group}: {len({*groups} - {''})} of them are named; {own} images without "
-            "a name stand for themselves"
+            f"split by {group}: {len({*groups} - {''})} groups; {own} images without a known "
+            f"{group} are groups of their own"
         )
-    why = "as asked" if group == "none" else f"the metadata name no {group}"
+    why = "as asked" if group == "none" else f"the metadata has no {group}"
     return f"split by image ({why}): images of one lesion may be in training and in test"
 
 

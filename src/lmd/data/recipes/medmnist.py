@@ -1,5 +1,6 @@
-"""MedMNIST: any of its 2-D sets with one label per image, with class names and a chosen tail."""
+"""MedMNIST: its 2-D sets with one label per image, with class names and an optional tail."""
 
+import re
 import zipfile
 from collections.abc import Callable
 from dataclasses import dataclass, replace
@@ -13,10 +14,10 @@ from lmd.base.errors import LmdError
 from lmd.data.imbalance import subsample
 from lmd.data.recipes.recipe import Made, Recipe
 from lmd.data.sources.arrays import MEDMNIST, scan_arrays
+from lmd.data.splits import require_training
 from lmd.data.table import PARTS, ArrayImages, Table
 
 SOURCE = "https://medmnist.com"
-SIZES = ("", "_64", "_128", "_224")
 ORGANS = (
     "bladder",
     "femur-left",
@@ -34,9 +35,9 @@ ORGANS = (
 
 @dataclass(frozen=True)
 class Known:
-    """A set: its class names, its published images in train, validation and test, a remark.
+    """A set: its class names, a remark, and the images in train, validation and test.
 
-    There are several counts where later versions of the file have others.
+    There are several ``counts`` if versions of the file differ.
     """
 
     classes: tuple[str, ...]
@@ -124,33 +125,33 @@ def medmnist(
     head_size: int | None = None,
     seed: int = 0,
 ) -> Made:
-    """The checked set with class names and its own parts; with ``factor`` training is thinned.
+    """The set with class names and its own parts; ``factor`` thins the training part.
 
-    ``root`` is the ``.npz`` or a folder that holds one. The largest class keeps ``head_size``
-    training images (all, if ``None``); validation and test stay as they are.
+    ``root`` is the ``.npz`` file or its folder. The largest class keeps ``head_size`` training
+    images (all, if ``None``).
     """
     if head_size is not None and factor is None:
         raise LmdError(f"head_size is {head_size}, but nothing is thinned without a factor")
     path = _find(root, dataset)
-    name = dataset or _name(path)
+    name = dataset or _stem(path)
+    if name not in KNOWN:
+        raise _unknown(name, f"root {path}")
     known = KNOWN[name]
     table = _named(scan_arrays(path).table(), known, path)
     notes = _check(table, known, name)
     if factor is not None:
         table = subsample(table, factor, head_size=head_size, seed=seed)
-        notes.append("training alone is thinned; validation and test are those of MedMNIST")
+        notes.append("only training is thinned; validation and test are those of MedMNIST")
     return Made(table, tuple(notes), lambda _: _arrays(table))
 
 
 def _find(root: Path, dataset: str | None) -> Path:
     if dataset is not None and dataset not in KNOWN:
-        _refuse(dataset, f"dataset {dataset!r}")
+        raise _unknown(dataset, f"dataset {dataset!r}")
     if root.is_file():
         return root
     if not root.is_dir():
-        raise LmdError(
-            f"root {root} does not exist: give a MedMNIST .npz, or its folder ({SOURCE})"
-        )
+        raise LmdError(f"root {root} does not exist: give a MedMNIST .npz or its folder ({SOURCE})")
     found = sorted(root.glob("*.npz"))
     named = [path for path in found if dataset is None or _stem(path) == dataset]
     if len(named) != 1:
@@ -163,26 +164,18 @@ def _find(root: Path, dataset: str | None) -> Path:
 
 
 def _stem(path: Path) -> str:
-    head, mark, size = path.stem.rpartition("_")
-    return head if mark and f"_{size}" in SIZES else path.stem
+    return re.sub("_(64|128|224)$", "", path.stem)
 
 
-def _name(path: Path) -> str:
-    name = _stem(path)
-    if name not in KNOWN:
-        _refuse(name, f"root {path}")
-    return name
-
-
-def _refuse(name: str, what: str) -> None:
+def _unknown(name: str, what: str) -> LmdError:
     if name == "chestmnist":
-        raise LmdError(
+        return LmdError(
             f"{what}: images of ChestMNIST have up to 14 labels, but exactly one is supported: "
             "choose another set"
         )
     if name.endswith("3d"):
-        raise LmdError(f"{what}: {name} contains volumes; only MedMNIST's 2-D sets are supported")
-    raise LmdError(
+        return LmdError(f"{what}: {name} contains volumes; only MedMNIST's 2-D sets are supported")
+    return LmdError(
         f"{what} is not a known set: expected {', '.join(KNOWN)} (also with _64, _128 or "
         "_224); name the set with --dataset if the file was renamed"
     )
@@ -197,7 +190,7 @@ def _named(table: Table, known: Known, path: Path) -> Table:
     if not all(word.isdecimal() and int(word) < len(known.classes) for word in table.classes):
         raise LmdError(
             f"{path} has the labels {', '.join(table.classes)}; expected 0 to "
-            f"{len(known.classes) - 1}: is it the set its name says?"
+            f"{len(known.classes) - 1}: name the right set with --dataset"
         )
     numbers = np.array([int(word) for word in table.classes], dtype=np.int64)
     return replace(table, labels=numbers[table.labels], classes=known.classes)
@@ -206,18 +199,16 @@ def _named(table: Table, known: Known, path: Path) -> Table:
 def _check(table: Table, known: Known, name: str) -> list[str]:
     counts = tuple(len(table.part(part)) for part in PARTS)
     words = " / ".join(map(str, counts))
-    notes = [f"{name} has its published {words} images in train, validation and test"]
+    note = f"{name} has its published {words} images in train, validation and test"
     if counts not in known.counts:
         published = " or ".join(" / ".join(map(str, numbers)) for numbers in known.counts)
-        notes = [f"{name} has {words} images in train, validation and test, published {published}"]
-    absent = [c for c, n in zip(table.classes, table.part("train").counts(), strict=True) if n == 0]
-    if absent:
-        raise LmdError(f"{name} has no training image of {', '.join(absent)}: download it again")
-    return [*notes, known.remark] if known.remark else notes
+        note = f"{name} has {words} images in train, validation and test, published {published}"
+    require_training(table)
+    return [note, known.remark] if known.remark else [note]
 
 
 def _arrays(table: Table) -> Callable[[BinaryIO], None]:
-    """Writes MedMNIST's six arrays and ``classes``; without compression, whose bytes may vary."""
+    """A writer of MedMNIST's six arrays and ``classes``; compressed bytes could vary."""
     images = table.images
     assert isinstance(images, ArrayImages)
     starts = np.cumsum([0, *(len(block) for block in images.blocks)])
@@ -228,7 +219,7 @@ def _arrays(table: Table) -> Callable[[BinaryIO], None]:
         arrays[f"{word}_labels"] = kept.labels[:, None].astype(np.uint8)
 
     def write(file: BinaryIO) -> None:
-        # As numpy.savez writes it, but for a mark of the operating system.
+        # As numpy.savez, but with the same mark of the operating system everywhere.
         with zipfile.ZipFile(file, "w") as archive:
             for name, array in arrays.items():
                 info = zipfile.ZipInfo(f"{name}.npy")

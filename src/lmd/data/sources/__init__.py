@@ -1,4 +1,4 @@
-"""Where images and labels come from: folders, a manifest, arrays, or a synthetic set."""
+"""Sources of images and labels: folders, a manifest, arrays, or the synthetic set."""
 
 from pathlib import Path
 from typing import Any
@@ -19,14 +19,14 @@ ACCEPTED = (
 
 
 def scan_source(path: str | Path, columns: Columns | None = None) -> Scan:
-    """All images of a data set and all that is wrong with it; an ``LmdError`` if there is none."""
+    """All images of a data set and everything wrong with it; an ``LmdError`` if it is missing."""
     if str(path) == "synthetic":
         from lmd.data.synthetic import synthetic_table
 
         return scan_table(synthetic_table())
     place = Path(path).expanduser()
     if not place.exists():
-        raise LmdError(f"data source {path} does not exist; accepted are {ACCEPTED}")
+        raise LmdError(f"data source {path} does not exist; give {ACCEPTED}")
     if place.is_dir():
         return scan_folders(place)
     kind = place.suffix.lower()
@@ -34,13 +34,12 @@ def scan_source(path: str | Path, columns: Columns | None = None) -> Scan:
         return scan_manifest(place, columns or Columns())
     if kind == ".npz":
         return scan_arrays(place)
-    raise LmdError(f"data source {path} is of an unknown kind; accepted are {ACCEPTED}")
+    raise LmdError(f"data source {path} is of an unknown kind; give {ACCEPTED}")
 
 
 def open_table(path: str | Path, *, skip_bad: bool = False, **columns: Any) -> Table:
-    """The table of a data set, whatever kind of source it is; an ``LmdError`` if it has errors.
+    """The table of a data set of any kind; an ``LmdError`` if the data set has errors.
 
-    ``columns`` are the fields of ``Columns``. ``skip_bad`` leaves out images that are missing or
-    have no label, and lists them in ``Table.skipped``.
+    ``columns`` are fields of ``Columns``; for ``skip_bad`` see ``Scan.table``.
     """
     return scan_source(path, Columns(**columns)).table(skip_bad=skip_bad)

@@ -1,4 +1,4 @@
-"""Images in one ``.npz`` file, as MedMNIST has them or under plain names."""
+"""Images in one ``.npz`` file, with MedMNIST's names of arrays or with plain ones."""
 
 import zipfile
 import zlib
@@ -11,6 +11,7 @@ from numpy.typing import NDArray
 
 from lmd.base.errors import LmdError
 from lmd.data.findings import finding
+from lmd.data.reading import as_uint8
 from lmd.data.sources.labelling import class_order, part_name
 from lmd.data.sources.scan import Case, Scan
 from lmd.data.table import ArrayImages
@@ -25,8 +26,8 @@ EXPECTED = (
 def scan_arrays(path: Path) -> Scan:
     """``images (N, H, W[, 1 or 3])`` with ``labels (N,)`` or ``(N, 1)``, or MedMNIST's six arrays.
 
-    Labels are integers or names. Integers index ``classes`` where that array is there, else their
-    values are the class names. Pixels are uint8, uint16 (scaled by 65535) or floats in [0, 1].
+    Labels are names or integers; integers index the array ``classes`` if there is one, otherwise
+    they are the class names. Pixels are uint8, uint16 (scaled by 65535) or floats in [0, 1].
     """
     scan = Scan(str(path), "arrays")
     try:
@@ -51,7 +52,7 @@ def _fill(scan: Scan, arrays: Mapping[str, NDArray[Any]]) -> None:
         ids += [f"{part}/{i}" if part else str(i) for i in range(len(block))]
         parts += [part] * len(block)
     if not ids:
-        raise LmdError("It holds no images: its arrays are empty")
+        raise LmdError("It has no images: its arrays are empty")
     scan.images = ArrayImages(tuple(blocks))
     scan.classes, named = _classes(np.concatenate(labels), arrays.get("classes"))
     groups = _column(arrays, "groups", len(ids))
@@ -67,7 +68,7 @@ def _fill(scan: Scan, arrays: Mapping[str, NDArray[Any]]) -> None:
 
 def _load(path: Path) -> dict[str, NDArray[Any]]:
     try:
-        # Opened here, since numpy leaves a broken archive open.
+        # Opened here, because numpy does not close a broken archive.
         with path.open("rb") as file:
             archive = np.load(file, allow_pickle=False)
             if not isinstance(archive, np.lib.npyio.NpzFile):
@@ -76,7 +77,7 @@ def _load(path: Path) -> dict[str, NDArray[Any]]:
     except (ValueError, OSError, EOFError, zipfile.BadZipFile, zlib.error) as error:
         raise LmdError(
             f"The file cannot be read as .npz ({error}): arrays of Python objects are refused, "
-            "since loading them could run code; save plain arrays with numpy.savez"
+            "because loading them could run code; save plain arrays with numpy.savez"
         ) from error
 
 
@@ -91,10 +92,10 @@ def _pixels(name: str, images: NDArray[Any]) -> NDArray[np.uint8]:
     if images.dtype == np.uint8:
         return images
     if images.dtype == np.uint16:
-        return np.floor(images / 257 + 0.5).astype(np.uint8)
-    # Written so that a value which is not a number fails too.
+        return as_uint8(images / 65535)
+    # NaN fails this check too.
     if images.dtype.kind == "f" and np.all((images >= 0) & (images <= 1)):
-        return np.floor(images * 255 + 0.5).astype(np.uint8)
+        return as_uint8(images)
     raise LmdError(
         f"{name} is of type {images.dtype}; "
         "expected uint8, uint16, or floating point with all values in [0, 1]"
@@ -120,7 +121,7 @@ def _classes(labels: NDArray[Any], given: NDArray[Any] | None) -> tuple[tuple[st
     if given is None:
         values = [str(label) for label in labels.tolist()]
         names = class_order(values)
-        if labels.dtype.kind in "iu":  # by value, negative ones too
+        if labels.dtype.kind in "iu":  # by value, also negative ones
             names = tuple(str(value) for value in np.unique(labels).tolist())
         return names, values
     names = tuple(str(name) for name in given.reshape(-1).tolist())

@@ -1,7 +1,8 @@
-"""One tolerant reader of CSV files: manifests, and the tables that come with known data sets."""
+"""CSV files: a tolerant reader for manifests and the tables of known data sets, and a writer."""
 
 import csv
 import io
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -12,10 +13,9 @@ from lmd.data.findings import Finding, finding
 
 @dataclass
 class CsvFile:
-    """A header, and the number and cells of each line that is not blank.
+    """The header, number and cells of each line that is not blank, and what is wrong with the file.
 
-    Cells are stripped, and lines filled up to the length of the header. ``findings`` are what is
-    wrong with the file.
+    Cells are stripped, and lines are padded to the length of the header.
     """
 
     header: list[str] = field(default_factory=list)
@@ -24,7 +24,7 @@ class CsvFile:
 
 
 def read_csv(path: Path) -> CsvFile:
-    """All that can be read of a CSV file; the delimiter is a comma, semicolon or tab."""
+    """Everything readable in a CSV file; the delimiter is a comma, semicolon or tab."""
     table = CsvFile()
     file = io.StringIO(_text(path, table), newline="")
     first = file.readline()
@@ -50,6 +50,13 @@ def read_csv(path: Path) -> CsvFile:
         text = counted(len(long), "{n} [line has|lines have] more cells than the header.")
         table.findings.append(finding("ragged_row", text, names=long))
     return table
+
+
+def csv_bytes(header: Sequence[str], rows: Iterable[Sequence[str]]) -> bytes:
+    """The content of a CSV file."""
+    text = io.StringIO(newline="")
+    csv.writer(text, lineterminator="\n").writerows([header, *rows])
+    return text.getvalue().encode()
 
 
 def _text(path: Path, table: CsvFile) -> str:

@@ -1,4 +1,4 @@
-"""DICOM files, shown as a viewer shows them first (needs the extra ``lmd[dicom]``)."""
+"""DICOM files, with the default window of a viewer (needs the extra ``lmd[dicom]``)."""
 
 from pathlib import Path
 from typing import Any
@@ -13,9 +13,9 @@ from lmd.data.reading import MAX_PIXELS, as_uint8, stretch, too_large, unreadabl
 def read_dicom(path: Path) -> NDArray[np.uint8]:
     """RGB pixels ``(H, W, 3)`` of the first frame.
 
-    Grey: rescale slope and intercept (or the modality LUT), then the file's first VOI LUT or
-    window (DICOM PS3.3 C.11.2); without either the values are stretched from minimum to maximum.
-    MONOCHROME1 is inverted, so that more is always brighter. Colour is converted to RGB.
+    Grey values pass the rescale slope and intercept (or the modality LUT), then the first VOI LUT
+    or window of the file (DICOM PS3.3 C.11.2); without either they are stretched from minimum to
+    maximum. MONOCHROME1 is inverted, so that larger is always brighter. Colour is converted to RGB.
     """
     try:
         import pydicom
@@ -29,17 +29,18 @@ def read_dicom(path: Path) -> NDArray[np.uint8]:
         if int(header.Rows) * int(header.Columns) > MAX_PIXELS:
             raise too_large(path)
         pixels = pixel_array(header, index=0)
-        return _colour(header, pixels) if _is_colour(header) else _grey(header, pixels)
+        grey = str(header.PhotometricInterpretation).startswith("MONOCHROME")
+        return _grey(header, pixels) if grey else _colour(header, pixels)
     except (LmdError, MemoryError):
         raise
-    except Exception as error:  # A broken header or an unknown compression fails in many ways.
+    except Exception as error:  # Broken headers and unknown compression raise many kinds of errors.
         raise unreadable(path, error) from error
 
 
 def window(
     values: NDArray[np.float64], centre: float, width: float, function: str = "LINEAR"
 ) -> NDArray[np.float64]:
-    """Values to [0, 1] by window centre and width (DICOM PS3.3 C.11.2.1.2 and .3).
+    """Scale values to [0, 1] by window centre and width (DICOM PS3.3 C.11.2.1.2 and .3).
 
     >>> window(np.array([0.0, 127.5, 255.0]), 128, 256)
     array([0. , 0.5, 1. ])
@@ -52,10 +53,6 @@ def window(
     if width <= 0:  # a window of one value is a threshold
         return (values > centre).astype(np.float64)
     return np.clip((values - centre) / width + 0.5, 0, 1)
-
-
-def _is_colour(header: Any) -> bool:
-    return not str(header.PhotometricInterpretation).startswith("MONOCHROME")
 
 
 def _grey(header: Any, pixels: NDArray[Any]) -> NDArray[np.uint8]:
@@ -89,5 +86,5 @@ def _colour(header: Any, pixels: NDArray[Any]) -> NDArray[np.uint8]:
 
 
 def _first(value: Any) -> float:
-    """A window may be given several times, for several purposes; the first is the default."""
+    """A file may have several windows; the first is the default."""
     return float(value[0] if hasattr(value, "__len__") else value)

@@ -1,4 +1,4 @@
-"""Finds the files that names mean."""
+"""Search for the image files that names refer to."""
 
 import os
 from collections import defaultdict
@@ -12,7 +12,7 @@ from lmd.data.sources.walk import images_below
 
 @dataclass
 class Finder:
-    """Finds the files that names mean; each folder is listed once."""
+    """Finds the files that names refer to; each folder is listed only once."""
 
     root: Path
     beside: tuple[Path, ...]
@@ -22,11 +22,11 @@ class Finder:
 
     @cached_property
     def places(self) -> list[Path]:
-        """The folders that names are relative to, in the order in which they are searched."""
+        """The folders that names may be relative to, in the order of the search."""
         return list(dict.fromkeys((self.root, *self.beside)))
 
     def find(self, name: str) -> list[Path]:
-        """All files that a name may mean: none, one, or several that differ in their suffix."""
+        """The files that a name may refer to: none, one, or several."""
         wanted = PurePosixPath(name)
         for place in self.places:
             whole, stems = self._listing((place / wanted).parent)
@@ -52,7 +52,7 @@ class Finder:
 
     @cached_property
     def _below(self) -> dict[str, list[Path]]:
-        """Images anywhere below the root by name and by stem; made only if one was not found."""
+        """All images below the root, by name and by stem."""
         found: dict[str, list[Path]] = defaultdict(list)
         for file in filter(Path.is_file, images_below(self.root)):
             for name in {file.name, file.stem}:

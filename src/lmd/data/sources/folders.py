@@ -13,7 +13,7 @@ from lmd.data.sources.walk import files_below, visible
 def scan_folders(root: Path) -> Scan:
     """``root/CLASS/**/*`` or ``root/{train,validation,test}/CLASS/**/*``.
 
-    Names are paths relative to the root, in order; hidden files are skipped.
+    Names are paths relative to the root, in sorted order; hidden files are skipped.
     """
     tops = _folders(root)
     split = _means_parts(tops)
@@ -38,7 +38,7 @@ def _folders(root: Path) -> list[Path]:
 
 
 def _means_parts(tops: list[Path]) -> bool:
-    """Whether the top folders are meant as parts, even if one of them is misspelt or empty."""
+    """Whether the top folders are parts, even if one of them is misspelt or empty."""
     inside = {top: {folder.name for folder in _folders(top)} for top in tops}
     parts = {top: part_name(top.name) for top in tops}
     classes = {name for top in tops if parts[top] == "train" for name in inside[top]}
@@ -65,7 +65,7 @@ def _check_part_folders(scan: Scan, tops: list[Path]) -> None:
 
 
 def _add_class(scan: Scan, folder: Path, part: str | None) -> None:
-    """The images of a class folder, in order of their paths; other files are kept apart."""
+    """Add the images of a class folder to ``cases`` and its other files to ``others``."""
     assert scan.root is not None
     for path in sorted(files_below(folder), key=lambda path: path.relative_to(folder).parts):
         name = path.relative_to(scan.root).as_posix()
@@ -80,7 +80,7 @@ def _add_class(scan: Scan, folder: Path, part: str | None) -> None:
 
 
 def _add_stray(scan: Scan, folder: Path) -> None:
-    """Images that lie above the class folders belong to no class."""
+    """Add images above the class folders, which belong to no class."""
     assert scan.root is not None
     for path in visible(folder):
         if path.is_file() and is_image(path):

@@ -1,4 +1,4 @@
-"""What all sources have in common: names of classes and of parts."""
+"""Names of classes and parts, for all kinds of sources."""
 
 from collections.abc import Iterable, Sequence
 
@@ -19,7 +19,7 @@ PART_NAMES = {
 
 
 def part_name(word: str) -> str | None:
-    """The part that a word of the source means, or ``None``.
+    """The part that a word in a source means, or ``None``.
 
     >>> part_name("Val")
     'validation'
@@ -28,7 +28,7 @@ def part_name(word: str) -> str | None:
 
 
 def class_order(names: Iterable[str]) -> tuple[str, ...]:
-    """Class names in the order of their index: by number if all are numbers, else by alphabet.
+    """Class names in the order of their index: numeric if all are numbers, else alphabetic.
 
     >>> class_order(["10", "2", "2"])
     ('2', '10')
@@ -45,7 +45,7 @@ def encode(names: Sequence[str], classes: Sequence[str]) -> NDArray[np.int64]:
 
 
 def require_classes(present: Iterable[str], source: object) -> None:
-    """An ``LmdError`` unless there are at least two classes with images."""
+    """An ``LmdError`` if there is only one class."""
     names = sorted(set(present))
     if len(names) == 1:
         raise LmdError(

@@ -2,7 +2,7 @@
 
 import posixpath
 from collections import defaultdict
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from pathlib import Path, PureWindowsPath
 
 from lmd.base.text import counted
@@ -12,100 +12,73 @@ from lmd.data.sources.finder import Finder
 from lmd.data.sources.labelling import part_name
 from lmd.data.sources.scan import Case, Columns, Scan
 
-# Other common names of columns; a scan goes on with them, training asks for the right name.
+# Other common names of columns: a scan continues with them, training asks for the right name.
 GUESSES = {
     "image": ("image", "image_id", "filename", "file_name", "file", "path", "image_path", "img"),
     "label": ("label", "class", "dx", "diagnosis", "target", "category", "finding", "labels"),
 }
 
 
-@dataclass(frozen=True)
-class Layout:
-    """Which column is which; ``None`` where there is none."""
-
-    image: int
-    label: int
-    group: int | None
-    split: int | None
-
-
 def scan_manifest(path: Path, columns: Columns) -> Scan:
-    """All lines of a CSV file, with the files they refer to; names are as the file writes them.
+    """All lines of a CSV file with the images they refer to.
 
-    An image is searched for under ``root`` (if given), in the folder of the CSV file and in
-    ``images/`` beside it, with any known suffix if it has none, and a bare name then anywhere
-    below the root. An empty group cell makes the image a group of its own.
+    An image is searched for in the root, in the folder of the CSV file and in ``images/`` beside
+    it, with any known suffix if it has none; a bare name then in every folder below the root. An
+    image with an empty group cell is a group of its own.
     """
     root = path.parent if columns.root is None else Path(columns.root).expanduser()
     table = read_csv(path)
     scan = Scan(str(path), "manifest", root=root, findings=table.findings)
-    layout = _layout(scan, table.header, columns) if table.lines else None
-    if layout is None:
+    at = _layout(scan, table.header, columns) if table.lines else {}
+    if "image" not in at or "label" not in at:
         return scan
-    scan.grouped, scan.split = layout.group is not None, layout.split is not None
+    scan.grouped, scan.split = "group" in at, "split" in at
     finder = Finder(root, (path.parent, path.parent / "images"))
     allow = columns.allow_outside
-    scan.cases = [_case(line, cells, layout, finder, allow) for line, cells in table.lines]
+    scan.cases = [_case(line, cells, at, finder, allow) for line, cells in table.lines]
     conflicts = _mark_repeats(scan)
-    split = "" if layout.split is None else table.header[layout.split]
-    _add_findings(scan, finder, split, conflicts)
-    used = {layout.image, layout.label, layout.group, layout.split}
+    _add_findings(scan, finder, table.header[at["split"]] if scan.split else "", conflicts)
     scan.spare = {
         name: [cells[i] for _, cells in table.lines]
         for i, name in enumerate(table.header)
-        if i not in used
+        if i not in at.values()
     }
     return scan
 
 
-def _layout(scan: Scan, header: list[str], columns: Columns) -> Layout | None:
-    found: dict[str, int | None] = {}
+def _layout(scan: Scan, header: list[str], columns: Columns) -> dict[str, int]:
+    """Which columns are image, label, group and split; a missing one becomes a finding."""
+    at: dict[str, int] = {}
+    lower = [name.lower() for name in header]
     for what in ("image", "label", "group", "split"):
         asked: str | None = getattr(columns, f"{what}_column")
-        name = asked or what
-        needed = what in GUESSES
+        name, needed = asked or what, what in GUESSES
         if name in header and (needed or asked != ""):
-            found[what] = header.index(name)
-            continue
-        found[what] = _guess(header, what) if needed else None
-        if needed or asked:
-            _add_missing_column(scan, header, name, what, found[what])
-    if found["image"] is None or found["label"] is None:
-        return None
-    return Layout(found["image"], found["label"], found["group"], found["split"])
+            at[what] = header.index(name)
+        elif needed or asked:
+            option = f"--{what}-column"
+            if guess := next((word for word in GUESSES.get(what, ()) if word in lower), None):
+                at[what] = lower.index(guess)
+                option += f", perhaps {header[at[what]]!r}"
+            text = f"There is no column {name!r}; the columns are {', '.join(header)}."
+            remedy = f"Name the {what} column with {option}."
+            scan.findings.append(finding("columns", text, names=[name], remedy=remedy))
+    return at
 
 
-def _guess(header: list[str], what: str) -> int | None:
-    lower = [name.lower() for name in header]
-    return next((lower.index(name) for name in GUESSES[what] if name in lower), None)
-
-
-def _add_missing_column(
-    scan: Scan, header: list[str], name: str, what: str, guess: int | None
-) -> None:
-    option = f"--{what}-column" + ("" if guess is None else f", perhaps {header[guess]!r}")
-    scan.findings.append(
-        finding(
-            "columns",
-            f"There is no column {name!r}; the columns are {', '.join(header)}.",
-            names=[name],
-            remedy=f"Name the {what} column with {option}.",
-        )
-    )
-
-
-def _case(line: int, cells: list[str], layout: Layout, finder: Finder, allow: bool) -> Case:
-    written = cells[layout.image]
+def _case(line: int, cells: list[str], at: dict[str, int], finder: Finder, allow: bool) -> Case:
+    written, label = cells[at["image"]], cells[at["label"]]
     name = posixpath.normpath(written.replace("\\", "/")) if written else ""
     drive = PureWindowsPath(name).drive
     allowed = allow or not (name.split("/")[0] == ".." or name.startswith("/") or drive)
     found = finder.find(name) if name and allowed else []
-    word = "" if layout.split is None else cells[layout.split]
-    part = "" if layout.split is None else part_name(word)
+    word = cells[at["split"]] if "split" in at else ""
+    part = part_name(word) if "split" in at else ""
+    group = (cells[at["group"]] or f"image {name}") if "group" in at else ""
     fault = detail = ""
     if not allowed:
         fault = "outside_root"
-    elif not cells[layout.label]:
+    elif not label:
         fault = "unlabelled"
     elif not found:
         fault = "missing_file"
@@ -113,20 +86,12 @@ def _case(line: int, cells: list[str], layout: Layout, finder: Finder, allow: bo
         fault, detail = "ambiguous_file", " or ".join(map(str, found))
     elif part is None:
         fault, detail = "unknown_split", repr(word)
-    return Case(
-        name,
-        cells[layout.label],
-        "" if layout.group is None else cells[layout.group] or f"image {name}",
-        part or "",
-        found[0] if len(found) == 1 else None,
-        line,
-        fault,
-        detail,
-    )
+    path = found[0] if len(found) == 1 else None
+    return Case(name, label, group, part or "", path, line, fault, detail)
 
 
 def _mark_repeats(scan: Scan) -> list[list[int]]:
-    """Mark lines that repeat the first about their file, and return those that contradict it."""
+    """Mark lines about the same file; returns those that contradict each other."""
     by_file: dict[Path | None, list[int]] = defaultdict(list)
     for i in scan.usable():
         by_file[scan.cases[i].path].append(i)
@@ -145,10 +110,10 @@ def _mark_repeats(scan: Scan) -> list[list[int]]:
 
 
 def _difference(first: Case, case: Case) -> str:
-    """What a line says otherwise than the first line about the same file."""
+    """How a line differs from the first line about the same file."""
     for what in ("label", "part", "group"):
         one, other = getattr(first, what), getattr(case, what)
-        # An empty group cell contradicts nothing.
+        # An empty group cell is no contradiction.
         if one != other and not (what == "group" and other == f"image {case.name}"):
             return f"{what} {other!r}, but {one!r} in line {first.line}"
     return ""

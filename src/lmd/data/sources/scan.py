@@ -1,4 +1,4 @@
-"""Every image that a source names or holds, however broken the source is."""
+"""All images of a source, and what is wrong with it, however broken it is."""
 
 import os
 from collections.abc import Iterable
@@ -33,7 +33,7 @@ FAULTS = {
     "unreadable": "unreadable",
     "huge": "too large to decode",
 }
-# Errors that training may be asked to pass over.
+# Errors that --skip-bad ignores.
 SKIPPABLE = frozenset({"missing_file", "unlabelled", "stray_image", "empty_class_folder"})
 
 
@@ -41,9 +41,9 @@ SKIPPABLE = frozenset({"missing_file", "unlabelled", "stray_image", "empty_class
 class Columns:
     """How to read a manifest.
 
-    ``None`` means the columns ``image`` and ``label``, and ``group`` and ``split`` if they are
-    there; an empty string means not to use a group or split column. ``root`` is the folder of the
-    images (that of the manifest if ``None``); ``allow_outside`` lets paths leave it.
+    By default the columns are ``image`` and ``label``, and ``group`` and ``split`` if they exist;
+    an empty string ignores the group or split column. ``root`` is the folder of the images (by
+    default that of the manifest); ``allow_outside`` lets paths leave it.
     """
 
     image_column: str | None = None
@@ -56,11 +56,10 @@ class Columns:
 
 @dataclass(frozen=True)
 class Case:
-    """One image as the source names it; ``fault`` is the kind of finding that bars its use.
+    """One image of a source; ``fault`` is the kind of finding that makes it unusable.
 
-    ``group`` and ``part`` are empty where the source has none; ``line`` is that of a manifest,
-    from 1; ``path`` is ``None`` where no file was found, or where pixels lie in an array;
-    ``detail`` says more about the fault.
+    ``group`` and ``part`` are empty if the source has none; ``line`` counts from 1, in a manifest;
+    ``path`` is ``None`` if there is no file; ``detail`` explains the fault.
     """
 
     name: str
@@ -88,10 +87,9 @@ class Case:
 class Scan:
     """``cases``: one for each image or line; ``findings``: what is wrong with the source.
 
-    ``root`` is the folder that names are relative to; ``classes`` are set where the source gives
-    their order; ``images`` or ``given`` hold pixels that are not in files; ``spare`` are unused
-    columns of a manifest, in the order of ``cases``; ``others`` are files that do not look like
-    images by their names.
+    Names are relative to ``root``; ``classes`` is set if the source defines their order; ``images``
+    or ``given`` have pixels that are not in files; ``spare`` are unused columns of a manifest;
+    ``others`` are files without the name of an image.
     """
 
     source: str
@@ -112,7 +110,7 @@ class Scan:
         return [i for i, case in enumerate(self.cases) if not case.fault]
 
     def report(self, kind: str, text: str, remedy: str | None = None) -> None:
-        """Add a finding for all cases with this fault, if there are any; see ``counted``."""
+        """Add a finding for all cases with this fault, if any; for ``text`` see ``counted``."""
         cases = [i for i, case in enumerate(self.cases) if case.fault == kind]
         if cases:
             self.findings.append(
@@ -128,8 +126,8 @@ class Scan:
     def table(self, *, skip_bad: bool = False) -> Table:
         """The table of all images, or an ``LmdError`` for the first finding that is an error.
 
-        ``skip_bad`` leaves out images that are missing, unlabelled or in no class folder, and empty
-        class folders; ``Table.skipped`` lists what was left out.
+        ``skip_bad`` leaves out missing and unlabelled images, images outside any class folder, and
+        empty class folders; ``Table.skipped`` lists them.
         """
         for found in self.findings:
             if found.severity == "error" and not (skip_bad and found.kind in SKIPPABLE):
@@ -159,7 +157,7 @@ class Scan:
         )
 
     def _refusal(self, found: Finding) -> str:
-        """What is wrong, examples, and what to do, as one sentence."""
+        """One sentence: what is wrong, examples, and what to do."""
         cases = (self.cases[i] for i in found.cases)
         examples = [f"{c.place}: {c.detail}" if c.detail else c.place for c in cases]
         if found.kind in LISTS:
@@ -175,11 +173,10 @@ class Scan:
 
 
 def scan_table(table: Table) -> Scan:
-    """The scan of a table that is there already."""
-    names = [table.classes[label] for label in table.labels.tolist()]
+    """The scan of a given table."""
     groups = [""] * len(table) if table.groups is None else table.groups.tolist()
     parts = [""] * len(table) if table.parts is None else table.parts.tolist()
-    rows = zip(table.ids.tolist(), names, groups, parts, strict=True)
+    rows = zip(table.ids.tolist(), table.label_names().tolist(), groups, parts, strict=True)
     return Scan(
         source=table.source or table.kind,
         kind=table.kind,
@@ -191,7 +188,7 @@ def scan_table(table: Table) -> Scan:
 
 
 def printable(text: str) -> str:
-    """Text with a path in it; bytes of a file name that are not UTF-8 become �."""
+    """Text with bytes of a file name that are not UTF-8 replaced by �."""
     return os.fsencode(text).decode("utf-8", "replace")
 
 
@@ -200,5 +197,5 @@ def _strings(values: Iterable[str]) -> NDArray[np.str_]:
 
 
 def _clause(sentence: str) -> str:
-    """A sentence without its capital and full stop."""
+    """A sentence without its capital letter and full stop."""
     return sentence[:1].lower() + sentence[1:].removesuffix(".")

@@ -1,4 +1,4 @@
-"""One walk over files: what is hidden is skipped, and images are recognised, everywhere alike."""
+"""Listing files and images in folders; hidden files are skipped."""
 
 import os
 from pathlib import Path
@@ -12,7 +12,7 @@ def is_hidden(name: str) -> bool:
 
 
 def files_below(root: Path) -> list[Path]:
-    """Every file that is not hidden: those of a folder, then those of the folders in it."""
+    """All files that are not hidden, those of a folder before those of its subfolders."""
     found = []
     for place, folders, files in os.walk(root):
         folders[:] = sorted(name for name in folders if not is_hidden(name))
@@ -21,7 +21,7 @@ def files_below(root: Path) -> list[Path]:
 
 
 def images_below(root: Path) -> list[Path]:
-    """All images in a folder and in the folders below it, in order of their paths."""
+    """All images in a folder and its subfolders, sorted by path."""
     return sorted(
         filter(is_image, files_below(root)), key=lambda path: path.relative_to(root).parts
     )
