@@ -230,7 +230,7 @@ def test_missing_path(tmp_path: Path) -> None:
 
 def test_empty_folder(tmp_path: Path) -> None:
     (tmp_path / "data").mkdir()
-    fails("holds no image", tmp_path / "data", out=tmp_path / "run")
+    fails("there is no image in a class folder", tmp_path / "data", out=tmp_path / "run")
 
 
 def test_truncated_image_is_named_and_can_be_skipped(tmp_path: Path) -> None:

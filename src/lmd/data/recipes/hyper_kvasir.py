@@ -143,7 +143,7 @@ def _require_whole(labels: Sequence[str], root: Path, allow_missing: bool) -> No
     if short and not allow_missing:
         raise LmdError(
             f"root {root} contains only part of the data set ({shorten(short)}): complete the "
-            "download, or use what is there with --allow-missing-images"
+            "download, or use the images you have with --allow-missing-images"
         )
 
 
