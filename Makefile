@@ -13,7 +13,7 @@ demo: .venv/installed
 	$(BIN)/lmd demo
 
 test: .venv/installed
-	$(BIN)/pytest
+	$(BIN)/pytest -n auto
 
 check: .venv/installed
 	$(BIN)/ruff format --check .
