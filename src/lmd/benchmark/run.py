@@ -1,6 +1,7 @@
 """Trains the missing runs of a plan side by side; a failed run does not stop the others."""
 
 import json
+import math
 import shutil
 import time
 from collections import Counter
@@ -34,11 +35,13 @@ def run_plan(
     board: AbstractContextManager[Board],
     *,
     share: bool = True,
+    deadline: float = math.inf,
 ) -> Outcome:
     """Train the missing runs of a plan; the caller holds the folder's lock.
 
     With ``share``, a first stage that several runs have in common is trained once. If this function
-    is interrupted, it stops its runs; they continue from their last epoch next time.
+    is interrupted, or ``time.monotonic()`` passes the ``deadline``, it stops its runs; they
+    continue from their last epoch next time.
     """
     disk = inspect(plan, folder)
     write_plan(plan, folder)
@@ -52,10 +55,10 @@ def run_plan(
     try:
         with board as shown:
             clock = Clock(plan, seconds)
-            _Scheduler(plan, folder, at_work, shown, outcome, clock, sharing).work(todo)
+            _Scheduler(plan, folder, at_work, shown, outcome, clock, sharing, deadline).work(todo)
     finally:
         at_work.stop()
-    if not outcome.failed:
+    if len(outcome.finished) == len(todo):
         shutil.rmtree(first_stages(folder), ignore_errors=True)
     return outcome
 
@@ -71,6 +74,7 @@ class _Scheduler:
     outcome: Outcome
     clock: Clock
     sharing: Counter[str]  # how many runs have each first stage
+    deadline: float = math.inf
     running: dict[str, PlannedRun] = field(default_factory=dict)
     waiting: list[PlannedRun] = field(default_factory=list)
     retried: set[str] = field(default_factory=set)
@@ -81,7 +85,7 @@ class _Scheduler:
         # One run of each shared first stage goes first, so that the others soon can continue it.
         firsts = {_beginning(run): run for run in reversed(todo) if self._shared(run)}
         self.waiting = sorted(todo, key=lambda run: run is not firsts.get(_beginning(run)))
-        while self.waiting or self.running:
+        while (self.waiting or self.running) and time.monotonic() < self.deadline:
             self._start()
             self._show()
             time.sleep(PAUSE)

@@ -12,6 +12,7 @@ from rich.table import Table
 from lmd import __version__
 from lmd.base.errors import LmdError
 from lmd.cli.benchmark import benchmark, table
+from lmd.cli.choose import choose_command
 from lmd.cli.data import data_app
 from lmd.cli.describe import describe
 from lmd.cli.options import (
@@ -253,6 +254,7 @@ def methods(
     typer.echo("`lmd methods NAME` describes a method: its paper, settings and profiles.")
 
 
+app.command("choose")(choose_command)
 app.command()(benchmark)
 app.command()(table)
 app.add_typer(data_app, name="data")

@@ -1,0 +1,118 @@
+"""`lmd choose`: which method to use on one's own data."""
+
+import time
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+from rich.console import Console
+from rich.table import Table
+
+from lmd.cli.options import (
+    AllowOutside,
+    GroupColumn,
+    ImageColumn,
+    LabelColumn,
+    Root,
+    SplitColumn,
+)
+
+if TYPE_CHECKING:
+    from lmd.benchmark.choosing import Candidate
+
+
+def choose_command(
+    data: Annotated[str, typer.Argument(help="A folder of class folders or a .csv manifest.")],
+    methods: Annotated[
+        str | None,
+        typer.Option(
+            help="Candidates, separated by commas; default: four of `lmd methods` that are cheap, "
+            "strong and different from one another."
+        ),
+    ] = None,
+    budget: Annotated[
+        float, typer.Option(min=0, help="Minutes after which no further training is started.")
+    ] = 60,
+    tasks: Annotated[int, typer.Option(min=1, help="Pseudo-tail tasks to draw.")] = 3,
+    seeds: Annotated[int, typer.Option(min=1, help="Trainings of each method on each task.")] = 2,
+    protocol: Annotated[
+        str, typer.Option(help="A TOML file, or the name of a protocol that ships.")
+    ] = "small",
+    out: Annotated[
+        Path | None, typer.Option(help="Folder of the study; default runs/DATA-choose.")
+    ] = None,
+    workers: Annotated[
+        int | None, typer.Option(min=1, help="Trainings at once; default one for each core or GPU.")
+    ] = None,
+    image_column: ImageColumn = None,
+    label_column: LabelColumn = None,
+    group_column: GroupColumn = None,
+    split_column: SplitColumn = None,
+    root: Root = None,
+    allow_outside: AllowOutside = False,
+) -> None:
+    """Compare methods on pseudo-tails of your data and say which one to use.
+
+    Frequent classes play the rare ones, so that differences can be measured on many images. The
+    test part of the data is not used. The same command continues a study that was interrupted.
+    """
+    from lmd.benchmark.choosing import compare, write_study
+    from lmd.benchmark.local import Local
+    from lmd.benchmark.lock import locked
+    from lmd.benchmark.planning import plan_grid
+    from lmd.benchmark.progress import open_board
+    from lmd.benchmark.run import run_plan
+    from lmd.benchmark.tables import read_results
+    from lmd.methods import CANDIDATES
+
+    given = {
+        "image_column": image_column,
+        "label_column": label_column,
+        "group_column": group_column,
+        "split_column": split_column,
+        "root": None if root is None else str(root),
+        "allow_outside": allow_outside or None,
+    }
+    folder = (out or Path("runs") / f"{Path(data).stem}-choose").resolve()
+    folder.mkdir(parents=True, exist_ok=True)
+    grid = write_study(
+        data,
+        folder,
+        methods=[name.strip() for name in methods.split(",")] if methods else CANDIDATES,
+        tasks=tasks,
+        seeds=seeds,
+        protocol=protocol,
+        columns={key: value for key, value in given.items() if value is not None},
+    )
+    plan = plan_grid(grid)
+    with locked(folder) as lock:
+        run_plan(
+            plan,
+            folder,
+            lambda: Local(folder, workers, keep=(lock,)),
+            open_board(),
+            deadline=time.monotonic() + 60 * budget,
+        )
+    found, blocks = compare(read_results(plan, folder, resamples=1000))
+    _print(found, blocks, len(plan.points) * len(plan.seeds))
+
+
+def _print(found: "list[Candidate]", blocks: int, planned: int) -> None:
+    table = Table("method", "mean", "behind the best (95 %)", "best in", "minutes")
+    for column in table.columns[1:]:
+        column.justify = "right"
+    for one in found:
+        behind = f"{100 * one.behind:.1f} ({100 * one.low:.1f} to {100 * one.high:.1f})"
+        cells = f"{100 * one.mean:.1f}", "–" if one is found[0] else behind
+        table.add_row(one.key, *cells, f"{100 * one.best:.0f} %", f"{one.minutes:.1f}")
+    Console(highlight=False).print(table)
+    typer.echo(
+        f"Balanced accuracy on held-out images, in per cent, over {blocks} of {planned} blocks "
+        "(a task with a seed). 'best in': share of resamples of tasks and images."
+    )
+    top, equal = found[0], [one.key for one in found[1:] if one.high >= 0]
+    typer.secho(f"\nUse {top.key} (best in {100 * top.best:.0f} % of the resamples).", bold=True)
+    if equal:
+        typer.echo(f"Not clearly worse: {', '.join(equal)}.")
+    if blocks < planned:
+        typer.echo("The same command continues with the trainings that are missing.")

@@ -1,0 +1,143 @@
+"""Which method to use: candidates on pseudo-tails of one's own data."""
+
+from pathlib import Path
+
+import numpy as np
+import pytest
+from PIL import Image
+from runs_on_disk import begun, write_run
+from toys import toy_probabilities
+from typer.testing import CliRunner
+
+from lmd.base.errors import LmdError
+from lmd.benchmark.choosing import compare, write_study
+from lmd.benchmark.plan import Plan
+from lmd.benchmark.planning import plan_grid
+from lmd.benchmark.tables import read_results
+from lmd.cli.commands import app
+from lmd.runfolder.predictions import PartPredictions, Predictions
+
+CLASSES = ("a", "b", "c", "d")
+SUPPORT = (60, 50, 40, 30)
+SKILL = {"ce": 0.5, "rs": 1.5, "focal": 1.45}
+PROTOCOL = """
+backbone = "resnet8"
+weights = "none"
+image_size = 16
+epochs = 1
+stage2_epochs = 1
+batch_size = 16
+"""
+
+
+@pytest.fixture(scope="module")
+def plan(tmp_path_factory: pytest.TempPathFactory) -> Plan:
+    folder = tmp_path_factory.mktemp("plan")
+    for j in (1, 2, 3):
+        (folder / f"task-{j}.csv").write_text("image,label\n")
+    tasks = "".join(f'"task {j}" = "task-{j}.csv"\n' for j in (1, 2, 3))
+    (folder / "g.toml").write_text(
+        f'methods = ["ce", "rs", "focal"]\nseeds = [0, 1]\nreference = "ce"\n[sweep.data]\n{tasks}'
+    )
+    return plan_grid(folder / "g.toml")
+
+
+def write_runs(plan: Plan, folder: Path, leave_out: tuple[str, ...] = ()) -> None:
+    """Runs of known skill; each task and seed has predictions of its own."""
+    labels = np.repeat(np.arange(len(CLASSES)), SUPPORT)
+    ids = np.array([f"image{i:03d}" for i in range(len(labels))])
+    for n, run in enumerate(plan.runs):
+        if run.name in leave_out:
+            continue
+        given = toy_probabilities(labels, len(CLASSES), SKILL[run.method], n).astype(np.float32)
+        test = PartPredictions(ids, labels, given)
+        record = begun(run.name, CLASSES, [100, 50, 20, 10], key=run.method, title=run.method)
+        write_run(folder / run.name, record, Predictions(CLASSES, {"test": test}))
+
+
+def test_the_better_method_wins_and_equals_are_not_told_apart(plan: Plan, tmp_path: Path) -> None:
+    write_runs(plan, tmp_path)
+    found, blocks = compare(read_results(plan, tmp_path, resamples=500))
+    assert blocks == 6
+    by_key = {one.key: one for one in found}
+    assert {found[0].key, found[1].key} == {"rs", "focal"}
+    assert found[0].behind == 0
+    assert by_key["ce"].high < 0
+    assert by_key["ce"].best < 0.01
+    assert sum(one.best for one in found) == pytest.approx(1)
+    assert found[1].low < found[1].behind <= found[1].high
+    # The mean is that of the records.
+    values = [
+        run.recorded("balanced_accuracy").value
+        for run in read_results(plan, tmp_path, resamples=10).runs
+        if run.record.method.key == "ce"
+    ]
+    assert by_key["ce"].mean == pytest.approx(np.mean(values))
+
+
+def test_only_blocks_that_every_method_finished_count(plan: Plan, tmp_path: Path) -> None:
+    one = next(run.name for run in plan.runs if run.method == "rs" and run.point == 1)
+    write_runs(plan, tmp_path, leave_out=(one,))
+    _, blocks = compare(read_results(plan, tmp_path, resamples=50))
+    assert blocks == 5
+    everything = tuple(run.name for run in plan.runs if run.method == "rs")
+    write_runs(plan, tmp_path / "none", leave_out=everything)
+    with pytest.raises(LmdError, match="larger --budget"):
+        compare(read_results(plan, tmp_path / "none", resamples=50))
+
+
+@pytest.fixture(scope="module")
+def images(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A skewed folder of coloured noise."""
+    root = tmp_path_factory.mktemp("data") / "skin"
+    rng = np.random.default_rng(0)
+    for k, (name, n) in enumerate({"a": 150, "b": 110, "c": 90, "d": 20}.items()):
+        (root / name).mkdir(parents=True)
+        for i in range(n):
+            pixels = rng.normal(60 + 40 * k, 30, (16, 16, 3)).clip(0, 255).astype(np.uint8)
+            Image.fromarray(pixels).save(root / name / f"{i}.png")
+    return root
+
+
+@pytest.mark.slow
+def test_the_command_names_a_method_and_continues(images: Path, tmp_path: Path) -> None:
+    (tmp_path / "p.toml").write_text(PROTOCOL)
+    words = ["choose", str(images), "--methods", "ce,rs", "--tasks", "2", "--seeds", "1"]
+    words += ["--protocol", str(tmp_path / "p.toml"), "--out", str(tmp_path / "study")]
+    done = CliRunner().invoke(app, words)
+    assert done.exit_code == 0, done.output
+    assert "over 2 of 2 blocks" in done.output
+    assert "Use " in done.output
+    before = {p: p.stat().st_mtime_ns for p in tmp_path.glob("study/*/record.json")}
+    assert len(before) == 4
+    again = CliRunner().invoke(app, words)
+    assert again.exit_code == 0, again.output
+    assert before == {p: p.stat().st_mtime_ns for p in before}
+    other = CliRunner().invoke(app, [*words, "--seeds", "2"])
+    assert isinstance(other.exception, LmdError)
+    assert "other candidates, tasks or seeds" in str(other.exception)
+
+
+def test_without_a_budget_nothing_is_trained(images: Path, tmp_path: Path) -> None:
+    (tmp_path / "p.toml").write_text(PROTOCOL)
+    words = ["choose", str(images), "--methods", "ce,rs", "--tasks", "1", "--budget", "0"]
+    words += ["--protocol", str(tmp_path / "p.toml"), "--out", str(tmp_path / "study")]
+    done = CliRunner().invoke(app, words)
+    assert isinstance(done.exception, LmdError)
+    assert "larger --budget" in str(done.exception)
+    assert not list(tmp_path.glob("study/*/record.json"))
+
+
+def test_the_test_part_is_left_out(images: Path, tmp_path: Path) -> None:
+    from lmd.data.sources import open_table
+    from lmd.data.splits import split
+
+    write_study(
+        str(images), tmp_path, methods=["ce"], tasks=2, seeds=1, protocol="small", columns={}
+    )
+    table = split(open_table(images))
+    assert table.parts is not None
+    tested = set(table.ids[table.parts == "test"])
+    for j in (1, 2):
+        task = open_table(tmp_path / "tasks" / f"task-{j}.csv", root=images)
+        assert not tested & set(task.ids)
