@@ -100,7 +100,7 @@ def test_a_run_folder_is_complete(trained: Path) -> None:
 
 
 def test_the_shipped_model_is_the_evaluated_one(trained: Path) -> None:
-    """Row 21: what predict says of the test images is what the record was computed from."""
+    """Row 21: the record is computed from the probabilities that predict gives."""
     with np.load(trained.parent / "toy.npz") as data:
         images = list(data["test_images"])
     found = lmd.load(trained).predict(images)

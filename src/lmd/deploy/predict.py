@@ -114,11 +114,7 @@ class Predictor:
 
     def __init__(self, engine: TorchEngine | OnnxEngine) -> None:
         self.engine = engine
-
-    @property
-    def classes(self) -> tuple[str, ...]:
-        """Class names, in the order of the probabilities."""
-        return self.engine.classes
+        self.classes = engine.classes
 
     def predict(
         self,
@@ -130,40 +126,37 @@ class Predictor:
     ) -> Prediction:
         """Probabilities of all images, which are decoded in parallel while the model computes."""
         names: list[str] = []
-        found: list[NDArray[np.float32]] = []
+        batches = [np.zeros((0, len(self.classes)), np.float32)]
         skipped: list[str] = []
         done = 0
         for chunk in self._read(images, batch_size):
-            good = [(name, pixels) for name, pixels, problem in chunk if problem is None]
-            problems = [problem for _, _, problem in chunk if problem is not None]
+            good = [(name, found) for name, found in chunk if not isinstance(found, LmdError)]
+            problems = [str(found) for _, found in chunk if isinstance(found, LmdError)]
             if problems and not skip_bad:
                 raise LmdError(f"{problems[0]}\nUse --skip-bad to leave out such images.")
             skipped += problems
             if good:
                 names += [name for name, _ in good]
-                found.append(self.engine.probabilities(np.stack([pixels for _, pixels in good])))
+                pixels = np.stack([pixels for _, pixels in good])
+                batches.append(self.engine.probabilities(pixels))
             done += len(chunk)
             if tick is not None:
                 tick(done, len(images))
-        empty = np.zeros((0, len(self.classes)), np.float32)
-        return Prediction(
-            tuple(names), self.classes, np.concatenate(found) if found else empty, tuple(skipped)
-        )
+        return Prediction(tuple(names), self.classes, np.concatenate(batches), tuple(skipped))
 
     def _read(
         self, images: Sequence[Image], batch_size: int
-    ) -> Iterator[list[tuple[str, NDArray[np.uint8], str | None]]]:
-        """Batches of name, pixels ``(S, S, 3)`` and any problem, read one batch ahead."""
+    ) -> Iterator[list[tuple[str, NDArray[np.uint8] | LmdError]]]:
+        """Batches of names and pixels ``(S, S, 3)`` or errors, read one batch ahead."""
         size = self.engine.image_size
-        nothing = np.zeros((0, 0, 3), np.uint8)
 
-        def one(item: tuple[int, Image]) -> tuple[str, NDArray[np.uint8], str | None]:
+        def one(item: tuple[int, Image]) -> tuple[str, NDArray[np.uint8] | LmdError]:
             number, image = item
             name = str(image) if isinstance(image, str | Path) else f"image {number}"
             try:
-                return name, resize(_as_pixels(image, name, size), size), None
+                return name, resize(_as_pixels(image, name, size), size)
             except LmdError as error:
-                return name, nothing, str(error)
+                return name, error
 
         with ThreadPoolExecutor() as pool:
             items = iter(enumerate(images))
