@@ -58,7 +58,7 @@ def test_refuses_to_compare_other_images(tmp_path: Path) -> None:
     with pytest.raises(LmdError, match="tested on other images"):
         report_of(tmp_path / "lmd", compare=[tmp_path / "images"])
     (tmp_path / "images" / "predictions.npz").unlink()
-    with pytest.raises(LmdError, match="test part was scored"):
+    with pytest.raises(LmdError, match="scored test part"):
         report_of(tmp_path / "lmd", compare=[tmp_path / "images"])
     assert not (tmp_path / "lmd" / "report.html").exists()
 
