@@ -141,3 +141,10 @@ def test_the_test_part_is_left_out(images: Path, tmp_path: Path) -> None:
     for j in (1, 2):
         task = open_table(tmp_path / "tasks" / f"task-{j}.csv", root=images)
         assert not tested & set(task.ids)
+
+
+def test_a_failed_start_leaves_nothing_behind(tmp_path: Path) -> None:
+    words = ["choose", str(tmp_path / "nope"), "--out", str(tmp_path / "study")]
+    done = CliRunner().invoke(app, words)
+    assert "does not exist" in str(done.exception)
+    assert not (tmp_path / "study").exists()

@@ -1,6 +1,7 @@
 """Tasks in which frequent classes play the rare ones."""
 
 import csv
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -125,3 +126,10 @@ def test_the_command_writes_manifests_that_training_opens(tmp_path: Path) -> Non
     assert opened.parts is not None
     assert opened.groups is not None
     assert opened.part("train").counts().min() <= min(TRAIN) + 2
+
+
+def test_arrays_are_refused(tasks: list[PseudoTail], tmp_path: Path) -> None:
+    arrays = [replace(task, table=replace(task.table, kind="arrays")) for task in tasks]
+    with pytest.raises(LmdError, match="need image files"):
+        write_tasks(arrays, tmp_path / "out")
+    assert not (tmp_path / "out").exists()

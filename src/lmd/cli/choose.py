@@ -15,6 +15,7 @@ from lmd.cli.options import (
     LabelColumn,
     Root,
     SplitColumn,
+    given_columns,
 )
 
 if TYPE_CHECKING:
@@ -22,6 +23,7 @@ if TYPE_CHECKING:
 
 
 def choose_command(
+    context: typer.Context,
     data: Annotated[str, typer.Argument(help="A folder of class folders or a .csv manifest.")],
     methods: Annotated[
         str | None,
@@ -31,12 +33,13 @@ def choose_command(
         ),
     ] = None,
     budget: Annotated[
-        float, typer.Option(min=0, help="Minutes after which no further training is started.")
+        float,
+        typer.Option(min=0, help="Minutes after which training stops."),
     ] = 60,
     tasks: Annotated[int, typer.Option(min=1, help="Pseudo-tail tasks to draw.")] = 3,
     seeds: Annotated[int, typer.Option(min=1, help="Trainings of each method on each task.")] = 2,
     protocol: Annotated[
-        str, typer.Option(help="A TOML file, or the name of a protocol that ships.")
+        str, typer.Option(help="A TOML file, or the name of a protocol of lmd.")
     ] = "small",
     out: Annotated[
         Path | None, typer.Option(help="Folder of the study; default runs/DATA-choose.")
@@ -65,16 +68,7 @@ def choose_command(
     from lmd.benchmark.tables import read_results
     from lmd.methods import CANDIDATES
 
-    given = {
-        "image_column": image_column,
-        "label_column": label_column,
-        "group_column": group_column,
-        "split_column": split_column,
-        "root": None if root is None else str(root),
-        "allow_outside": allow_outside or None,
-    }
     folder = (out or Path("runs") / f"{Path(data).stem}-choose").resolve()
-    folder.mkdir(parents=True, exist_ok=True)
     grid = write_study(
         data,
         folder,
@@ -82,7 +76,7 @@ def choose_command(
         tasks=tasks,
         seeds=seeds,
         protocol=protocol,
-        columns={key: value for key, value in given.items() if value is not None},
+        columns=given_columns(context),
     )
     plan = plan_grid(grid)
     with locked(folder) as lock:

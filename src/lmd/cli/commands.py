@@ -26,6 +26,7 @@ from lmd.cli.options import (
     Root,
     SkipBad,
     SplitColumn,
+    given_columns,
 )
 
 if TYPE_CHECKING:
@@ -89,6 +90,7 @@ def demo(
 
 @app.command()
 def train(
+    context: typer.Context,
     data: Annotated[str | None, typer.Argument(help=SOURCES)] = None,
     method: Annotated[
         str | None,
@@ -139,14 +141,6 @@ def train(
     given = parse_settings(settings or [])
     if weights is not None:
         given["weights"] = weights
-    asked = {
-        "image_column": image_column,
-        "label_column": label_column,
-        "group_column": group_column,
-        "split_column": split_column,
-        "root": str(root) if root is not None else None,
-        "allow_outside": allow_outside or None,
-    }
     run = run_training(
         data,
         method=method or DEFAULT,
@@ -157,7 +151,7 @@ def train(
         resume=resume,
         overwrite=overwrite,
         skip_bad=skip_bad,
-        columns={k: v for k, v in asked.items() if v is not None},
+        columns=given_columns(context),
         device=device,
         quiet=quiet,
     )

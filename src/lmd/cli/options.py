@@ -1,7 +1,7 @@
 """Options that several commands share."""
 
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Any
 
 import typer
 
@@ -27,3 +27,12 @@ Root = Annotated[
 AllowOutside = Annotated[
     bool, typer.Option("--allow-outside", help="Allow image paths that leave the root.")
 ]
+
+
+def given_columns(context: typer.Context) -> dict[str, Any]:
+    """The options above that were given, as keywords of ``open_table``."""
+    names = ("image_column", "label_column", "group_column", "split_column")
+    given = {key: context.params[key] for key in names if context.params[key] is not None}
+    if context.params["root"] is not None:
+        given["root"] = str(context.params["root"])
+    return given | ({"allow_outside": True} if context.params["allow_outside"] else {})

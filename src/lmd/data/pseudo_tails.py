@@ -14,6 +14,7 @@ from numpy.typing import NDArray
 
 from lmd.base.errors import LmdError
 from lmd.base.files import atomic_write
+from lmd.data.cache import IN_MEMORY
 from lmd.data.imbalance import draw_groups
 from lmd.data.sources.csv_file import csv_bytes
 from lmd.data.table import PARTS, Table
@@ -67,6 +68,8 @@ def write_tasks(
     tasks: Sequence[PseudoTail], folder: Path, *, overwrite: bool = False
 ) -> list[Path]:
     """Write one manifest for each task; images keep the names that they have in the source."""
+    if tasks[0].table.kind in IN_MEMORY:
+        raise LmdError("pseudo-tails need image files: give a folder or a manifest, not arrays")
     paths = [folder / f"task-{j + 1}.csv" for j in range(len(tasks))]
     existing = [path for path in paths if path.exists()]
     if existing and not overwrite:
