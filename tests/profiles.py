@@ -21,7 +21,7 @@ def data(counts=COUNTS, seed=0):
     shift = torch.randn(len(counts), 3, 1, 1, generator=torch.Generator().manual_seed(9))
     weak = torch.randn(len(labels), 3, 8, 8, generator=g) + shift[labels]
     strong = 1.4 * weak + 0.5 * torch.randn(len(labels), 3, 8, 8, generator=g)
-    return Batch({"weak": weak, "strong": strong}, labels)
+    return Batch({"weak": weak, "strong": strong, "label": weak}, labels)
 
 
 def recipe(profile, key="lmd", counts=COUNTS, **given):

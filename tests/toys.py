@@ -207,7 +207,7 @@ class World:
             chosen = [order[i : i + self.batch_size] for order in orders]
             yield [
                 Batch(
-                    {v: images[c] + 0.1 * torch.randn_like(images[c]) for v in stage.views},
+                    {v: images[c] + 0.1 * torch.randn_like(images[c]) for v in stage.view_names()},
                     labels[c],
                 )
                 for c in chosen

@@ -38,7 +38,8 @@ class Protocol(BaseModel):
     backbone: str = "resnet18"
     weights: str = "imagenet"
 
-    # Optimisation: SGD as in the paper (row 8); stage 2 is the second stage of a method.
+    # Optimisation: SGD as in the paper (row 8). ``stage2_epochs`` and ``stage2_lr`` are for second
+    # stages without a budget of their own, as LMD's; ``views`` is the view that label losses see.
     epochs: Positive = 100
     stage2_epochs: Positive = 200
     batch_size: Positive = 128
@@ -48,6 +49,7 @@ class Protocol(BaseModel):
     weight_decay: float = 0.0
     schedule: Literal["constant", "cosine"] = "constant"
     select: Literal["last", "best"] = "last"
+    views: Literal["weak", "strong"] = "weak"
 
     # The run: its seed, and settings that depend on the machine.
     seed: int = 0

@@ -48,7 +48,7 @@ def test_balanced_mixup_mixes_the_second_stream_by_the_share_and_cuts_to_the_sho
     images, labels = world.train
     first = images[:6].clone().requires_grad_()
     second = images[-4:].clone().requires_grad_()
-    batches = Batch({"weak": first}, labels[:6]), Batch({"weak": second}, labels[-4:])
+    batches = Batch({"label": first}, labels[:6]), Batch({"label": second}, labels[-4:])
     loss = stage.loss(*batches)["loss"]
     loss.backward()
     assert first.grad is not None
@@ -66,8 +66,8 @@ def test_balanced_mixup_repeats_an_epoch_from_its_generator_alone() -> None:
     world = World([12, 3])
     (stage,) = world.start("bal_mixup")
     prepare(stage)
-    batch = Batch({"weak": world.train[0]}, world.train[1])
-    other = Batch({"weak": world.train[0].flip(0)}, world.train[1].flip(0))
+    batch = Batch({"label": world.train[0]}, world.train[1])
+    other = Batch({"label": world.train[0].flip(0)}, world.train[1].flip(0))
     found = []
     for global_seed in (1, 2):
         torch.manual_seed(global_seed)

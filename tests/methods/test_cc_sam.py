@@ -161,7 +161,7 @@ def test_cc_sam_terms_and_reach_of_stage_one():
     stage = world.to_stage("cc_sam", 0, rho=0.05)
     prepare(stage)
     images, labels = world.train
-    terms = stage.loss(Batch({"weak": images}, labels))
+    terms = stage.loss(Batch({"label": images}, labels))
     assert terms["flat"] > terms["ce"]
     torch.testing.assert_close(terms["loss"], 0.7 * terms["ce"] + 0.3 * terms["flat"])
     grads = torch.autograd.grad(terms["flat"], list(world.model.parameters()))
@@ -175,7 +175,7 @@ def test_cc_sam_alpha_grows_to_its_limit():
     alphas = [stage.start_epoch(world.run(e), None)["alpha"] for e in range(4)]
     assert alphas == pytest.approx([0.25, 0.5, 0.6, 0.6])
     images, labels = world.train
-    terms = stage.loss(Batch({"weak": images}, labels))
+    terms = stage.loss(Batch({"label": images}, labels))
     torch.testing.assert_close(terms["loss"], 0.6 * terms["shifted"] + 0.4 * terms["ce"])
 
 
@@ -187,7 +187,7 @@ def test_cc_sam_mixup_has_mixed_labels_in_ce_and_own_labels_in_the_flat_term():
     torch.manual_seed(5)
     share, order = cc_sam.draw_mixup(1.0, len(labels))
     torch.manual_seed(5)
-    terms = stage.loss(Batch({"weak": images}, labels))
+    terms = stage.loss(Batch({"label": images}, labels))
     logits = world.model(share * images + (1 - share) * images[order])
     own, other = F.cross_entropy(logits, labels), F.cross_entropy(logits, labels[order])
     torch.testing.assert_close(terms["ce"], share * own + (1 - share) * other)

@@ -41,7 +41,7 @@ def test_fcd_says_that_it_is_a_reconstruction():
 def test_the_flat_step_descends_by_the_gradient_of_the_perturbed_weights():
     world = World([9, 3])
     images, labels = world.train
-    batch = Batch({"weak": images}, labels)
+    batch = Batch({"label": images}, labels)
     stage = world.to_stage("fcd", 0, rho=0.2)
     prepare(stage)
     naive = copy.deepcopy(world.model)

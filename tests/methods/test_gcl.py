@@ -135,7 +135,7 @@ def test_gcl_noise_is_seeded_and_only_in_training_and_its_scale_ships(form):
         losses = []
         for seed in (1, 1, 2):
             torch.manual_seed(seed)
-            losses.append(stage.loss(Batch({"weak": images}, labels))["loss"].item())
+            losses.append(stage.loss(Batch({"label": images}, labels))["loss"].item())
         assert losses[0] == losses[1] != losses[2]
         world.train_stage(stage)
         scales.append(world.model.classifier.scale.item())

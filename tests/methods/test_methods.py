@@ -78,7 +78,7 @@ def draw_batches(data: Data, stage: Stage, run: FakeRun, size: int) -> list[list
         else:
             order = torch.multinomial(weights[data.labels], n, True, generator=run.generator)
         cuts = [c for c in order.split(size) if len(c) > 1]
-        streams.append([Batch({"weak": data.images[c]}, data.labels[c]) for c in cuts])
+        streams.append([Batch({"label": data.images[c]}, data.labels[c]) for c in cuts])
     return [list(batches) for batches in zip(*streams, strict=True)]
 
 

@@ -103,5 +103,5 @@ def test_the_class_balanced_loss_can_be_the_one_of_cui():
     images, labels = world.train
     weight = class_balanced_weights(world.task.class_counts, 0.9999)
     stage.eval()
-    loss = stage.loss(Batch({"weak": images}, labels))["loss"]
+    loss = stage.loss(Batch({"label": images}, labels))["loss"]
     torch.testing.assert_close(loss, F.cross_entropy(world.model(images), labels, weight))

@@ -119,7 +119,7 @@ class Breaks(Stage):
         self.step_number += 1
         if self.then is not None and self.step_number == 15:
             raise self.then
-        logits = self.model(batches[0].views["weak"])
+        logits = self.model(batches[0].views["label"])
         part = logits.square().mean() * (NAN if self.step_number == 13 else 1.0)
         return {"loss": logits.mean() + part, "square": part}
 

@@ -67,7 +67,9 @@ class Progress:
 def progress(run: PlannedRun, folder: Path) -> Progress:
     """Stage and epoch from a run's ``history.csv``."""
     protocol = run.request["protocol"]
-    epochs = [protocol["epochs"], *[protocol["stage2_epochs"]] * (run.stages - 1)]
+    # Methods that train the classifier with a budget of their own have it in this setting.
+    later = run.request["settings"].get("classifier_epochs", protocol["stage2_epochs"])
+    epochs = [protocol["epochs"], *[later] * (run.stages - 1)]
     rows = RunFolder(folder / run.name).read_history()
     if not rows:
         return Progress(0, sum(epochs), "starting")
@@ -81,7 +83,9 @@ def _flat(request: dict[str, Any]) -> dict[tuple[str, ...], Any]:
     flat: dict[tuple[str, ...], Any] = {}
     for key, value in request.items():
         if key in ("protocol", "settings", "columns") and isinstance(value, dict):
-            flat |= {(key, inner): v for inner, v in current_names(value).items()}
+            # A run from before the protocol could choose the views had weak ones.
+            views = {"views": "weak"} if key == "protocol" else {}
+            flat |= {(key, inner): v for inner, v in (views | current_names(value)).items()}
         else:
             flat[(key,)] = value
     return flat

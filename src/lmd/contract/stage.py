@@ -15,6 +15,7 @@ from torch import Tensor, nn
 from torch.optim import Optimizer
 
 Terms = Mapping[str, Tensor]
+Schedule = Literal["constant", "cosine"]
 ParameterGroups = Sequence[nn.Parameter] | Sequence[dict[str, Any]]
 
 
@@ -27,8 +28,27 @@ class Task:
 
 
 @dataclass(frozen=True)
+class Rate:
+    """A learning rate for batches of ``batch`` images; other sizes scale it in proportion.
+
+    Goyal et al., Accurate, Large Minibatch SGD, 2017.
+    """
+
+    value: float
+    batch: int
+
+    def at(self, batch: int) -> float:
+        """The learning rate for batches of this size.
+
+        >>> Rate(0.2, 512).at(128)
+        0.05
+        """
+        return self.value * batch / self.batch
+
+
+@dataclass(frozen=True)
 class Batch:
-    """``views[name] (B, 3, H, W)`` for each name in ``Stage.views``, and ``labels (B,)``.
+    """``views[name] (B, 3, H, W)`` for each of ``Stage.view_names()``, and ``labels (B,)``.
 
     If several processes share a batch, each has a slice of the views, but all labels and all
     encoder features. A stage that combines images before the encoder cannot run that way.
@@ -69,14 +89,18 @@ class Run(Protocol):
 class Stage(nn.Module):
     """One stage of training: subclass once, never twice.
 
-    ``views`` names the views of an image that the stage uses (``weak``, ``strong`` or ``eval``); a
-    stage without views trains nothing and works in ``start_epoch``. ``epochs`` is ``None`` where
-    the protocol decides. ``part`` is what is trained (default: all), ``weights (K,)`` how images
-    are drawn (default: each once), ``weight_decay`` replaces the protocol's.
+    ``views`` names the views of an image that the stage uses: ``label`` is the one that the
+    protocol has for label losses, ``weak``, ``strong`` and ``eval`` are always those. A stage
+    without views trains nothing and works in ``start_epoch``. ``part`` is what is trained (default:
+    all), ``weights (K,)`` how images are drawn (default: each once). ``epochs``, ``lr``,
+    ``schedule`` and ``weight_decay`` are the stage's own budget: where they are set, they replace
+    the protocol's.
     """
 
-    views: ClassVar[tuple[str, ...]] = ("weak",)
+    views: ClassVar[tuple[str, ...]] = ("label",)
     epochs: int | None = None
+    lr: Rate | None = None
+    schedule: Schedule | None = None
     weights: Tensor | None
     # ``with self.clock("teacher"):`` books the time inside; the loop puts its own clock here.
     clock: Callable[[str], AbstractContextManager[Any]] = nullcontext
@@ -87,14 +111,24 @@ class Stage(nn.Module):
         *,
         weights: Tensor | None = None,
         weight_decay: float | None = None,
+        epochs: int | None = None,
+        lr: Rate | None = None,
+        schedule: Schedule | None = None,
     ) -> None:
         super().__init__()
         self.part, self.weight_decay = part, weight_decay
+        # A class may have values of its own, which only a given value replaces.
+        given = {"epochs": epochs, "lr": lr, "schedule": schedule}
+        vars(self).update({name: value for name, value in given.items() if value is not None})
         self.register_buffer("weights", weights, persistent=False)
+
+    def view_names(self) -> tuple[str, ...]:
+        """``views``; overridden where a setting decides."""
+        return self.views
 
     def trainable(self) -> ParameterGroups:
         """Parameters, or groups of them with their own ``lr``; empty: the loop trains nothing."""
-        if not self.views:
+        if not self.view_names():
             return []
         parameters = list((self if self.part is None else self.part).parameters())
         if self.weight_decay is None:
@@ -108,7 +142,7 @@ class Stage(nn.Module):
         replacement, an image of class k with weight ``w[k]``, so ``1 / counts`` balances the
         classes. An empty list: no batches this epoch.
         """
-        return [self.weights] if self.views else []
+        return [self.weights] if self.view_names() else []
 
     def start_epoch(self, run: Run, optimizer: Optimizer | None) -> Mapping[str, float] | None:
         """Called before the batches of an epoch; returned numbers go into the history."""

@@ -5,7 +5,7 @@ from collections.abc import Callable
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from lmd.contract.stage import Batch, Run, Stage, Terms
+from lmd.contract.stage import Batch, Rate, Run, Schedule, Stage, Terms
 from lmd.model import Model
 
 Criterion = Callable[[Tensor, Tensor], Tensor]
@@ -27,7 +27,7 @@ class PerClass(nn.Module):
 
 
 class Supervised(Stage):
-    """``criterion(logits (B, K), labels (B,))`` on the weak view.
+    """``criterion(logits (B, K), labels (B,))`` on the label view.
 
     ``draw(run)`` gives the weights of each epoch in place of ``weights``. A criterion that is a
     module may hold buffers: they are in the checkpoint.
@@ -41,9 +41,19 @@ class Supervised(Stage):
         part: nn.Module | None = None,
         weights: Tensor | None = None,
         weight_decay: float | None = None,
+        epochs: int | None = None,
+        lr: Rate | None = None,
+        schedule: Schedule | None = None,
         draw: Callable[[Run], Tensor | None] | None = None,
     ) -> None:
-        super().__init__(part, weights=weights, weight_decay=weight_decay)
+        super().__init__(
+            part,
+            weights=weights,
+            weight_decay=weight_decay,
+            epochs=epochs,
+            lr=lr,
+            schedule=schedule,
+        )
         self.model, self.criterion, self.draw = model, criterion, draw
 
     def class_weights(self, run: Run) -> list[Tensor | None]:
@@ -51,6 +61,6 @@ class Supervised(Stage):
         return [self.weights if self.draw is None else self.draw(run)]
 
     def loss(self, *batches: Batch) -> Terms:
-        """The criterion on the logits of the weak view."""
+        """The criterion on the logits of the label view."""
         (batch,) = batches
-        return {"loss": self.criterion(self.model(batch.views["weak"]), batch.labels)}
+        return {"loss": self.criterion(self.model(batch.views["label"]), batch.labels)}

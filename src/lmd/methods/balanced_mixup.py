@@ -60,7 +60,7 @@ class BalancedMixup(Stage):
         instance, balanced = batches
         size = min(len(instance.labels), len(balanced.labels))
         share = draw_share(self.alpha, self.generator)
-        images = mix(instance.views["weak"][:size], balanced.views["weak"][:size], share)
+        images = mix(instance.views["label"][:size], balanced.views["label"][:size], share)
         labels = instance.labels[:size], balanced.labels[:size]
         return {"loss": mixed_cross_entropy(self.model(images), *labels, share)}
 

@@ -45,9 +45,9 @@ class ClassBalancedFocal(Stage):
         return [{"params": rest}, {"params": [self.bias], "weight_decay": 0.0}]
 
     def loss(self, *batches: Batch) -> Terms:
-        """Weighted sigmoid focal loss on the weak view."""
+        """Weighted sigmoid focal loss on the label view."""
         (batch,) = batches
-        return {"loss": self.criterion(self.model(batch.views["weak"]), batch.labels)}
+        return {"loss": self.criterion(self.model(batch.views["label"]), batch.labels)}
 
 
 def cb_focal(

@@ -115,7 +115,7 @@ class ClassConditional(Stage):
     def loss(self, *batches: Batch) -> Terms:
         """Cross-entropy and flat loss on the same features."""
         (batch,) = batches
-        images, labels = batch.views["weak"], batch.labels
+        images, labels = batch.views["label"], batch.labels
         if self.mixup > 0:
             share, order = draw_mixup(self.mixup, len(labels))
             features = self.model.features(share * images + (1 - share) * images[order])
@@ -154,7 +154,7 @@ class Shifted(Stage):
         """Cross-entropy and shifted loss on the same features."""
         (batch,) = batches
         classifier = self.model.classifier
-        features = self.model.features(batch.views["weak"])
+        features = self.model.features(batch.views["label"])
         ce = F.cross_entropy(classifier(features), batch.labels)
         shifted = shifted_loss(classifier, features, batch.labels, self.strengths)
         return {"loss": self.alpha * shifted + (1 - self.alpha) * ce, "ce": ce, "shifted": shifted}

@@ -45,7 +45,7 @@ class Flat(Stage):
     def loss(self, *batches: Batch) -> Terms:
         """Cross-entropy."""
         (batch,) = batches
-        return {"loss": F.cross_entropy(self.model(batch.views["weak"]), batch.labels)}
+        return {"loss": F.cross_entropy(self.model(batch.views["label"]), batch.labels)}
 
     def step(self, optimizer: Optimizer, *batches: Batch) -> Terms:
         """One sharpness-aware update; BatchNorm statistics come from the unperturbed pass only."""
@@ -79,7 +79,7 @@ class Distilled(Stage):
     def loss(self, *batches: Batch) -> Terms:
         """Cross-entropy plus ``distill`` times the distillation loss."""
         (batch,) = batches
-        features = self.model.features(batch.views["weak"])
+        features = self.model.features(batch.views["label"])
         logits = self.model.classifier(features)
         ce = F.cross_entropy(logits, batch.labels)
         kl = distillation_loss(logits, self.teacher(features), self.temperature)

@@ -130,7 +130,7 @@ class Clouded(Stage):
     def loss(self, *batches: Batch) -> Terms:
         """The GCL loss with fresh noise."""
         (batch,) = batches
-        images, labels = batch.views["weak"], batch.labels
+        images, labels = batch.views["label"], batch.labels
         if self.mixup == 0:
             return {"loss": self._clouded(self._cosine(images), labels)}
         share = float(torch.distributions.Beta(self.mixup, self.mixup).sample())

@@ -80,10 +80,10 @@ class LDAM(Stage):
         return None
 
     def loss(self, *batches: Batch) -> Terms:
-        """LDAM loss on the cosines of the weak view."""
+        """LDAM loss on the cosines of the label view."""
         (batch,) = batches
         assert isinstance(self.model.classifier, CosineClassifier)
-        cosine = self.model.classifier.cosine(self.model.features(batch.views["weak"]))
+        cosine = self.model.classifier.cosine(self.model.features(batch.views["label"]))
         loss = ldam_loss(cosine, batch.labels, self.margins, self.scale, self.weight)
         return {"loss": loss}
 

@@ -76,7 +76,7 @@ class MaxNorm(Stage):
     def loss(self, *batches: Batch) -> Terms:
         """The class-balanced loss."""
         (batch,) = batches
-        return {"loss": self.criterion(self.model(batch.views["weak"]), batch.labels)}
+        return {"loss": self.criterion(self.model(batch.views["label"]), batch.labels)}
 
     def step(self, optimizer: Optimizer, *batches: Batch) -> Terms:
         """One update; the last one of an epoch ends with the projection, before validation."""

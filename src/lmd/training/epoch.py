@@ -1,6 +1,6 @@
 """One epoch: what a stage may use, and training on its batches."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from pathlib import Path
@@ -14,7 +14,8 @@ from torch.utils.data import DataLoader
 from lmd.base.distributed import rank, world
 from lmd.contract.stage import Batch, Stage
 from lmd.data.loaders import RawBatch, default_workers, signals_held, training_batches
-from lmd.training.descent import set_lr
+from lmd.protocol import Protocol
+from lmd.training.descent import schedule_of, set_lr
 from lmd.training.losses import LossTerms
 from lmd.training.sharing import sharing
 
@@ -51,6 +52,11 @@ class EpochRun:
             return self.trainer.features(drawn, images, seed)
 
 
+def views_seen(stage: Stage, protocol: Protocol) -> dict[str, str]:
+    """Each view that the stage asks for, and the one that is made for it."""
+    return {n: protocol.views if n == "label" else n for n in stage.view_names()}
+
+
 def train_batches(
     run: EpochRun, stage: Stage, optimizer: Optimizer | None, checkpoint: Path
 ) -> dict[str, float]:
@@ -63,12 +69,13 @@ def train_batches(
         return {}
     trainer = run.trainer
     losses = LossTerms(run.epoch, checkpoint)
+    views, schedule = views_seen(stage, trainer.protocol), schedule_of(stage, trainer.protocol)
     with signals_held():
         raw = iter(loader)
     for b in range(len(loader)):
         with trainer.timings.of("waiting for batches"):
-            batches = [_on_device(trainer, r) for r in next(raw)]
-        set_lr(optimizer, trainer.protocol, run.epoch + b / len(loader), run.epochs)
+            batches = [_on_device(trainer, r, views) for r in next(raw)]
+        set_lr(optimizer, schedule, run.epoch + b / len(loader), run.epochs)
         shared = sharing(len(batches[0].labels))
         with run.clock("steps"):
             try:
@@ -92,7 +99,8 @@ def _loader(run: EpochRun, stage: Stage) -> "DataLoader[list[RawBatch]] | None":
     return training_batches(
         trainer.train,
         [None if w is None else w.double().cpu().numpy() for w in asked],
-        views=stage.views,
+        # A view that has two names is made once.
+        views=tuple(dict.fromkeys(views_seen(stage, trainer.protocol).values())),
         batch_size=trainer.protocol.batch_size,
         seed=run.seed,
         workers=default_workers(trainer.device) if workers is None else workers,
@@ -100,10 +108,11 @@ def _loader(run: EpochRun, stage: Stage) -> "DataLoader[list[RawBatch]] | None":
     )
 
 
-def _on_device(trainer: "Trainer", raw: RawBatch) -> Batch:
-    views, labels, seconds = raw
+def _on_device(trainer: "Trainer", raw: RawBatch, views: Mapping[str, str]) -> Batch:
+    made, labels, seconds = raw
     trainer.timings.add("views", seconds)
+    normal = {name: trainer.normalise(view) for name, view in made.items()}
     return Batch(
-        {name: trainer.normalise(view) for name, view in views.items()},
+        {asked: normal[name] for asked, name in views.items()},
         labels.to(trainer.device, non_blocking=True),
     )

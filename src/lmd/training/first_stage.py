@@ -10,7 +10,7 @@ import hashlib
 import json
 import os
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -18,7 +18,7 @@ from typing import Any
 from torch import Tensor, nn
 
 from lmd.contract.settings import Settings
-from lmd.contract.stage import Stage
+from lmd.contract.stage import Rate, Stage
 from lmd.model import Model
 
 _OWN = {*vars(nn.Module()), "training", "clock"}  # attributes that do not describe a stage
@@ -77,6 +77,8 @@ def _value(value: Any, known: Mapping[int, str]) -> Any:
         return [_value(v, known) for v in value]
     if isinstance(value, Settings):
         value = value.model_dump()
+    if isinstance(value, Rate):
+        value = asdict(value)
     if isinstance(value, Mapping):
         return {str(k): _value(v, known) for k, v in value.items()}
     if isinstance(value, partial):

@@ -15,8 +15,8 @@ from lmd.contract.stage import Stage, prepare
 from lmd.data.loaders import batches_of
 from lmd.runfolder.folder import RunFolder
 from lmd.training.checkpoint import Checkpoint, clone_state, save_checkpoint
-from lmd.training.descent import make_optimizer, set_lr
-from lmd.training.epoch import EpochRun, train_batches
+from lmd.training.descent import learning_rate, make_optimizer, schedule_of, set_lr
+from lmd.training.epoch import EpochRun, train_batches, views_seen
 from lmd.training.sharing import averaged
 
 if TYPE_CHECKING:
@@ -30,9 +30,10 @@ class StageTraining:
         self.trainer, self.stage, self.index, self.path = trainer, stage, index, path
         protocol = trainer.protocol
         self.epochs = stage.epochs or (protocol.stage2_epochs if index else protocol.epochs)
-        lr = (protocol.stage2_lr if index else None) or protocol.lr
+        self.lr = learning_rate(stage, index, protocol)
+        self.schedule = schedule_of(stage, protocol)
         stage.clock = self.clock
-        self.optimizer = make_optimizer(prepare(stage), lr, protocol)
+        self.optimizer = make_optimizer(prepare(stage), self.lr, protocol)
         self.best: dict[str, Tensor] | None = None
         self.best_score = -1.0
 
@@ -68,7 +69,7 @@ class StageTraining:
         trainer, started = self.trainer, time.perf_counter()
         run = self._start(epoch)
         prepare(self.stage)
-        lr = self.optimizer and set_lr(self.optimizer, trainer.protocol, epoch, self.epochs)
+        lr = self.optimizer and set_lr(self.optimizer, self.schedule, epoch, self.epochs)
         name = f"stage {self.index + 1} {type(self.stage).__name__} {epoch + 1}/{self.epochs}"
         trainer.display.start(name, run.steps)
         with self.clock("start of epoch"):
@@ -121,11 +122,14 @@ class StageTraining:
 
     def _summary(self) -> dict[str, Any]:
         rows = [row for row in self.trainer.history if row["stage"] == self.index + 1]
+        views = dict.fromkeys(views_seen(self.stage, self.trainer.protocol).values())
         return {
             "name": type(self.stage).__name__,
             "epochs": len(rows),
             "seconds": round(sum(row["seconds"] for row in rows), 3),
-            "views": list(self.stage.views) if self.optimizer else [],
+            "lr": self.optimizer and self.optimizer.param_groups[0]["initial_lr"],
+            "schedule": self.optimizer and self.schedule,
+            "views": list(views) if self.optimizer else [],
             "chosen": dict(self.stage.chosen()),
         }
 

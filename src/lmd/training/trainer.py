@@ -33,7 +33,7 @@ class Trainer:
 
     After every epoch it writes ``history.csv`` and ``checkpoint/state.safetensors`` to ``folder``.
     ``taken_from`` is the run that trained the first stage if it comes from ``first_stages``.
-    ``summaries`` has the name, epochs, seconds, views and chosen values of each stage.
+    ``summaries`` has the name, budget, seconds, views and chosen values of each stage.
     """
 
     model: Model
