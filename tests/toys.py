@@ -141,7 +141,9 @@ class FakeRun:
         self.generator = torch.Generator().manual_seed(self.epoch)
 
     @torch.no_grad()
-    def features(self, drawn: str = "natural", part: str = "train") -> tuple[Tensor, Tensor]:
+    def features(
+        self, drawn: str = "natural", part: str = "train", view: str = "eval"
+    ) -> tuple[Tensor, Tensor]:
         self.asked.append((drawn, part))
         images, labels = self.images, self.labels
         if part == "validation" and self.validation is not None:

@@ -77,8 +77,9 @@ class Run(Protocol):
         self,
         drawn: Literal["natural", "balanced"] = "natural",
         part: Literal["train", "validation"] = "train",
+        view: Literal["eval", "weak", "strong"] = "eval",
     ) -> tuple[Tensor, Tensor]:
-        """Features ``(N, C)`` and labels ``(N,)`` of the evaluation view, without gradient.
+        """Features ``(N, C)`` and labels ``(N,)`` of one view of each image, without gradient.
 
         ``natural`` takes every image once; ``balanced`` draws N times with replacement, each class
         with probability 1/K.

@@ -9,6 +9,7 @@ import time
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
+from itertools import count
 from typing import NamedTuple
 
 import cv2
@@ -120,18 +121,27 @@ class _Batches(Dataset[list[RawBatch]]):
         own = cut(len(index), *self.share)
         pixels = np.asarray(self.images.pixels[index[own]])
         views = {name: np.empty_like(pixels) for name in self.views}
-        # Each image has its own counter of one generator, which is twenty times cheaper than a new
-        # generator; their numbers never overlap.
-        philox = np.random.Philox(np.random.SeedSequence([self.seed, stream, b]))
-        fresh, rng = philox.state, np.random.Generator(philox)
-        for i, image in enumerate(pixels):
-            fresh["state"]["counter"][:] = (0, 0, 0, own.start + i)
-            philox.state = fresh
+        random = generators(self.seed, stream, b, own.start)
+        for i, (image, rng) in enumerate(zip(pixels, random, strict=False)):
             for name, view in self.views.items():
                 views[name][i] = view(image, rng)
         labels = torch.from_numpy(self.images.labels[index])
         made = {name: torch.from_numpy(view) for name, view in views.items()}
         return RawBatch(made, labels, time.perf_counter() - started)
+
+
+def generators(seed: int, stream: int, batch: int, first: int) -> Iterator[np.random.Generator]:
+    """A generator for each image of a batch, from the image at place ``first`` on.
+
+    Each image has its own counter of one generator, which is twenty times cheaper than a new
+    generator; their numbers never overlap.
+    """
+    philox = np.random.Philox(np.random.SeedSequence([seed, stream, batch]))
+    fresh, rng = philox.state, np.random.Generator(philox)
+    for place in count(first):
+        fresh["state"]["counter"][:] = (0, 0, 0, place)
+        philox.state = fresh
+        yield rng
 
 
 def default_workers(device: torch.device) -> int:
@@ -200,13 +210,22 @@ def _start_worker(_: int) -> None:
 
 
 def evaluation_batches(
-    pixels: Pixels, batch_size: int, share: tuple[int, int] = (0, 1)
+    pixels: Pixels,
+    batch_size: int,
+    share: tuple[int, int] = (0, 1),
+    view: str = "eval",
+    seed: int = 0,
 ) -> Iterator[tuple[slice, Tensor]]:
-    """Rows and evaluation view of each batch, in order: uint8 ``(B, S, S, 3)``.
+    """Rows and a view of each batch, in order: uint8 ``(B, S, S, 3)``.
 
-    Each of n processes gets every n-th batch, so batches do not depend on their number.
+    Each of n processes gets every n-th batch, so batches do not depend on their number. A random
+    view depends on ``seed`` and the row alone.
     """
     process, processes = share
     for start in range(process * batch_size, len(pixels), processes * batch_size):
         rows = slice(start, min(start + batch_size, len(pixels)))
-        yield rows, torch.from_numpy(np.array(pixels[rows]))
+        batch = np.array(pixels[rows])
+        if view != "eval":
+            made = zip(batch, generators(seed, 0, 0, start), strict=False)
+            batch = np.stack([VIEWS[view](image, rng) for image, rng in made])
+        yield rows, torch.from_numpy(batch)

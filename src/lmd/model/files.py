@@ -32,7 +32,7 @@ class ModelSpec:
     """The description of a model; its probabilities are ``softmax(logits / temperature)``.
 
     ``classes (K,)`` are in the order of the logits; ``class_counts (K,)`` are of the training part;
-    ``method`` is a title.
+    ``method`` is a title. ``levels`` are inner levels of the encoder that belong to its features.
     """
 
     classes: Annotated[tuple[str, ...], Field(min_length=1)]
@@ -43,6 +43,7 @@ class ModelSpec:
     method: str
     class_counts: tuple[_Count, ...]
     temperature: Positive = 1.0
+    levels: tuple[str, ...] = ()
     lmd_version: str = __version__
 
     @model_validator(mode="after")
@@ -102,11 +103,15 @@ def load_model(path: Path) -> tuple[Model, ModelSpec]:
     except SafetensorError as error:
         raise LmdError(f"model file {weights} is not a safetensors file ({error})") from error
     with torch.random.fork_rng(devices=[]):
-        model, base = assemble(spec.backbone, "none", len(spec.classes), spec.head)
-    if spec.feature_dim != base.feature_dim:
+        model, _ = assemble(spec.backbone, "none", len(spec.classes), spec.head)
+        try:
+            model.widen(spec.levels)
+        except LmdError as error:
+            raise LmdError(f"model file {description}: {error}") from None
+    if spec.feature_dim != model.classifier.in_features:
         raise LmdError(
             f"model file {description}: 'feature_dim' is {spec.feature_dim}, but {spec.backbone} "
-            f"has {base.feature_dim} features"
+            f"has {model.classifier.in_features} features"
         )
     _check_tensors(weights, model.state_dict(), state)
     model.load_state_dict(state)

@@ -1,5 +1,6 @@
 """The network that methods train: an encoder and a classifier."""
 
+from collections.abc import Mapping, Sequence
 from typing import Annotated
 
 import torch
@@ -50,12 +51,57 @@ class CosineClassifier(nn.Module):
 
 
 class Model(nn.Module):
-    """``encoder (B, 3, H, W) → (B, C)`` and ``classifier (B, C) → (B, K)``."""
+    """``encoder (B, 3, H, W) → (B, C)`` and ``classifier (B, C) → (B, K)``.
 
-    def __init__(self, encoder: nn.Module, classifier: nn.Linear | CosineClassifier) -> None:
+    ``inner`` are the widths of the levels inside the encoder that ``widen`` can add.
+    """
+
+    def __init__(
+        self,
+        encoder: nn.Module,
+        classifier: nn.Linear | CosineClassifier,
+        inner: Mapping[str, int] | None = None,
+    ) -> None:
         super().__init__()
         self.encoder = encoder
         self.classifier = classifier
+        self.inner = dict(inner or {})
+
+    @property
+    def levels(self) -> tuple[str, ...]:
+        """The inner levels whose averages follow the encoder's last features."""
+        return getattr(self.encoder, "levels", ())
+
+    @property
+    def widths(self) -> list[int]:
+        """Widths of the last features and of each level; their sum is C."""
+        inner = [self.inner[name] for name in self.levels]
+        return [self.classifier.in_features - sum(inner), *inner]
+
+    @torch.no_grad()
+    def widen(self, levels: Sequence[str]) -> None:
+        """Append the averages of these levels to the features.
+
+        The linear classifier gets a weight of zero for each of them, so the logits do not change.
+        """
+        old = self.classifier
+        unknown = sorted({*levels} - {*self.inner})
+        if unknown or self.levels or not isinstance(old, nn.Linear):
+            raise LmdError(
+                f"levels: cannot add {', '.join(levels)} to this model; its levels are: "
+                f"{', '.join(self.inner) or 'none'}"
+            )
+        if not levels:
+            return
+        ordered = tuple(name for name in self.inner if name in levels)
+        width = old.in_features + sum(self.inner[name] for name in ordered)
+        new = nn.Linear(width, old.out_features, bias=old.bias is not None).to(old.weight)
+        new.weight.zero_()
+        new.weight[:, : old.in_features] = old.weight
+        if old.bias is not None:
+            new.bias.copy_(old.bias)
+        self.encoder.levels = ordered  # type: ignore[assignment]
+        self.classifier = new
 
     def features(self, images: Tensor) -> Tensor:
         """Features ``(B, C)``."""
@@ -109,7 +155,7 @@ def assemble(
     """Encoder and classifier, without a check of the image size."""
     base = backbones.build(backbone, weights)
     classifier = CosineClassifier if head == "cosine" else nn.Linear
-    return Model(base.encoder, classifier(base.feature_dim, classes)), base
+    return Model(base.encoder, classifier(base.feature_dim, classes), base.levels), base
 
 
 def _try_size(model: Model, backbone: str, image_size: int) -> None:

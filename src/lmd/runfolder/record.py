@@ -73,6 +73,9 @@ class ModelInfo(Plain):
     feature_dim: int
     parameters: int
     selected: str = Field(description="the epoch that is reported, in words")
+    levels: list[str] = Field(
+        default=[], description="inner levels of the encoder whose averages are among the features"
+    )
     temperature: float = Field(
         default=1.0, gt=0, description="divides the shipped model's logits; fitted on validation"
     )

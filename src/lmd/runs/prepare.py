@@ -50,6 +50,7 @@ class Ready:
             feature_dim=self.model.classifier.in_features,
             class_counts=tuple(int(n) for n in self.data.counts("train")),
             temperature=temperature,
+            levels=self.model.levels,
         )
 
 

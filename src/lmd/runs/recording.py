@@ -98,7 +98,14 @@ def finished_record(
     chosen = {key: value for stage in stages for key, value in stage.chosen.items()}
     return scored(record, predictions).replaced(
         method=record.method.model_copy(update={"chosen": chosen}),
-        model=record.model.model_copy(update={"temperature": temperature}),
+        model=record.model.model_copy(
+            update={
+                "temperature": temperature,
+                "feature_dim": trainer.model.classifier.in_features,
+                "levels": list(trainer.model.levels),
+                "parameters": sum(p.numel() for p in trainer.model.parameters()),
+            }
+        ),
         stages=stages,
         stage_1_from=trainer.taken_from,
         history=trainer.history,

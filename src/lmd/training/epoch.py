@@ -40,6 +40,7 @@ class EpochRun:
         self,
         drawn: Literal["natural", "balanced"] = "natural",
         part: Literal["train", "validation"] = "train",
+        view: Literal["eval", "weak", "strong"] = "eval",
     ) -> tuple[Tensor, Tensor]:
         """See ``lmd.contract.stage.Run.features``."""
         images = self.trainer.train if part == "train" else self.trainer.validation
@@ -49,7 +50,7 @@ class EpochRun:
                 empty = torch.empty(0, dtype=torch.long, device=self.trainer.device)
                 return torch.empty(0, width, device=self.trainer.device), empty
             seed = int(torch.randint(2**62, (), generator=self.generator))
-            return self.trainer.features(drawn, images, seed)
+            return self.trainer.features(drawn, images, seed, view)
 
 
 def views_seen(stage: Stage, protocol: Protocol) -> dict[str, str]:

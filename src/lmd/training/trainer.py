@@ -89,7 +89,11 @@ class Trainer:
         return self._forward(self.model, images.pixels, self.model.classifier.out_features)
 
     def features(
-        self, drawn: Literal["natural", "balanced"], images: ImageSet, seed: int
+        self,
+        drawn: Literal["natural", "balanced"],
+        images: ImageSet,
+        seed: int,
+        view: str = "eval",
     ) -> tuple[Tensor, Tensor]:
         """Features ``(N, C)`` and labels ``(N,)``; an image drawn twice is computed once."""
         if drawn == "natural":
@@ -100,16 +104,20 @@ class Trainer:
             index = draw(images.labels, weights, seed)
         unique, back = np.unique(index, return_inverse=True)
         chosen = images.pixels if len(unique) == len(images) else images.pixels[unique]
-        found = self._forward(self.model.encoder, chosen, self.model.classifier.in_features)
+        width = self.model.classifier.in_features
+        found = self._forward(self.model.encoder, chosen, width, view, seed)
         labels = torch.from_numpy(images.labels[index]).to(self.device)
         return found.to(self.device)[torch.from_numpy(back).to(self.device)], labels
 
-    def _forward(self, module: nn.Module, pixels: Pixels, width: int) -> Tensor:
-        """Outputs ``(N, width)`` of the evaluation view; processes share the batches."""
+    def _forward(
+        self, module: nn.Module, pixels: Pixels, width: int, view: str = "eval", seed: int = 0
+    ) -> Tensor:
+        """Outputs ``(N, width)`` in eval mode; processes share the batches."""
         outputs = torch.zeros(len(pixels), width)
         size = max(self.protocol.batch_size, 64)
         with evaluating(self.model), torch.no_grad(), self.autocast():
-            for rows, images in evaluation_batches(pixels, size, (rank(), world())):
+            shared = evaluation_batches(pixels, size, (rank(), world()), view, seed)
+            for rows, images in shared:
                 outputs[rows] = module(self.normalise(images)).float().cpu()
         all_reduce(outputs)
         return outputs

@@ -7,12 +7,21 @@ setting, with the number of its row in ``docs/paper-vs-code.md``.
 
 from typing import Annotated, Any
 
+from torch import Tensor
+from torch.nn import functional as F
+
 from lmd.contract.method import Method
 from lmd.contract.stage import Stages, Task
-from lmd.contract.supervised import Supervised
-from lmd.methods.lmd.icc import ICC, ICCSettings, check_model
+from lmd.contract.supervised import PerClass, Supervised
+from lmd.contract.weighting import log_priors
+from lmd.methods.lmd.icc import ICC
+from lmd.methods.lmd.icc_settings import ICCSettings, check_model
 from lmd.methods.lmd.rrl import RRL, RRLSettings
 from lmd.model import Model
+
+
+def _corrected(logits: Tensor, labels: Tensor, offset: Tensor) -> Tensor:
+    return F.cross_entropy(logits + offset, labels)
 
 
 def lmd(
@@ -26,19 +35,53 @@ def lmd(
     stage_1: RRLSettings,
     stage_2: ICCSettings,
 ) -> Stages:
-    """Two stages: RRL (or cross-entropy), then ICC with a newly initialised classifier.
+    """Two stages: RRL (or its label loss alone), then ICC.
 
     Without ICC the encoder is frozen after stage 1 and the classifier calibrated once.
     """
     check_model(model, stage_2)
-    yield RRL(model, stage_1) if rrl else Supervised(model)
-    model.classifier.reset_parameters()
+    if rrl:
+        first = RRL(model, task, stage_1)
+        yield first
+        if stage_1.keep == "teacher":
+            model.load_state_dict(first.teacher.state_dict())
+    else:
+        yield Supervised(model, PerClass(_corrected, stage_1.tau * log_priors(task.class_counts)))
+    if stage_2.levels:
+        model.widen(list(model.inner)[-stage_2.levels :])
+    if stage_2.classifier == "fresh":
+        model.classifier.reset_parameters()
     yield ICC(model, task, stage_2, vfc=vfc, fdc=fdc, e_step=icc)
 
 
+# What the paper and the released code have in common, and what is ours.
+_AS_PUBLISHED: dict[str, Any] = {
+    "tau": 0.0,
+    "centre": False,
+    "relations": 1.0,
+    "probabilities": 0.5,
+    "sam": 0.0,
+    "keep": "student",
+    "levels": 0,
+    "classifier": "fresh",
+    "m_views": "eval",
+    "mean_images": 0.0,
+    "covariance_images": 0.0,
+    "mean_error": False,
+    "m_sampling": "balanced",
+    "moments_decay": 0.999,
+    "e_tau": 0.0,
+    "e_statistics": True,
+    "lambda_e": 1e-4,
+    "fdc_form": "difference",
+    "encoder_lr": 1e-6,
+    "last_e_step": True,
+}
+
 # The equations of the paper. It names no decay for the teacher; a constant 0.999 is the value of
 # the work that it cites for the average.
-_PAPER: dict[str, Any] = {
+_PAPER: dict[str, Any] = _AS_PUBLISHED | {
+    "ce_view": "weak",
     "warmup": 0.0,
     "gram": "raw",
     "kl": "student_teacher",
@@ -53,7 +96,7 @@ _PAPER: dict[str, Any] = {
 
 # The released code. Consistency is off for the first 21 of 100 epochs. The loader of the M step
 # drops the last partial batch; batches of 128 are assumed.
-_OFFICIAL: dict[str, Any] = {
+_OFFICIAL: dict[str, Any] = _AS_PUBLISHED | {
     "ce_view": "strong",
     "warmup": 0.21,
     "channel_divisor": "samples",

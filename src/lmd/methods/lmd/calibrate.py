@@ -173,14 +173,17 @@ def minimise(
     metric: Tensor,
     *,
     penalty: float,
+    anchor: Tensor | None = None,
     iterations: int = 200,
 ) -> Solution:
-    """The argmin of ``objective(W, b) + penalty/2 |W|^2`` by L-BFGS from ``weight`` and ``bias``.
+    """The argmin of ``objective(W, b) + penalty/2 |W - anchor|^2`` by L-BFGS.
 
+    It starts from ``weight (K, C)`` and ``bias (K,)``; without an ``anchor (K, C)`` that is zero.
     ``objective`` sees features minus ``centre (C,)``. ``metric (C, C)`` is the covariance of all
     features: in its coordinates the curvature is about the same in every direction.
     """
     weight, bias = weight.double().cpu(), bias.double().cpu()
+    pull = torch.zeros_like(weight) if anchor is None else anchor.double().cpu()
     metric = CURVATURE * metric
     metric.diagonal().add_(penalty)
     factor = cholesky(metric)
@@ -202,7 +205,7 @@ def minimise(
         count += 1
         solver.zero_grad()
         w = torch.linalg.solve_triangular(factor, v, upper=False, left=False)
-        loss: Tensor = objective(w, b) + penalty / 2 * w.square().sum()
+        loss: Tensor = objective(w, b) + penalty / 2 * (w - pull).square().sum()
         loss.backward()
         return loss
 
@@ -211,7 +214,7 @@ def minimise(
         weight = torch.linalg.solve_triangular(factor, v, upper=False, left=False)
     weight.requires_grad_()
     loss = objective(weight, b)
-    grads = torch.autograd.grad(loss + penalty / 2 * weight.square().sum(), [weight, b])
+    grads = torch.autograd.grad(loss + penalty / 2 * (weight - pull).square().sum(), [weight, b])
     norm = torch.cat([g.flatten() for g in grads]).norm().item()
     weight = weight.detach()
     return Solution(weight, b.detach() - weight @ centre, loss.item(), norm, count)

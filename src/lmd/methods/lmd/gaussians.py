@@ -17,6 +17,7 @@ from torch.autograd.function import once_differentiable
 from lmd.base.errors import LmdError
 
 T = TypeVar("T")
+Adjust = Callable[[Tensor, Tensor], tuple[Tensor, Tensor]]
 Distance = Literal["mahalanobis", "literal"]
 
 # A class has no spread if its total variance is below this share of the pooled one: copies of one
@@ -166,20 +167,24 @@ class ClassGaussians(nn.Module):
         self._derived: dict[str, Any] = {}
 
     @torch.no_grad()
-    def fit(self, features: Tensor, labels: Tensor) -> Self:
+    def fit(self, features: Tensor, labels: Tensor, adjust: Adjust | None = None) -> Self:
         """Replace the moments by those of ``features (N, C)`` with ``labels (N,)``."""
-        return self.update(features, labels, step=0)
+        return self.update(features, labels, 0, adjust)
 
     @torch.no_grad()
-    def update(self, features: Tensor, labels: Tensor, step: int) -> Self:
+    def update(
+        self, features: Tensor, labels: Tensor, step: int, adjust: Adjust | None = None
+    ) -> Self:
         """Average over EM iterations with decay min(1 - 1/(step+1), 0.999); step counts from 0.
 
         The first 1000 iterations are thus a running mean. A class that was not drawn this time
-        keeps its moments.
+        keeps its moments. ``adjust`` may change new means and covariances before they are averaged.
         """
         features = features.to(self.mean)
         labels = labels.to(self.mean.device)
         mean, covariance, counts = class_moments(features, labels, len(self.mean), self.ridge)
+        if adjust is not None:
+            mean, covariance = adjust(mean, covariance)
         decay = min(1 - 1 / (step + 1), self.decay)
         drawn = counts > 0 if step else torch.ones_like(counts, dtype=torch.bool)
         weight = torch.where(drawn, 1 - decay, 0.0).to(mean)

@@ -6,20 +6,26 @@ through the frozen classifier, with Feature Distribution Consistency.
 """
 
 from collections.abc import Mapping
-from typing import Annotated, ClassVar, Literal
+from typing import ClassVar
 
 import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
+from torch.nn.modules.batchnorm import _NormBase
 from torch.optim import Optimizer
 
-from lmd.base.errors import LmdError
-from lmd.contract.settings import BelowOne, Count, NonNegative, Settings, Share
 from lmd.contract.stage import Batch, ParameterGroups, Run, Stage, Task, Terms
-from lmd.contract.weighting import image_weights
+from lmd.contract.weighting import image_weights, log_priors
 from lmd.methods.lmd.calibrate import enough_draws, sgd_pass
 from lmd.methods.lmd.e_step import attraction_and_repulsion, gce_loss
-from lmd.methods.lmd.gaussians import MOST_VIRTUAL_FEATURES, ClassGaussians, Distance
+from lmd.methods.lmd.gaussians import ClassGaussians
+from lmd.methods.lmd.icc_settings import ICCSettings, check_model
+from lmd.methods.lmd.moments import (
+    discriminant,
+    level_scale,
+    pooled_covariance,
+    shrunk_moments,
+)
 from lmd.methods.lmd.selection import (
     FALLBACK_PENALTY,
     FALLBACK_SHRINKAGE,
@@ -33,67 +39,6 @@ from lmd.methods.lmd.selection import (
 from lmd.methods.lmd.virtual_pass import pays, virtual_pass
 from lmd.model import Model
 
-Sampling = Literal["natural", "balanced"]
-Moments = Literal["ema", "raw"]
-MStep = Literal["argmin", "sgd"]
-LabelLoss = Literal["ce", "gce"]
-Chosen = Literal["validation"]
-
-
-class ICCSettings(Settings):
-    """Settings of stage 2; the rows are those of ``docs/paper-vs-code.md``."""
-
-    iterations: Annotated[Count | None, "EM iterations; none: the protocol's epochs."] = None
-    m_sampling: Annotated[Sampling, "How the M step draws images (row 11)."] = "balanced"
-    m_drop_partial: Annotated[Count | None, "Drop partial batches of this size (row 11)."] = None
-    ridge: Annotated[NonNegative, "Added to the diagonal of each covariance (row 12)."] = 1e-2
-    virtual_moments: Annotated[Moments, "Draw from averaged or new moments (row 12)."] = "ema"
-    moments_decay: Annotated[Share, "Largest decay of the averaged moments (row 13)."] = 0.999
-    virtual_features: Annotated[Count, "Virtual features of each class (row 14)."] = 50_000
-    m_step: Annotated[MStep, "Solve the M step, or make one pass of SGD (row 15)."] = "argmin"
-    shrinkage: Annotated[
-        Share | Chosen, "Shrinkage towards the pooled covariance; argmin only (row 15)."
-    ] = "validation"
-    weight_penalty: Annotated[
-        NonNegative | Chosen, "Penalty on the classifier's weights; argmin only (row 15)."
-    ] = "validation"
-    m_lr: Annotated[NonNegative, "Learning rate of the M step; sgd only (row 15)."] = 1e-5
-    m_momentum: Annotated[BelowOne, "Momentum of the M step; sgd only (row 15)."] = 0.9
-    m_weight_decay: Annotated[NonNegative, "Weight decay of the M step; sgd only (row 15)."] = 1e-4
-    m_batch: Annotated[Count, "Batch size of the M step; sgd only (row 15)."] = 352
-    e_sampling: Annotated[Sampling, "How the E step draws images."] = "natural"
-    label_loss: Annotated[LabelLoss, "Plain or generalised cross-entropy (row 16)."] = "ce"
-    label_gradient: Annotated[bool, "Whether the label loss reaches the encoder (row 16)."] = True
-    lambda_e: Annotated[NonNegative, "Weight of feature distribution consistency."] = 1e-4
-    fdc_sign: Annotated[Literal[1, -1], "1 is Psi - Phi, -1 the opposite (row 17)."] = 1
-    distance: Annotated[Distance, "Mahalanobis, or the printed formula (row 18)."] = "mahalanobis"
-    encoder_lr: Annotated[NonNegative, "Learning rate of the encoder (row 20)."] = 1e-6
-    encoder_weight_decay: Annotated[
-        NonNegative | None, "Weight decay of the encoder; none: the protocol's (row 20)."
-    ] = None
-    last_e_step: Annotated[bool, "Whether the last iteration has an E step (row 21)."] = True
-
-
-def check_model(model: Model, settings: ICCSettings) -> None:
-    """The M step solves for the weight and bias of a linear classifier of two or more classes."""
-    classifier = model.classifier
-    if not isinstance(classifier, nn.Linear) or classifier.bias is None:
-        raise LmdError(
-            "model.classifier: LMD needs a linear classifier with a bias, but this is "
-            f"{classifier!r}; make the model with head='linear'"
-        )
-    classes = classifier.out_features
-    if classes < 2:
-        raise LmdError(
-            f"model.classifier: LMD needs at least 2 classes, but the classifier has {classes}"
-        )
-    most = (MOST_VIRTUAL_FEATURES - 1) // classes
-    if settings.virtual_features > most:
-        raise LmdError(
-            f"setting 'virtual_features' must be at most {most} with {classes} classes; "
-            f"it is {settings.virtual_features}"
-        )
-
 
 class ICC(Stage):
     """EM; the E step minimises ``lambda_e (Psi - Phi) + L_CE`` over the encoder.
@@ -103,8 +48,13 @@ class ICC(Stage):
     chosen in the first iteration where they are ``"validation"``.
     """
 
-    views: ClassVar[tuple[str, ...]] = ("weak",)
+    views: ClassVar[tuple[str, ...]] = ("label",)
     class_counts: Tensor
+    anchor: Tensor
+    anchor_bias: Tensor
+    scale: Tensor
+    fdc_weight: Tensor
+    fdc_bias: Tensor
     iteration: Tensor
     regularisers: Tensor
     weight_velocity: Tensor
@@ -128,13 +78,19 @@ class ICC(Stage):
         self.lambda_e = settings.lambda_e if fdc else 0.0
         self.epochs = settings.iterations if e_step else 1
         self.gaussians = ClassGaussians(
-            len(task.class_counts),
-            task.feature_dim,
+            *model.classifier.weight.shape,
             ridge=settings.ridge,
             decay=settings.moments_decay,
         )
         self.register_buffer("class_counts", task.class_counts.clone(), persistent=False)
         self.register_buffer("iteration", torch.tensor(0))
+        # The classifier that the M step corrects, and the scale on which it sees the features.
+        weight = model.classifier.weight.detach()
+        self.register_buffer("anchor", weight.clone())
+        self.register_buffer("anchor_bias", self._bias().detach().clone())
+        self.register_buffer("scale", torch.ones_like(weight[0]))
+        self.register_buffer("fdc_weight", torch.zeros_like(weight))
+        self.register_buffer("fdc_bias", torch.zeros_like(weight[:, 0]))
         # Shrinkage and penalty in use; -1 until the first M step has chosen them.
         self.register_buffer("regularisers", torch.full((2,), -1.0, dtype=torch.float64))
         self.register_buffer("weight_velocity", torch.zeros_like(model.classifier.weight))
@@ -165,19 +121,43 @@ class ICC(Stage):
     def start_epoch(self, run: Run, optimizer: Optimizer | None) -> Mapping[str, float]:
         """The M step: features, moments, virtual features, classifier."""
         features, labels = self._draw(run)
-        self.gaussians.update(features, labels, int(self.iteration))
+        self.gaussians.update(features, labels, int(self.iteration), self._honest)
         drawn_from = self.gaussians
         if self.settings.virtual_moments == "raw":
             drawn_from = ClassGaussians(*self.gaussians.mean.shape, ridge=self.gaussians.ridge)
-            drawn_from.to(self.gaussians.mean).fit(features, labels)
+            drawn_from.to(self.gaussians.mean).fit(features, labels, self._honest)
         solve = self._sgd_pass if self.settings.m_step == "sgd" else self._argmin
         numbers = solve(run, drawn_from, features, labels)
+        if self.lambda_e and self.settings.fdc_form == "bounded":
+            pooled = pooled_covariance(self.gaussians.covariance, self.class_counts)
+            found = discriminant(self.gaussians.mean, pooled, self.settings.fdc_temperature)
+            self.fdc_weight.copy_(found[0])
+            self.fdc_bias.copy_(found[1])
+        if not self.settings.e_statistics:
+            for module in self.model.encoder.modules():
+                if isinstance(module, _NormBase):
+                    module.eval()
         self.iteration += 1
         return numbers
 
+    def _honest(self, mean: Tensor, covariance: Tensor) -> tuple[Tensor, Tensor]:
+        given = self.settings
+        return shrunk_moments(
+            mean,
+            covariance,
+            self.class_counts,
+            mean_images=given.mean_images,
+            covariance_images=given.covariance_images,
+            mean_error=given.mean_error,
+        )
+
     def _draw(self, run: Run) -> tuple[Tensor, Tensor]:
-        """The features of the M step, on the device of the moments."""
+        """The features of the M step, scaled, on the device of the moments."""
         features, labels = run.features(drawn=self.settings.m_sampling)
+        if self.settings.m_views == "all":
+            views = (run.features(self.settings.m_sampling, view=v) for v in ("weak", "strong"))
+            both = [(features, labels), *views]
+            features, labels = torch.cat([f for f, _ in both]), torch.cat([y for _, y in both])
         if self.settings.m_drop_partial and len(labels) > self.settings.m_drop_partial:
             # The draws are independent, so it does not matter which of them are dropped.
             kept = len(labels) - len(labels) % self.settings.m_drop_partial
@@ -190,7 +170,10 @@ class ICC(Stage):
             missed = ~present[more_labels]
             features = torch.cat([features, more[missed]])
             labels = torch.cat([labels, more_labels[missed]])
-        return features.to(self.gaussians.mean), labels.to(self.gaussians.mean.device)
+        if not int(self.iteration) and self.settings.m_step == "argmin":
+            self.scale.copy_(level_scale(features, self.model.widths))
+        features = features.to(self.gaussians.mean) * self.scale
+        return features, labels.to(self.gaussians.mean.device)
 
     def _sgd_pass(
         self, run: Run, gaussians: ClassGaussians, features: Tensor, labels: Tensor
@@ -218,19 +201,25 @@ class ICC(Stage):
         self, run: Run, gaussians: ClassGaussians, features: Tensor, labels: Tensor
     ) -> dict[str, float]:
         """The argmin of the M step's loss, from the classifier of the iteration before."""
-        weight, bias = self.model.classifier.weight, self._bias()
+        classifier = self.model.classifier
         problem: Problem = RealFeatures.of(features, labels)
         if self.vfc:
             draws = min(self.settings.virtual_features, enough_draws(len(self.class_counts)))
             problem = VirtualFeatures.of(gaussians, self.class_counts, draws, run.generator)
+        # The problem is solved for scaled features; the classifier is for features as they are.
+        guess = classifier.weight.detach() / self.scale, self._bias().detach()
+        anchor = self.anchor / self.scale if self.settings.classifier == "kept" else None
         if (self.regularisers < 0).any():
-            found = self._choose_regularisers(run, problem)
+            found = self._choose_regularisers(run, problem, guess, anchor)
             self.regularisers.copy_(torch.tensor(found, dtype=torch.float64))
         shrinkage, penalty = self.regularisers.tolist()
         with torch.enable_grad():
-            solution = problem.shrunk(shrinkage).solve(weight.detach(), bias.detach(), penalty)
-        weight.copy_(solution.weight)
-        bias.copy_(solution.bias)
+            solution = problem.shrunk(shrinkage).solve(*guess, problem.variance * penalty, anchor)
+        weight, bias = solution.weight.to(self.scale) * self.scale, solution.bias.to(self.scale)
+        if self.settings.classifier == "averaged":
+            weight, bias = (weight + self.anchor) / 2, (bias + self.anchor_bias) / 2
+        classifier.weight.copy_(weight)
+        self._bias().copy_(bias)
         return {
             "m_loss": solution.loss,
             "m_grad_norm": solution.grad_norm,
@@ -247,12 +236,13 @@ class ICC(Stage):
         values = zip(asked.items(), self.regularisers.tolist(), strict=True)
         return {key: value for (key, given), value in values if given == "validation"}
 
-    def _choose_regularisers(self, run: Run, problem: Problem) -> tuple[float, float]:
+    def _choose_regularisers(
+        self, run: Run, problem: Problem, guess: tuple[Tensor, Tensor], anchor: Tensor | None
+    ) -> tuple[float, float]:
         """Shrinkage and penalty: as given, chosen on validation, or the fallbacks without one."""
-        unit = problem.variance
-        shrinkages = SHRINKAGES if self.vfc else (0.0,)
-        penalties = tuple(unit * p for p in PENALTIES)
-        fallback = (FALLBACK_SHRINKAGE if self.vfc else 0.0, unit * FALLBACK_PENALTY)
+        shrinkages: tuple[float, ...] = SHRINKAGES if self.vfc else (0.0,)
+        penalties: tuple[float, ...] = PENALTIES
+        fallback = (FALLBACK_SHRINKAGE if self.vfc else 0.0, FALLBACK_PENALTY)
         shrinkage, penalty = self.settings.shrinkage, self.settings.weight_penalty
         if not isinstance(shrinkage, str):
             shrinkages, fallback = (shrinkage,), (shrinkage, fallback[1])
@@ -263,28 +253,34 @@ class ICC(Stage):
         features, labels = run.features(drawn="natural", part="validation")
         if not len(labels):
             return fallback
-        weight, bias = self.model.classifier.weight.detach(), self._bias().detach()
+        features = features.to(self.scale) * self.scale
         with torch.enable_grad():
-            return choose(problem, weight, bias, (features, labels), shrinkages, penalties)
+            return choose(problem, *guess, (features, labels), shrinkages, penalties, anchor)
 
     def loss(self, *batches: Batch) -> Terms:
-        """The E step: terms ``loss``, ``ce`` (or ``gce``) and, with FDC, ``psi`` and ``phi``."""
+        """The E step: terms ``loss``, ``ce`` (or ``gce``) and those of FDC."""
         (batch,) = batches
         with self.clock("student"):
-            features = self.model.features(batch.views["weak"])
-        reach = self.settings.label_gradient
-        logits = self.model.classifier(features if reach else features.detach())
-        name = self.settings.label_loss
-        criterion = F.cross_entropy if name == "ce" else gce_loss
+            features = self.model.features(batch.views["label"])
+        given = self.settings
+        logits = self.model.classifier(features if given.label_gradient else features.detach())
+        logits = logits + given.e_tau * log_priors(self.class_counts)
+        criterion = F.cross_entropy if given.label_loss == "ce" else gce_loss
         label = criterion(logits, batch.labels)
+        terms: dict[str, Tensor] = {given.label_loss: label}
         if not self.lambda_e:
             # Without a label gradient no loss reaches the encoder, which then does not move.
-            idle = 0 if reach else 0 * features.sum()
-            return {"loss": label + idle, name: label}
+            idle = 0 if given.label_gradient else 0 * features.sum()
+            return {"loss": label + idle} | terms
         # Differences of large distances: never in half precision.
         with self.clock("losses"), torch.autocast(features.device.type, enabled=False):
-            z = features.to(self.gaussians.mean.dtype)
-            distance = self.settings.distance
-            psi, phi = attraction_and_repulsion(z, batch.labels, self.gaussians, distance)
-            loss = label + self.lambda_e * self.settings.fdc_sign * (psi - phi)
-        return {"loss": loss, name: label, "psi": psi, "phi": phi}
+            z = features.to(self.gaussians.mean.dtype) * self.scale
+            if given.fdc_form == "bounded":
+                fdc = F.cross_entropy(F.linear(z, self.fdc_weight, self.fdc_bias), batch.labels)
+                terms["fdc"] = fdc
+            else:
+                psi, phi = attraction_and_repulsion(z, batch.labels, self.gaussians, given.distance)
+                terms |= {"psi": psi, "phi": phi}
+                fdc = given.fdc_sign * (psi - phi)
+            loss = label + self.lambda_e * fdc
+        return {"loss": loss} | terms

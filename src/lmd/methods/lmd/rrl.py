@@ -13,30 +13,42 @@ from torch import Tensor
 from torch.nn import functional as F
 from torch.optim import Optimizer
 
-from lmd.contract.sam import still_statistics
+from lmd.contract.sam import ascent, perturb, restore, still_statistics
 from lmd.contract.settings import NonNegative, Settings, Share
-from lmd.contract.stage import Batch, Run, Stage, Terms
+from lmd.contract.stage import Batch, Run, Stage, Task, Terms
+from lmd.contract.weighting import log_priors
 from lmd.model import Model
 
 Gram = Literal["normalised", "raw"]
 Divisor = Literal["channels", "samples"]
 Teacher = Literal["copy", "own"]
 Direction = Literal["teacher_student", "student_teacher"]
+Kept = Literal["student", "teacher"]
 
 
 class RRLSettings(Settings):
     """Settings of stage 1; the rows are those of ``docs/paper-vs-code.md``."""
 
-    ce_view: Annotated[Literal["weak", "strong"], "View for cross-entropy (row 1)."] = "weak"
+    tau: Annotated[
+        NonNegative, "Cross-entropy sees z + tau ln(prior); 0 is the plain one (row 26)."
+    ] = 1.0
+    ce_view: Annotated[
+        Literal["label", "weak", "strong"], "View for cross-entropy; label: the protocol's (row 1)."
+    ] = "label"
     warmup: Annotated[Share, "Share of all steps with cross-entropy alone (row 2)."] = 0.2
     gram: Annotated[Gram, "Gram matrices with rows of length 1, or raw (row 3)."] = "normalised"
+    centre: Annotated[bool, "Centre the features before the Gram matrices (row 27)."] = True
     channel_divisor: Annotated[Divisor, "Divisor of the channel loss (row 4)."] = "channels"
     kl: Annotated[Direction, "Which way the KL divergence is taken (row 5)."] = "teacher_student"
     lambda_1: Annotated[NonNegative, "Weight of the consistency losses (row 6)."] = 10.0
+    relations: Annotated[NonNegative, "Share of each relation loss in lambda_1 (row 28)."] = 1.0
+    probabilities: Annotated[NonNegative, "Share of the KL loss in lambda_1 (row 28)."] = 0.5
+    sam: Annotated[NonNegative, "Radius of sharpness-aware steps; 0: none (row 29)."] = 0.0
     teacher: Annotated[Teacher, "A copy of the student, or with its own head (row 7)."] = "copy"
     ema_horizon: Annotated[Share | None, "Horizon of its average / all steps (row 7)."] = 0.3
     ema_decay: Annotated[Share, "Decay of that average where there is no horizon (row 7)."] = 0.999
     ema_ramp: Annotated[bool, "Let the decay grow from 0 in the first steps (row 7)."] = True
+    keep: Annotated[Kept, "Which of the two goes on to stage 2 (row 30)."] = "student"
 
 
 def _gram(z: Tensor, gram: Gram) -> Tensor:
@@ -88,17 +100,22 @@ def _full(tensor: Tensor) -> Tensor:
 class RRL(Stage):
     """``L_CE + lambda_1 (L_sample + L_channel + L_prob / 2)``, after a warm-up with CE alone.
 
+    The label loss is ``CE(z + tau ln pi)``, so that the bare logits ``z``, which relations and
+    probabilities compare, are free of the class prior ``pi``.
+
     ``teacher="copy"`` becomes a copy of the student when consistency starts and is averaged from
     then on; it has the student's BatchNorm statistics and runs in ``eval`` mode. ``teacher="own"``
     starts with its own head, is averaged from the first step in its parameters only, and runs in
     ``train`` mode with its own BatchNorm statistics.
     """
 
-    views: ClassVar[tuple[str, ...]] = ("weak", "strong")
+    views: ClassVar[tuple[str, ...]] = ("weak", "strong", "label")
+    log_priors: Tensor
 
-    def __init__(self, model: Model, settings: RRLSettings | None = None) -> None:
+    def __init__(self, model: Model, task: Task, settings: RRLSettings | None = None) -> None:
         super().__init__(model)  # the teacher is not trained: it follows
         self.settings = settings or RRLSettings()
+        self.register_buffer("log_priors", log_priors(task.class_counts), persistent=False)
         self.own = self.settings.teacher == "own"
         self.model = model
         self.teacher = copy.deepcopy(model)
@@ -114,18 +131,23 @@ class RRL(Stage):
     def _warmup_steps(self) -> int:
         return round(self.settings.warmup * self.total)
 
+    def label_loss(self, logits: Tensor, labels: Tensor) -> Tensor:
+        """Cross-entropy of ``z + tau ln pi``: ``(B, K)``, ``(B,)`` → scalar."""
+        return F.cross_entropy(logits + self.settings.tau * self.log_priors, labels)
+
     def loss(self, *batches: Batch) -> Terms:
         """Terms ``loss``, ``ce``, ``sample``, ``channel``, ``prob``; the last three 0 at first."""
         (batch,) = batches
+        view = batch.views[self.settings.ce_view]
         if self.done < self._warmup_steps():
             with self.clock("student"):
-                ce = F.cross_entropy(self.model(batch.views[self.settings.ce_view]), batch.labels)
+                ce = self.label_loss(self.model(view), batch.labels)
             zero = torch.zeros_like(ce)
             return {"loss": ce, "ce": ce, "sample": zero, "channel": zero, "prob": zero}
         weak, strong = batch.views["weak"], batch.views["strong"]
         with self.clock("student"):
-            if self.settings.ce_view == "weak":
-                ce = F.cross_entropy(self.model(weak), batch.labels)
+            if view is not strong:
+                ce = self.label_loss(self.model(view), batch.labels)
                 # Evaluation sees undistorted images: the running statistics are of weak views.
                 with still_statistics(self.model):
                     features = self.model.features(strong)
@@ -133,7 +155,7 @@ class RRL(Stage):
             else:
                 features = self.model.features(strong)
                 logits = self.model.classifier(features)
-                ce = F.cross_entropy(logits, batch.labels)
+                ce = self.label_loss(logits, batch.labels)
         return {"ce": ce} | self._consistency(ce, features, logits, weak)
 
     def _consistency(
@@ -147,20 +169,38 @@ class RRL(Stage):
         with self.clock("losses"), torch.autocast(features.device.type, enabled=False):
             z, goal = _full(features), _full(goal)
             given = self.settings
+            if given.centre:
+                z, goal = z - z.mean(0), goal - goal.mean(0)
             sample = sample_relation_loss(z, goal, given.gram)
             channel = channel_relation_loss(z, goal, given.gram, given.channel_divisor)
             prob = probability_loss(_full(logits), _full(goal_logits), given.kl)
-            loss = ce + given.lambda_1 * (sample + channel + prob / 2)
+            alike = given.relations * (sample + channel) + given.probabilities * prob
+            loss = ce + given.lambda_1 * alike
         return {"loss": loss, "sample": sample, "channel": channel, "prob": prob}
 
     def step(self, optimizer: Optimizer, *batches: Batch) -> Terms:
         """One update of the student, then of the teacher."""
         if not self.own and self.done == self._warmup_steps():
             self.teacher.load_state_dict(self.model.state_dict())
-        terms = super().step(optimizer, *batches)
+        terms = self._sharp_step(optimizer, *batches) if self.settings.sam else None
+        terms = terms or super().step(optimizer, *batches)
         with self.clock("teacher"):
             self._follow()
         self.done += 1
+        return terms
+
+    def _sharp_step(self, optimizer: Optimizer, batch: Batch) -> Terms:
+        """One update with the gradient at the weights where the label loss is sharpest."""
+        trained = list(self.model.parameters())
+        with still_statistics(self.model):
+            logits = self.model(batch.views[self.settings.ce_view])
+        gradients = torch.autograd.grad(self.label_loss(logits, batch.labels), trained)
+        saved = perturb(trained, ascent(gradients, self.settings.sam))
+        optimizer.zero_grad(set_to_none=True)
+        terms: Terms = self(batch)
+        terms["loss"].backward()
+        restore(trained, saved)
+        optimizer.step()
         return terms
 
     @torch.no_grad()

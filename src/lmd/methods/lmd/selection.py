@@ -22,6 +22,7 @@ from lmd.methods.lmd.calibrate import (
     normal_draws,
 )
 from lmd.methods.lmd.gaussians import ClassGaussians
+from lmd.methods.lmd.moments import pooled_covariance
 from lmd.scoring.confusion import mean_recall
 
 # Tried on validation; the fallbacks are used without a validation part. Penalties are in units of
@@ -53,13 +54,29 @@ class Problem(ABC):
         return self
 
     def solve(
-        self, weight: Tensor, bias: Tensor, penalty: float, *, trial: bool = False
+        self,
+        weight: Tensor,
+        bias: Tensor,
+        penalty: float,
+        anchor: Tensor | None = None,
+        *,
+        trial: bool = False,
     ) -> Solution:
-        """The argmin with the penalty, from a first guess ``weight (K, C)``, ``bias (K,)``."""
+        """The argmin with the penalty, from a first guess ``weight (K, C)``, ``bias (K,)``.
+
+        The penalty pulls the weights towards ``anchor (K, C)``, or towards zero.
+        """
         objective, metric = self.objective(trial)
         limit = TRIAL_ITERATIONS if trial else 200
         return minimise(
-            objective, weight, bias, self.centre, metric, penalty=penalty, iterations=limit
+            objective,
+            weight,
+            bias,
+            self.centre,
+            metric,
+            penalty=penalty,
+            anchor=anchor,
+            iterations=limit,
         )
 
 
@@ -86,9 +103,7 @@ class VirtualFeatures(Problem):
         """
         mean = gaussians.mean.double().cpu()
         covariance = gaussians.covariance.cpu()
-        freedom = (counts.cpu().to(covariance) - 1).clamp(min=0)
-        freedom = freedom if freedom.sum() > 0 else torch.ones_like(freedom)
-        pooled = torch.tensordot(freedom / freedom.sum(), covariance, 1)
+        pooled = pooled_covariance(covariance, counts.cpu())
         normals = normal_draws(draws, len(mean) - 1, generator)
         centre = mean.mean(0)
         return cls(centre, mean - centre, covariance, pooled, normals)
@@ -177,8 +192,11 @@ def choose(
     validation: tuple[Tensor, Tensor],
     shrinkages: Sequence[float],
     penalties: Sequence[float],
+    anchor: Tensor | None = None,
 ) -> tuple[float, float]:
     """Shrinkage and penalty with the best balanced accuracy on ``validation``.
+
+    Penalties are in units of the variance of the features.
 
     Those within one standard error of the best count as equal to it, and the least balanced
     cross-entropy among them decides: with a few images of a rare class, accuracy alone is mostly
@@ -188,7 +206,8 @@ def choose(
     def tried(pairs: list[tuple[float, float]]) -> list[tuple[Score, tuple[float, float]]]:
         found, guess = [], (weight, bias)
         for shrinkage, penalty in pairs:
-            solution = problem.shrunk(shrinkage).solve(*guess, penalty, trial=True)
+            strength = problem.variance * penalty
+            solution = problem.shrunk(shrinkage).solve(*guess, strength, anchor, trial=True)
             guess = solution.weight, solution.bias
             found.append((balanced_score(solution, *validation), (shrinkage, penalty)))
         return found

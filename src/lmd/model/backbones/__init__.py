@@ -1,7 +1,7 @@
 """The encoders that a model can have, by name."""
 
-from collections.abc import Callable
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
 from pathlib import Path
 
 from torch import nn
@@ -17,13 +17,15 @@ Colour = tuple[float, float, float]
 class Backbone:
     """``encoder (B, 3, H, W) → (B, C)`` with C = ``feature_dim``.
 
-    Its input is ``(image - mean) / std``, for RGB images with values in 0..1.
+    Its input is ``(image - mean) / std``, for RGB images with values in 0..1. ``levels`` are the
+    inner levels that the encoder can add to its features, from shallow to deep, and their widths.
     """
 
     encoder: nn.Module
     feature_dim: int
     mean: Colour
     std: Colour
+    levels: Mapping[str, int] = field(default_factory=dict)
 
 
 @dataclass(frozen=True)
@@ -46,6 +48,9 @@ _LITE = _Family(
 _FAMILIES = dict.fromkeys(resnet.LAYOUTS, _RESNET) | {"efficientnet_lite0": _LITE}
 _FEATURES = {name: layout.feature_dim for name, layout in resnet.LAYOUTS.items()} | {
     "efficientnet_lite0": lite.FEATURE_DIM
+}
+_LEVELS = {name: layout.levels for name, layout in resnet.LAYOUTS.items()} | {
+    "efficientnet_lite0": lite.LEVELS
 }
 
 
@@ -74,4 +79,4 @@ def build(name: str, weights: str = "none") -> Backbone:
     else:
         file = family.imagenet(name) if weights == "imagenet" else Path(weights)
         load_weights(encoder, file)
-    return Backbone(encoder, _FEATURES[name], family.mean, family.std)
+    return Backbone(encoder, _FEATURES[name], family.mean, family.std, _LEVELS[name])

@@ -1,13 +1,17 @@
 """EfficientNet-Lite0 (Lite variant of Tan and Le, ICML 2019), with weights from a pip package."""
 
+from functools import cache
 from pathlib import Path
 
+import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
 from lmd.base.errors import LmdError
 
 FEATURE_DIM = 1280
+# The last block of each stage but the last one, and its channels.
+LEVELS = {"block2": 24, "block4": 40, "block7": 80, "block10": 112, "block14": 192}
 _MISSING = "backbone: efficientnet_lite0 needs an extra package; run pip install 'lmd[lite]'"
 
 
@@ -22,7 +26,7 @@ def make(name: str) -> nn.Module:
         from efficientnet_lite_pytorch import EfficientNet
     except ImportError:
         raise LmdError(_MISSING) from None
-    network: nn.Module = EfficientNet.from_name(
+    network: nn.Module = _encoder(EfficientNet).from_name(  # type: ignore[attr-defined]
         name.replace("_", "-"), image_size=None, drop_connect_rate=0.0, batch_norm_momentum=0.9
     )
     network._dropout = nn.Identity()
@@ -31,6 +35,28 @@ def make(name: str) -> nn.Module:
         if isinstance(module, nn.Conv2d):
             module.__class__ = SameConvolution
     return network
+
+
+@cache
+def _encoder(base: type[nn.Module]) -> type[nn.Module]:
+    """The network of the package, whose ``levels`` are appended to its features."""
+
+    class Encoder(base):  # type: ignore[misc, valid-type]
+        levels: tuple[str, ...] = ()
+
+        def forward(self, images: Tensor) -> Tensor:
+            """Features ``(B, C)``."""
+            x = self._swish(self._bn0(self._conv_stem(images)))
+            inner: list[Tensor] = []
+            for number, block in enumerate(self._blocks):
+                x = block(x, drop_connect_rate=None)
+                if f"block{number}" in self.levels:
+                    inner.append(x.mean((2, 3)))
+            x = self._swish(self._bn1(self._conv_head(x)))
+            features = self._avg_pooling(x).flatten(1)
+            return torch.cat([features, *inner], dim=1) if inner else features
+
+    return Encoder
 
 
 class SameConvolution(nn.Conv2d):

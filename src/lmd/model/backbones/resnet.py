@@ -3,6 +3,7 @@
 from dataclasses import dataclass
 from pathlib import Path
 
+import torch
 from torch import Tensor, nn
 
 from lmd.base.errors import LmdError
@@ -92,6 +93,12 @@ class Layout:
         """C, the channels of the last stage."""
         return self.widths[-1] * self.block.expansion
 
+    @property
+    def levels(self) -> dict[str, int]:
+        """Inner stages and their channels, from shallow to deep."""
+        widths = enumerate(self.widths[:-1], start=1)
+        return {f"layer{number}": width * self.block.expansion for number, width in widths}
+
 
 LAYOUTS = {
     "resnet8": Layout(BasicBlock, (1, 1, 1), (32, 64, 128), small=True),
@@ -102,7 +109,12 @@ LAYOUTS = {
 
 
 class ResNet(nn.Module):
-    """Stem, stages ``layer1``, ``layer2``, …, global average: ``(B, 3, H, W) → (B, C)``."""
+    """Stem, stages ``layer1``, ``layer2``, …, global average: ``(B, 3, H, W) → (B, C)``.
+
+    ``levels`` are stages whose averages are appended to the features.
+    """
+
+    levels: tuple[str, ...] = ()
 
     def __init__(self, layout: Layout) -> None:
         super().__init__()
@@ -121,10 +133,13 @@ class ResNet(nn.Module):
     def forward(self, images: Tensor) -> Tensor:
         """Features ``(B, C)``."""
         x = self.maxpool(self.relu(self.bn1(self.conv1(images))))
+        inner: list[Tensor] = []
         for name in self._stages:
             x = getattr(self, name)(x)
+            if name in self.levels:
+                inner.append(self.avgpool(x).flatten(1))
         features: Tensor = self.avgpool(x).flatten(1)
-        return features
+        return torch.cat([features, *inner], dim=1) if inner else features
 
 
 def _stage(
