@@ -1,7 +1,7 @@
 """The network that methods train: an encoder and a classifier."""
 
 from collections.abc import Mapping, Sequence
-from typing import Annotated
+from typing import Annotated, Literal
 
 import torch
 from pydantic import ConfigDict, Field
@@ -121,11 +121,15 @@ def channels_last(model: Model) -> Model:
 
 @dataclass(frozen=True, config=STRICT)
 class Preprocessing:
-    """Square images of ``image_size`` pixels; values in 0..1 become ``(x - mean) / std``, RGB."""
+    """Square images of ``image_size`` pixels; values in 0..1 become ``(x - mean) / std``, RGB.
+
+    ``resize`` names the rule of decoding and resizing; files without it are older than ``"v2"``.
+    """
 
     image_size: Annotated[int, Field(gt=0)]
     mean: tuple[float, float, float]
     std: tuple[Positive, Positive, Positive]
+    resize: Literal["v1", "v2"] = "v1"
 
 
 def build_model(
@@ -146,7 +150,7 @@ def build_model(
         torch.manual_seed(seed)
         model, base = assemble(backbone, weights, classes, head)
     _try_size(model, backbone, image_size)
-    return model, Preprocessing(image_size, base.mean, base.std)
+    return model, Preprocessing(image_size, base.mean, base.std, "v2")
 
 
 def assemble(
