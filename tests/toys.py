@@ -48,13 +48,14 @@ COSINE = torch.tensor(
 )
 WEIGHT = torch.tensor([[3.0, 4.0], [1.0, 1.0], [0.5, 0.0], [0.2, 0.1]])
 # Small values where a default would make a test slow; the behaviour is the same.
-QUICK = {"lmd": {"virtual_features": 200}}
+QUICK: dict[str, dict[str, object]] = {"lmd": {"virtual_features": 200}}
 
 
 def quick(key: str) -> dict[str, object]:
     """Settings that make a method quick without changing what it does."""
     method = METHODS[key]
-    return dict(QUICK.get(method.family or key, {}))
+    short = {"classifier_epochs": 2} if "classifier_epochs" in method.defaults() else {}
+    return short | QUICK.get(method.family or key, {})
 
 
 def gradient(loss: Tensor, of: Tensor) -> Tensor:

@@ -9,7 +9,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 from toys import COUNTS, LABELS, World, close, gradient
 
-from lmd.contract.stage import Batch, prepare
+from lmd.contract.stage import Batch, Rate, prepare
 from lmd.methods import cc_sam
 from lmd.methods.cc_sam import class_radius, draw_mixup, flat_loss, shift_strengths, shifted_loss
 
@@ -172,6 +172,7 @@ def test_cc_sam_terms_and_reach_of_stage_one():
 def test_cc_sam_alpha_grows_to_its_limit():
     world = World([9, 3], epochs=4)
     stage = world.to_stage("cc_sam", 1, limit=0.6)
+    assert (stage.epochs, stage.lr) == (30, Rate(0.01, 64))
     alphas = [stage.start_epoch(world.run(e), None)["alpha"] for e in range(4)]
     assert alphas == pytest.approx([0.25, 0.5, 0.6, 0.6])
     images, labels = world.train

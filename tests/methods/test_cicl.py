@@ -4,9 +4,9 @@ import math
 
 import pytest
 import torch
-from toys import World, close, gradient, same, state
+from toys import World, close, gradient, optimise, same, state
 
-from lmd.contract.stage import Batch, prepare
+from lmd.contract.stage import Batch, Rate, prepare
 from lmd.methods.cicl import supervised_contrastive_loss
 
 VIEWS = torch.tensor(
@@ -107,7 +107,8 @@ def test_cicl_sees_two_views_and_its_probe_does_not_reach_the_encoder():
     )
     assert all(g is None for g in none)
     # Both stages draw the classes alike.
-    for one in world.start("cicl"):
+    contrastive, _, probe = world.start("cicl")
+    for one in (contrastive, probe):
         (weights,) = one.class_weights(world.run(0))
         torch.testing.assert_close(weights * world.task.class_counts, torch.ones(3))
 
@@ -118,4 +119,40 @@ def test_cicl_probes_with_a_fresh_classifier():
     world.train_stage(next(stages))
     beside = state(world.model.classifier)
     next(stages)
+    assert same(state(world.model.classifier), beside)
+    next(stages)
     assert not same(state(world.model.classifier), beside)
+
+
+def test_cicl_takes_the_statistics_from_undistorted_images_once_each():
+    world = World([9, 3, 1])
+    stages = world.start("cicl")
+    world.train_stage(next(stages))
+    stage = next(stages)
+    assert (stage.view_names(), stage.epochs) == (("eval",), 1)
+    assert stage.class_weights(world.run(0)) == [None]
+    before = state(world.model)
+    optimizer = optimise(stage)
+    stage.start_epoch(world.run(0), optimizer)
+    images, labels = world.train
+    cuts = torch.arange(len(labels)).split(4)
+    for rows in cuts:
+        terms = stage.step(optimizer, Batch({"eval": images[rows]}, labels[rows]))
+        assert terms["loss"] == 0
+    norm = world.model.encoder[1]
+    assert norm.momentum == 0.1
+    after = state(world.model)
+    moved = {key for key in after if not torch.equal(after[key], before[key])}
+    assert moved == {f"encoder.1.{k}" for k in ("running_mean", "running_var")} | {
+        "encoder.1.num_batches_tracked"
+    }
+    with torch.no_grad():
+        maps = world.model.encoder[0](images)
+    torch.testing.assert_close(norm.running_mean, maps.mean((0, 2, 3)))
+    variances = [len(rows) / len(labels) * maps[rows].var((0, 2, 3)) for rows in cuts]
+    torch.testing.assert_close(norm.running_var, sum(variances))
+
+
+def test_cicl_s_probe_has_its_own_budget():
+    *_, probe = World([9, 3, 1]).start("cicl")
+    assert (probe.epochs, probe.lr, probe.schedule) == (100, Rate(1.0, 512), "cosine")

@@ -9,7 +9,7 @@ from torch.nn import functional as F
 from toys import WEIGHT, World, close, same, state
 
 from lmd.base.errors import LmdError
-from lmd.contract.stage import prepare
+from lmd.contract.stage import Rate, prepare
 from lmd.methods import decoupling
 from lmd.methods.decoupling import choose_tau, nearest_mean_classifier, tau_normalise
 from lmd.scoring.confusion import mean_recall
@@ -70,6 +70,15 @@ def test_the_linear_nearest_mean_predicts_what_distances_predict():
     close(query @ weight.T + bias, torch.stack([unit[0] @ m for m in means]))
 
 
+def test_stage_two_has_the_authors_budget():
+    for key, epochs in (("decoupling", 10), ("lws", 5)):
+        _, stage = World([12, 2]).start(key)
+        budget = (stage.epochs, stage.lr, stage.schedule, stage.weight_decay)
+        assert budget == (epochs, Rate(0.2, 512), "cosine", 5e-4)
+    _, stage = World([12, 2]).start("decoupling", classifier_epochs=3, classifier_lr=0.1)
+    assert (stage.epochs, stage.lr) == (3, Rate(0.1, 512))
+
+
 def test_crt_resets_the_classifier_and_balances():
     world = World([12, 2])
     stages = world.start("decoupling")
@@ -128,7 +137,7 @@ def test_lws_scales_the_whole_logit_while_it_trains_and_afterwards():
     stage = next(stages)
     assert torch.equal(world.model.classifier.weight, before["weight"])  # factors start at 1
     world.train_stage(stage)
-    (factor,) = stage.trainable()
+    ((factor,),) = (group["params"] for group in stage.trainable())
     assert (factor != 1).all()
     features = torch.randn(5, 6)
     expected = factor.detach() * F.linear(features, before["weight"], before["bias"])

@@ -2,8 +2,9 @@
 
 import pytest
 import torch
-from toys import World, close
+from toys import World, close, same, state
 
+from lmd.contract.stage import Rate
 from lmd.methods import METHODS
 from lmd.methods.flexible_sampling import difficulty_weights
 
@@ -42,3 +43,27 @@ def test_fs_follows_validation_recall_once_there_is_one():
     drawn = weights * world.task.class_counts
     assert (drawn[0] / drawn[1]).item() == pytest.approx(1)
     assert "unverified" in METHODS["fs"].note
+
+
+def test_fs_crt_draws_class_balanced_first_and_then_by_recall_for_the_classifier_alone():
+    world = World([12, 3])
+    stages = world.start("fs_crt")
+    first = next(stages)
+    assert first.class_weights(world.run()) == [None]
+    world.train_stage(first)
+    trained = state(world.model.classifier)
+    stage = next(stages)
+    assert not same(state(world.model.classifier), trained)
+    assert stage.part is world.model.classifier
+    budget = (stage.epochs, stage.lr, stage.schedule, stage.weight_decay)
+    assert budget == (10, Rate(0.2, 512), "cosine", 5e-4)
+    recall = torch.tensor([1.0, 0.0], dtype=torch.float64)
+    drawn = []
+    for epoch in (0, 1):
+        run = world.run(epoch)
+        run.val_recall = recall
+        drawn += stage.class_weights(run)
+    torch.testing.assert_close(drawn[0] * world.task.class_counts, torch.ones(2))
+    close(drawn[1], difficulty_weights(recall, 0.05))
+    # Without a validation part there is no recall to follow: images come as they are.
+    assert stage.class_weights(world.run(1)) == [None]

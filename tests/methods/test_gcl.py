@@ -8,7 +8,7 @@ from torch.nn import functional as F
 from toys import COSINE, COUNTS, LABELS, World, close, gradient, small_model
 
 from lmd.base.errors import LmdError
-from lmd.contract.stage import Batch, prepare
+from lmd.contract.stage import Batch, Rate, prepare
 from lmd.methods import METHODS
 from lmd.methods.gcl import cloud_sizes, draw_noise, gcl_angular_loss, gcl_loss
 
@@ -129,7 +129,7 @@ def test_angular_form_beyond_pi_keeps_falling_and_is_smooth_at_the_poles():
 def test_gcl_noise_is_seeded_and_only_in_training_and_its_scale_ships(form):
     world = World([9, 3, 1])
     scales = []
-    for stage in world.start("gcl", form=form):
+    for stage in world.start("gcl", form=form, stage2_scale=25.0, classifier_epochs=2):
         prepare(stage)
         images, labels = world.train
         losses = []
@@ -139,11 +139,11 @@ def test_gcl_noise_is_seeded_and_only_in_training_and_its_scale_ships(form):
         assert losses[0] == losses[1] != losses[2]
         world.train_stage(stage)
         scales.append(world.model.classifier.scale.item())
-    assert scales == [30, 20]
+    assert scales == [30, 25]
     world.model.eval()
     assert torch.equal(world.model(images), world.model(images))
     cosine = world.model.classifier.cosine(world.model.features(images))
-    torch.testing.assert_close(world.model(images), 20 * cosine)
+    torch.testing.assert_close(world.model(images), 25 * cosine)
 
 
 def test_gcl_balances_stage_two_and_keeps_the_classifier():
@@ -161,8 +161,47 @@ def test_gcl_balances_stage_two_and_keeps_the_classifier():
 
 def test_gcl_with_mixup_trains_and_needs_a_cosine_classifier():
     world = World([9, 3, 1])
-    assert METHODS["gcl"].settings({}, profile="authors")["mixup"] == 1
-    for row in world.train_stage(world.to_stage("gcl", 0, mixup=1.0)):
-        assert torch.tensor(row["loss"]).isfinite()
+    authors = METHODS["gcl"].settings({}, profile="authors")
+    assert (authors["mixup"], authors["stage2_mixup"]) == (1, 1)
+    cosine = METHODS["gcl"].settings({}, profile="cosine")
+    assert [cosine[f"stage2_{k}"] for k in ("margin", "scale", "mixup")] == [0.1, 20, 0]
+    both = {"mixup": 1.0, "stage2_mixup": 1.0, "classifier_epochs": 2}
+    for index in (0, 1):
+        stage = world.to_stage("gcl", index, **both)
+        assert stage.mixup == 1
+        for row in world.train_stage(stage):
+            assert torch.tensor(row["loss"]).isfinite()
     with pytest.raises(LmdError, match=r"cosine classifier.*Linear"):
         next(METHODS["gcl"].stages_for(small_model(), world.task, {}))
+
+
+def test_the_easy_margin_leaves_cosines_up_to_zero_alone():
+    cosine = COSINE.clone().requires_grad_()
+    options = {"margin": 0.2, "scale": 30.0, "epsilon": 0.5, "gamma": 1.0}
+    loss = gcl_angular_loss(cosine, LABELS, COUNTS, NOISE, easy_margin=True, **options)
+    sizes = [math.log(100 / n) / math.log(25) for n in COUNTS.tolist()]
+    naive = 0.0
+    for c, e, y in zip(COSINE.tolist(), NOISE.tolist(), LABELS.tolist(), strict=True):
+        z = []
+        for k in range(4):
+            wider = abs(math.pi / 2 * 0.5 * sizes[k] * e[k]) + 0.2 * (k == y)
+            z.append(30 * (math.cos(math.acos(c[k]) + wider) if c[k] > 0 else c[k]))
+        ce = math.log(sum(math.exp(v) for v in z)) - z[y]
+        naive += (1 - math.exp(-ce)) * ce / 5
+    assert loss.item() == pytest.approx(naive, abs=1e-4)
+    assert gradient(loss, cosine).isfinite().all()
+    hard = gcl_angular_loss(COSINE, LABELS, COUNTS, NOISE, **options)
+    assert hard.item() != pytest.approx(loss.item(), abs=1e-3)
+
+
+def test_gcl_has_the_values_of_its_scripts_for_the_angular_form():
+    defaults = METHODS["gcl"].defaults()
+    expected = {"epsilon": 0.5, "easy_margin": True, "form": "angular", "stage2_gamma": 1}
+    expected |= {"margin": 0, "scale": 30, "stage2_margin": 0, "stage2_scale": 30}
+    assert {key: defaults[key] for key in expected} == expected
+    first, second = World([9, 3, 1]).start("gcl")
+    assert (first.epochs, first.lr, first.schedule) == (None, None, None)
+    assert (second.epochs, second.lr, second.schedule) == (30, Rate(0.002, 64), "cosine")
+    for stage in (first, second):
+        assert stage.criterion.func is gcl_angular_loss
+        assert stage.criterion.keywords["easy_margin"] is True

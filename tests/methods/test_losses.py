@@ -16,7 +16,6 @@ from lmd.methods.balanced_softmax import balanced_softmax_loss
 from lmd.methods.cb_focal import sigmoid_focal_loss
 from lmd.methods.focal import focal_loss
 from lmd.methods.ldam import ldam_loss, ldam_margins
-from lmd.methods.logit_adjustment import logit_adjusted_loss
 from lmd.methods.seesaw import seesaw_loss
 from lmd.methods.vs_loss import vs_loss
 
@@ -164,14 +163,14 @@ CASES: dict[str, tuple[Loss, Callable[[Row, int, Row], float], float, str, str]]
         "mean",
     ),
     "logit adjustment 0.5": (
-        lambda z, y, n: logit_adjusted_loss(z, y, n, 0.5),
+        lambda z, y, n: balanced_softmax_loss(z, y, n, 0.5),
         loop_prior(0.5),
         1.4189193,
         "logit_adjusted_train_loss",
         "tau_0.5",
     ),
     "logit adjustment 1": (
-        lambda z, y, n: logit_adjusted_loss(z, y, n, 1.0),
+        lambda z, y, n: balanced_softmax_loss(z, y, n, 1.0),
         loop_prior(1),
         1.8161812,
         "logit_adjusted_train_loss",
@@ -290,7 +289,7 @@ def test_loss_under_bfloat16_autocast_keeps_its_value(case: str) -> None:
         # Balanced counts, as a class-balanced sampler makes them: the mitigation vanishes.
         lambda z, y: seesaw_loss(z, y, torch.full((4,), 9), 0.8, 0.0),
         lambda z, y: balanced_softmax_loss(z, y, torch.full((4,), 9)),
-        lambda z, y: logit_adjusted_loss(z, y, COUNTS, 0.0),
+        lambda z, y: balanced_softmax_loss(z, y, COUNTS, 0.0),
         lambda z, y: vs_loss(z, y, COUNTS, 0.0, 0.0),
         lambda z, y: vs_loss(z, y, torch.full((4,), 9), 0.3, 1.0),
         lambda z, y: mixed_cross_entropy(z, y, 3 - y, 0.0),

@@ -5,8 +5,10 @@ import torch
 from torch.nn import functional as F
 from toys import COUNTS, LABELS, LOGITS, World, gradient, inputs
 
+from lmd.base.errors import LmdError
 from lmd.contract.supervised import Supervised
 from lmd.methods.seesaw import Seesaw, seesaw_loss
+from lmd.model import CosineClassifier
 
 
 def test_seesaw_compensation_sends_no_gradient() -> None:
@@ -40,3 +42,14 @@ def test_seesaw_counts_are_in_the_checkpoint_and_never_saturate() -> None:
     stage.criterion.counts.fill_(2**24)
     stage.criterion(torch.zeros(1, 2), torch.tensor([1]))
     assert stage.state_dict()["criterion.counts"].tolist() == [2**24, 2**24 + 1]
+
+
+def test_the_normalised_head_has_temperature_20_and_needs_cosines() -> None:
+    world = World([9, 3, 1])
+    (stage,) = world.start("seesaw_norm")
+    assert isinstance(world.model.classifier, CosineClassifier)
+    assert world.model.classifier.scale == 20
+    assert isinstance(stage.criterion, Seesaw)
+    assert (stage.criterion.p, stage.criterion.q) == (0.8, 2.0)
+    with pytest.raises(LmdError, match=r"'temperature'.*Linear.*'seesaw_norm'"):
+        next(world.start("seesaw", temperature=20.0))

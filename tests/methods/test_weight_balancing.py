@@ -7,7 +7,7 @@ import torch
 from torch.nn import functional as F
 from toys import COUNTS, LABELS, LOGITS, WEIGHT, World, close, gradient, optimise
 
-from lmd.contract.stage import Batch
+from lmd.contract.stage import Batch, Rate
 from lmd.contract.weighting import class_balanced_weights
 from lmd.methods import weight_balancing
 from lmd.methods.weight_balancing import max_norm, max_norm_radius, softmax_bce_loss
@@ -105,3 +105,21 @@ def test_the_class_balanced_loss_can_be_the_one_of_cui():
     stage.eval()
     loss = stage.loss(Batch({"label": images}, labels))["loss"]
     torch.testing.assert_close(loss, F.cross_entropy(world.model(images), labels, weight))
+
+
+def test_stage_two_balances_the_norms_that_stage_one_has_pulled_apart():
+    world = World([60, 12, 3], batch_size=16, epochs=25)
+    stages = world.start("cb_wd_max")
+    world.train_stage(next(stages))
+    ratios = [norm_ratio(world)]
+    stage = next(stages)
+    assert (stage.epochs, stage.lr) == (10, Rate(0.01, 64))
+    world.train_stage(stage)
+    ratios.append(norm_ratio(world))
+    assert ratios[0] > 1.25
+    assert ratios[1] - 1 < 0.6 * (ratios[0] - 1)
+
+
+def norm_ratio(world: World) -> float:
+    norms = world.model.classifier.weight.detach().norm(dim=1)
+    return float(norms.max() / norms.min())

@@ -19,7 +19,7 @@ from lmd.runfolder.folder import RunFolder
 from lmd.training import FirstStages, Trainer
 
 ALIKE = {
-    "ce": ["decoupling", "tau_norm", "lws", "ncm", "logit_adjust_posthoc", "lmd_wo_rrl"],
+    "ce": ["decoupling", "tau_norm", "lws", "ncm", "fs_crt", "logit_adjust_posthoc", "lmd_wo_rrl"],
     "lmd": ["lmd_wo_icc", "lmd_wo_vfc", "lmd_wo_fdc"],
 }
 PAIRS = [(first, other) for first, others in ALIKE.items() for other in others]
@@ -65,6 +65,7 @@ def test_resuming_remembers_where_stage_1_came_from(
     ("one", "other"),
     [
         (("ce", {}, {}), ("rs", {}, {})),
+        (("ce", {}, {}), ("ce_strong", {}, {})),
         (("ce", {}, {}), ("focal", {}, {})),
         (("focal", {"gamma": 1.0}, {}), ("focal", {"gamma": 2.0}, {})),
         (("ldam_rs", {}, {}), ("ldam_drw", {}, {})),

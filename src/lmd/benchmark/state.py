@@ -69,7 +69,8 @@ def progress(run: PlannedRun, folder: Path) -> Progress:
     protocol = run.request["protocol"]
     # Methods that train the classifier with a budget of their own have it in this setting.
     later = run.request["settings"].get("classifier_epochs", protocol["stage2_epochs"])
-    epochs = [protocol["epochs"], *[later] * (run.stages - 1)]
+    # A stage between the first and the last is a single pass.
+    epochs = [protocol["epochs"], *[1] * (run.stages - 2), later][: run.stages]
     rows = RunFolder(folder / run.name).read_history()
     if not rows:
         return Progress(0, sum(epochs), "starting")

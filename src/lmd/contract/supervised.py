@@ -1,14 +1,19 @@
 """The plain stage that most methods are made of: one loss on one view."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
+from typing import Literal
 
 from torch import Tensor, nn
 from torch.nn import functional as F
+from torch.optim import Optimizer
 
+from lmd.contract.averaging import RunningAverage, averaging_decay, horizon_limit
+from lmd.contract.sam import still_statistics
 from lmd.contract.stage import Batch, Rate, Run, Schedule, Stage, Terms
 from lmd.model import Model
 
 Criterion = Callable[[Tensor, Tensor], Tensor]
+View = Literal["label", "weak", "strong", "both"]
 
 
 class PerClass(nn.Module):
@@ -27,10 +32,13 @@ class PerClass(nn.Module):
 
 
 class Supervised(Stage):
-    """``criterion(logits (B, K), labels (B,))`` on the label view.
+    """``criterion(logits (B, K), labels (B,))`` on one view, by default the protocol's.
 
-    ``draw(run)`` gives the weights of each epoch in place of ``weights``. A criterion that is a
-    module may hold buffers: they are in the checkpoint.
+    ``view="both"`` takes half the loss of the weak and half of the strong view; BatchNorm's running
+    statistics are those of the weak one. ``draw(run)`` gives the weights of each epoch in place of
+    ``weights``. A criterion that is a module may hold buffers: they are in the checkpoint.
+    ``average`` is the horizon of a running average of the weights, as a share of all steps; the
+    average is what is validated and shipped.
     """
 
     def __init__(
@@ -45,7 +53,11 @@ class Supervised(Stage):
         lr: Rate | None = None,
         schedule: Schedule | None = None,
         draw: Callable[[Run], Tensor | None] | None = None,
+        view: View = "label",
+        average: float | None = None,
     ) -> None:
+        # The average is not trained: it follows.
+        part = model if part is None and average is not None else part
         super().__init__(
             part,
             weights=weights,
@@ -54,13 +66,45 @@ class Supervised(Stage):
             lr=lr,
             schedule=schedule,
         )
-        self.model, self.criterion, self.draw = model, criterion, draw
+        self.model, self.criterion, self.draw, self.view = model, criterion, draw, view
+        self.horizon = average
+        self.average = None if average is None else RunningAverage(model)
+        self.done = self.left = self.total = 0  # steps: of the stage, of the epoch, in all
+
+    def view_names(self) -> tuple[str, ...]:
+        """The view, or both."""
+        return ("weak", "strong") if self.view == "both" else (self.view,)
 
     def class_weights(self, run: Run) -> list[Tensor | None]:
         """One stream."""
         return [self.weights if self.draw is None else self.draw(run)]
 
+    def start_epoch(self, run: Run, optimizer: Optimizer | None) -> Mapping[str, float] | None:
+        """Continue from the trained weights where the average was validated."""
+        if self.average is not None:
+            self.average.restore(self.model)
+        self.done, self.left = run.epoch * run.steps, run.steps
+        self.total = run.epochs * run.steps
+        return None
+
     def loss(self, *batches: Batch) -> Terms:
-        """The criterion on the logits of the label view."""
+        """The criterion on the logits of the view, or half of it on each of two."""
         (batch,) = batches
-        return {"loss": self.criterion(self.model(batch.views["label"]), batch.labels)}
+        if self.view != "both":
+            return {"loss": self.criterion(self.model(batch.views[self.view]), batch.labels)}
+        weak = self.criterion(self.model(batch.views["weak"]), batch.labels)
+        # Evaluation sees undistorted images: the running statistics are of weak views.
+        with still_statistics(self.model):
+            strong = self.criterion(self.model(batch.views["strong"]), batch.labels)
+        return {"loss": (weak + strong) / 2, "weak": weak, "strong": strong}
+
+    def step(self, optimizer: Optimizer, *batches: Batch) -> Terms:
+        """One update; the average follows, and replaces the weights at the end of the epoch."""
+        terms = super().step(optimizer, *batches)
+        if self.average is not None and self.horizon is not None:
+            decay = averaging_decay(self.done, horizon_limit(self.horizon, self.total))
+            self.average.follow(self.model, decay)
+            self.done, self.left = self.done + 1, self.left - 1
+            if self.left == 0:
+                self.average.exchange(self.model)
+        return terms

@@ -49,6 +49,9 @@ METHODS: dict[str, Method] = {
     )
 }
 
+# Names of rows under which other papers know them; not in METHODS, so "all" trains each once.
+ALSO: dict[str, Method] = {method.key: method for method in balanced_softmax.ALSO}
+
 # The rows of the paper's tables, in its order; the last five are LMD and its ablations.
 PAPER = (
     *("ce", "rs", "focal", "ldam_rs", "cb_focal", "decoupling", "seesaw", "cicl", "bal_mixup"),
@@ -64,10 +67,10 @@ CANDIDATES = ("balanced_softmax", "logit_adjust_posthoc", "decoupling", DEFAULT)
 
 
 def find_method(key: str) -> Method:
-    """The row of ``METHODS`` with this key."""
-    if key not in METHODS:
+    """The row of ``METHODS`` with this key, or one that it is also known as."""
+    if key not in METHODS and key not in ALSO:
         raise LmdError(f"unknown method {key!r}; the methods are: {', '.join(METHODS)}")
-    return METHODS[key]
+    return METHODS.get(key) or ALSO[key]
 
 
 def in_paper_order(keys: Iterable[str]) -> list[Method]:
@@ -80,5 +83,5 @@ def in_paper_order(keys: Iterable[str]) -> list[Method]:
 
 def related(key: str, reference: str) -> bool:
     """Whether a row is the reference itself or an ablation of it."""
-    row = METHODS[key]
-    return key == reference or (row.ablation and row.family == METHODS[reference].family)
+    row = find_method(key)
+    return key == reference or (row.ablation and row.family == find_method(reference).family)

@@ -15,10 +15,12 @@ from torch.optim import Optimizer
 
 from lmd.contract.method import Method
 from lmd.contract.sam import ascent
-from lmd.contract.settings import NonNegative, Share
-from lmd.contract.stage import Batch, Run, Stage, Stages, Task, Terms
+from lmd.contract.settings import Count, NonNegative, Positive, Share
+from lmd.contract.stage import Batch, Rate, Run, Stage, Stages, Task, Terms
 from lmd.contract.weighting import image_weights
 from lmd.model import Model
+
+BATCH = 64  # of the authors; the learning rate of stage 2 is for it
 
 
 def class_radius(
@@ -139,8 +141,9 @@ class Shifted(Stage):
     strengths: Tensor
     alpha: Tensor
 
-    def __init__(self, model: Model, task: Task, *, limit: float) -> None:
-        super().__init__(model.classifier, weights=image_weights(task.class_counts))
+    def __init__(self, model: Model, task: Task, *, limit: float, epochs: int, lr: Rate) -> None:
+        weights = image_weights(task.class_counts)
+        super().__init__(model.classifier, weights=weights, epochs=epochs, lr=lr)
         self.model, self.limit = model, limit
         self.register_buffer("strengths", shift_strengths(task.class_counts), persistent=False)
         self.register_buffer("alpha", torch.tensor(0.0))
@@ -168,15 +171,21 @@ def cc_sam(
     flat_ratio: Annotated[Share, "Share of the flat loss in the loss of stage 1."] = 0.3,
     limit: Annotated[Share, "Largest share of the shifted loss in stage 2."] = 1.0,
     mixup: Annotated[NonNegative, "α of mixup in stage 1; 0 is off."] = 0.0,
+    classifier_epochs: Annotated[Count, "Epochs of stage 2."] = 30,
+    classifier_lr: Annotated[
+        Positive, "Learning rate of stage 2 at batches of 64; scaled with them."
+    ] = 0.01,
 ) -> Stages:
     """Class-conditional sharpness-aware stage 1, then the classifier on shifted features.
 
     The values are those of the authors' code for CIFAR-10-LT (``flat_ratio`` is 0.5 there for a
     hundred classes, ``limit`` 0.3). ``mixup`` is off, since augmentation is the protocol's; theirs
-    is 1 (``profile="authors"``). The classifier of stage 1 is kept.
+    is 1 (``profile="authors"``). The classifier of stage 1 is kept. A ``rho`` of 1e-6 moves the
+    classifier by about as much, so stage 1 is cross-entropy in effect, as it is in their code.
     """
     yield ClassConditional(model, task, rho=rho, flat_ratio=flat_ratio, mixup=mixup)
-    yield Shifted(model, task, limit=limit)
+    lr = Rate(classifier_lr, BATCH)
+    yield Shifted(model, task, limit=limit, epochs=classifier_epochs, lr=lr)
 
 
 METHODS = (
@@ -188,5 +197,6 @@ METHODS = (
         ("class-conditional SAM", "class-balanced classifier on shifted features"),
         note="Without the mixup that the authors use on CIFAR: augmentation is the protocol's.",
         profiles={"authors": {"mixup": 1.0}},
+        first_settings=("rho", "flat_ratio", "mixup"),
     ),
 )

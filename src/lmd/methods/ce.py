@@ -1,14 +1,38 @@
 """Plain cross-entropy: the baseline that every long-tailed method must beat."""
 
+from typing import Annotated
+
 from lmd.contract.method import Method
+from lmd.contract.settings import Share
 from lmd.contract.stage import Stages, Task
-from lmd.contract.supervised import Supervised
+from lmd.contract.supervised import Supervised, View
 from lmd.model import Model
 
 
-def ce(model: Model, task: Task) -> Stages:
+def ce(
+    model: Model,
+    task: Task,
+    *,
+    view: Annotated[View, "View of the loss; label: the protocol's."] = "label",
+    average: Annotated[Share | None, "Average the weights over this share of the steps."] = None,
+) -> Stages:
     """Mean ``-log p_y`` on the images as they come."""
-    yield Supervised(model)
+    yield Supervised(model, view=view, average=average)
 
 
-METHODS = (Method("ce", "CE", ce, "cross-entropy", ("cross-entropy",), prior="training"),)
+METHODS = (
+    Method(
+        "ce", "CE", ce, "cross-entropy", ("cross-entropy",), prior="training", first_settings=()
+    ),
+    Method(
+        "ce_strong",
+        "CE (strong views)",
+        ce,
+        "cross-entropy",
+        ("cross-entropy on strong views",),
+        prior="training",
+        family="ce",
+        note="A control: cross-entropy that sees strong views, whatever the other rows see.",
+        preset={"view": "strong"},
+    ),
+)

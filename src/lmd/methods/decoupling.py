@@ -15,13 +15,14 @@ from torch.optim import Optimizer
 
 from lmd.base.errors import LmdError
 from lmd.contract.method import Method
-from lmd.contract.settings import Candidates, NonNegative, Positive
-from lmd.contract.stage import Run, Stage, Stages, Task
+from lmd.contract.settings import Candidates, Count, NonNegative, Positive
+from lmd.contract.stage import Rate, Run, Stage, Stages, Task
 from lmd.contract.supervised import Supervised
 from lmd.contract.weighting import image_weights
 from lmd.model import Model
 from lmd.scoring.confusion import mean_recall
 
+BATCH = 512  # of the authors; the learning rate of stage 2 is for it
 TAUS = tuple(step / 10 for step in range(21))
 
 
@@ -142,15 +143,36 @@ def write(model: Model, weight: Tensor, bias: Tensor | None) -> None:
         own.copy_(torch.zeros_like(own) if bias is None else bias)
 
 
-def crt(model: Model, task: Task) -> Stages:
+Epochs = Annotated[Count, "Epochs of stage 2."]
+LearningRate = Annotated[Positive, "Learning rate of stage 2 at batches of 512; scaled with them."]
+Decay = Annotated[NonNegative, "Weight decay of stage 2."]
+
+
+def crt(
+    model: Model,
+    task: Task,
+    *,
+    classifier_epochs: Epochs = 10,
+    classifier_lr: LearningRate = 0.2,
+    classifier_weight_decay: Decay = 5e-4,
+) -> Stages:
     """Classifier re-training: a fresh classifier on class-balanced images.
 
     The authors draw four images of each class in turn; here each draw has a class with
-    probability 1/K, which is the same in expectation and works for batches smaller than K.
+    probability 1/K, which is the same in expectation and works for batches smaller than K. The
+    budget of stage 2 is theirs: 10 epochs, 0.2 at batches of 512, cosine to 0.
     """
     yield Supervised(model)
     model.classifier.reset_parameters()
-    yield Supervised(model, weights=image_weights(task.class_counts), part=model.classifier)
+    yield Supervised(
+        model,
+        part=model.classifier,
+        weights=image_weights(task.class_counts),
+        weight_decay=classifier_weight_decay,
+        epochs=classifier_epochs,
+        lr=Rate(classifier_lr, BATCH),
+        schedule="cosine",
+    )
 
 
 def tau_norm(
@@ -165,11 +187,19 @@ def tau_norm(
     yield TauNorm(model, tau=tau, taus=taus)
 
 
-def lws(model: Model, task: Task) -> Stages:
+def lws(
+    model: Model,
+    task: Task,
+    *,
+    classifier_epochs: Epochs = 5,
+    classifier_lr: LearningRate = 0.2,
+    classifier_weight_decay: Decay = 5e-4,
+) -> Stages:
     """Learnable weight scaling: one factor per class on the frozen logits.
 
-    During training the factor is a parametrisation of weight and bias, so validation sees the
-    scaled model; afterwards it is folded in, and a plain classifier remains.
+    The budget of stage 2 is the authors': 5 epochs, otherwise that of cRT. During training the
+    factor is a parametrisation of weight and bias, so validation sees the scaled model; afterwards
+    it is folded in, and a plain classifier remains.
     """
     yield Supervised(model)
     classifier = model.classifier
@@ -177,7 +207,15 @@ def lws(model: Model, task: Task) -> Stages:
     names = [name for name, _ in classifier.named_parameters()]
     for name in names:
         parametrize.register_parametrization(classifier, name, scale)
-    yield Supervised(model, weights=image_weights(task.class_counts), part=scale)
+    yield Supervised(
+        model,
+        part=scale,
+        weights=image_weights(task.class_counts),
+        weight_decay=classifier_weight_decay,
+        epochs=classifier_epochs,
+        lr=Rate(classifier_lr, BATCH),
+        schedule="cosine",
+    )
     for name in names:
         parametrize.remove_parametrizations(classifier, name)
 
@@ -207,6 +245,7 @@ METHODS = (
         PAPER,
         ("cross-entropy", "classifier re-training"),
         note="The variant is cRT (classifier re-training).",
+        first_settings=(),
     ),
     Method(
         "tau_norm",
@@ -217,7 +256,14 @@ METHODS = (
         note="τ is chosen on the validation part, so validation scores are optimistic.",
         first_settings=(),
     ),
-    Method("lws", "Decoupling (LWS)", lws, PAPER, ("cross-entropy", "learnable weight scaling")),
+    Method(
+        "lws",
+        "Decoupling (LWS)",
+        lws,
+        PAPER,
+        ("cross-entropy", "learnable weight scaling"),
+        first_settings=(),
+    ),
     Method(
         "ncm",
         "Decoupling (NCM)",

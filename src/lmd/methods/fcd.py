@@ -15,10 +15,12 @@ from torch.optim import Optimizer
 
 from lmd.contract.method import Method
 from lmd.contract.sam import ascent, perturb, restore, still_statistics
-from lmd.contract.settings import NonNegative, Positive
-from lmd.contract.stage import Batch, Stage, Stages, Task, Terms
+from lmd.contract.settings import Count, NonNegative, Positive
+from lmd.contract.stage import Batch, Rate, Stage, Stages, Task, Terms
 from lmd.contract.weighting import image_weights
 from lmd.model import Model
+
+BATCH = 512  # for which the learning rate of stage 2 is given
 
 
 def distillation_loss(student: Tensor, teacher: Tensor, temperature: float) -> Tensor:
@@ -69,8 +71,25 @@ class Flat(Stage):
 class Distilled(Stage):
     """The classifier alone on class-balanced images, with the stage-1 classifier as teacher."""
 
-    def __init__(self, model: Model, task: Task, *, distill: float, temperature: float) -> None:
-        super().__init__(model.classifier, weights=image_weights(task.class_counts))
+    def __init__(
+        self,
+        model: Model,
+        task: Task,
+        *,
+        distill: float,
+        temperature: float,
+        epochs: int,
+        lr: Rate,
+        weight_decay: float,
+    ) -> None:
+        super().__init__(
+            model.classifier,
+            weights=image_weights(task.class_counts),
+            weight_decay=weight_decay,
+            epochs=epochs,
+            lr=lr,
+            schedule="cosine",
+        )
         self.model = model
         # The encoder is frozen, so teacher and student share it.
         self.teacher = copy.deepcopy(model.classifier)
@@ -93,14 +112,28 @@ def fcd(
     rho: Annotated[NonNegative, "Radius of the sharpness-aware step of stage 1."] = 0.05,
     distill: Annotated[NonNegative, "Weight of the distillation loss in stage 2."] = 0.5,
     temperature: Annotated[Positive, "Temperature of the distillation."] = 2.0,
+    classifier_epochs: Annotated[Count, "Epochs of stage 2."] = 10,
+    classifier_lr: Annotated[
+        Positive, "Learning rate of stage 2 at batches of 512; scaled with them."
+    ] = 0.2,
+    classifier_weight_decay: Annotated[NonNegative, "Weight decay of stage 2."] = 5e-4,
 ) -> Stages:
     """A flat stage 1, then the classifier fine-tuned, class-balanced and distilled.
 
-    ``rho`` is that of Foret et al., ICLR 2021; ``distill`` and ``temperature`` are ours. Stage 2
-    keeps the classifier of stage 1, to stay in the basin that stage 1 has found.
+    ``rho`` is that of Foret et al., ICLR 2021; ``distill`` and ``temperature`` are ours, and so
+    is the budget of stage 2, which is that of cRT (Kang et al., ICLR 2020). Stage 2 keeps the
+    classifier of stage 1, to stay in the basin that stage 1 has found.
     """
     yield Flat(model, rho=rho)
-    yield Distilled(model, task, distill=distill, temperature=temperature)
+    yield Distilled(
+        model,
+        task,
+        distill=distill,
+        temperature=temperature,
+        epochs=classifier_epochs,
+        lr=Rate(classifier_lr, BATCH),
+        weight_decay=classifier_weight_decay,
+    )
 
 
 METHODS = (
@@ -112,5 +145,6 @@ METHODS = (
         ("sharpness-aware cross-entropy", "distilled class-balanced classifier"),
         note="FCD-style (reconstruction): no code and no formulas were available, so this follows "
         "the paper's title and others' description of it, with hyper-parameters of our own.",
+        first_settings=("rho",),
     ),
 )

@@ -14,12 +14,13 @@ from torch.nn import functional as F
 
 from lmd.base.errors import LmdError
 from lmd.contract.method import Method
-from lmd.contract.settings import NonNegative, Positive
-from lmd.contract.stage import Batch, Stage, Stages, Task, Terms
+from lmd.contract.settings import Count, NonNegative, Positive
+from lmd.contract.stage import Batch, Rate, Schedule, Stage, Stages, Task, Terms
 from lmd.contract.weighting import image_weights
 from lmd.model import CosineClassifier, Model
 
 Form = Literal["angular", "cosine"]
+BATCH = 64  # of the authors; the learning rate of stage 2 is for it
 
 
 class Criterion(Protocol):
@@ -73,12 +74,13 @@ def gcl_angular_loss(
     scale: float,
     epsilon: float,
     gamma: float,
+    easy_margin: bool = False,
 ) -> Tensor:
     """Angular form: focal cross-entropy of ``s · cos(θ + |½π ε d e| + m · 1_y)`` (TAI 2024).
 
     Where the widened angle exceeds π its cosine would rise again: there the logit is
-    ``c − sin(π − m')`` with m' the widening, as in the authors' code. ``(B, K)``, ``(B,)``,
-    ``(K,)``, ``(B, K)``.
+    ``c − sin(π − m')`` with m' the widening, as in the authors' code. With the easy margin a
+    cosine of at most 0 is kept as it is. ``(B, K)``, ``(B,)``, ``(K,)``, ``(B, K)``.
     """
     target = F.one_hot(labels, cosine.shape[1])
     widening = (torch.pi / 2 * epsilon * cloud_sizes(counts) * noise).abs() + margin * target
@@ -86,8 +88,11 @@ def gcl_angular_loss(
     inside = cosine.clamp(-1 + 1e-6, 1 - 1e-6)
     sine = (1 - inside.square()).sqrt()
     widened = cosine * widening.cos() - sine * widening.sin()
-    fallback = cosine - (torch.pi - widening).sin()
-    logits = torch.where(cosine > (torch.pi - widening).cos(), widened, fallback)
+    if easy_margin:
+        logits = torch.where(cosine > 0, widened, cosine)
+    else:
+        fallback = cosine - (torch.pi - widening).sin()
+        logits = torch.where(cosine > (torch.pi - widening).cos(), widened, fallback)
     return _focal(scale * logits, labels, gamma)
 
 
@@ -100,8 +105,8 @@ def _focal(logits: Tensor, labels: Tensor, gamma: float) -> Tensor:
 class Clouded(Stage):
     """One stage of GCL: noise in the training loss only, the scale written into the classifier.
 
-    Stage 1 trains the whole model on the images as they come (with mixup, if any); stage 2
-    (``balanced``) the classifier alone on class-balanced ones.
+    Stage 1 trains the whole model on the images as they come; stage 2 (``balanced``, with a budget
+    of its own) the classifier alone on class-balanced ones.
     """
 
     counts: Tensor
@@ -113,11 +118,15 @@ class Clouded(Stage):
         criterion: Criterion,
         *,
         scale: float,
+        mixup: float,
         balanced: bool = False,
-        mixup: float = 0.0,
+        epochs: int | None = None,
+        lr: Rate | None = None,
     ) -> None:
         weights = image_weights(task.class_counts) if balanced else None
-        super().__init__(model.classifier if balanced else None, weights=weights)
+        part = model.classifier if balanced else None
+        schedule: Schedule | None = "cosine" if balanced else None
+        super().__init__(part, weights=weights, epochs=epochs, lr=lr, schedule=schedule)
         if not isinstance(model.classifier, CosineClassifier):
             kind = type(model.classifier).__name__
             raise LmdError(f"method 'gcl' needs a cosine classifier; it is {kind}: set head=cosine")
@@ -151,33 +160,48 @@ def gcl(
     task: Task,
     *,
     form: Annotated[Form, "Where the noise acts: on the angle or on the cosine."] = "angular",
-    epsilon: Annotated[NonNegative, "Strength of the noise in the angular form."] = 0.1,
+    epsilon: Annotated[NonNegative, "Strength of the noise in the angular form."] = 0.5,
+    easy_margin: Annotated[bool, "Leave cosines up to 0 alone; angular form only."] = True,
     noise_mul: Annotated[NonNegative, "Strength of the noise in the cosine form."] = 0.5,
     margin: Annotated[NonNegative, "Margin of the true class in stage 1."] = 0.0,
     scale: Annotated[Positive, "Scale of the cosine classifier in stage 1."] = 30.0,
-    stage2_margin: Annotated[NonNegative, "Margin of the true class in stage 2."] = 0.1,
-    stage2_scale: Annotated[Positive, "Scale in stage 2, which ships."] = 20.0,
+    stage2_margin: Annotated[NonNegative, "Margin of the true class in stage 2."] = 0.0,
+    stage2_scale: Annotated[Positive, "Scale in stage 2, which ships."] = 30.0,
     stage2_gamma: Annotated[NonNegative, "Down-weighting of easy images in stage 2 (γ)."] = 1.0,
     mixup: Annotated[NonNegative, "α of mixup in stage 1; 0 is off."] = 0.0,
+    stage2_mixup: Annotated[NonNegative, "α of mixup in stage 2; 0 is off."] = 0.0,
+    classifier_epochs: Annotated[Count, "Epochs of stage 2."] = 30,
+    classifier_lr: Annotated[
+        Positive, "Learning rate of stage 2 at batches of 64; scaled with them."
+    ] = 0.002,
 ) -> Stages:
     """Clouded logits in stage 1; the same classifier, class-balanced and focal, in stage 2.
 
-    The values are those of the authors' code; margins, scales and γ are from its scripts for the
-    cosine form, since none shows the angular one. ``mixup`` is off, since augmentation is the
-    protocol's; theirs is 1 (``profile="authors"``). With few classes a lower ``scale`` may help
-    the tail.
+    The values are those of the authors' scripts for Places-LT, which run the angular form: m = 0,
+    ε = 0.5, s = 30 and the easy margin in both stages. Their scripts for CIFAR run the cosine form
+    (``profile="cosine"``). Mixup is off, since augmentation is the protocol's; those for CIFAR mix
+    up in both stages (``profile="authors"``). With few classes a lower ``scale`` may help the tail.
     """
 
     def criterion(margin: float, scale: float, gamma: float) -> Criterion:
         if form == "angular":
-            loss = partial(gcl_angular_loss, epsilon=epsilon)
+            loss = partial(gcl_angular_loss, epsilon=epsilon, easy_margin=easy_margin)
         else:
             loss = partial(gcl_loss, noise_mul=noise_mul)
         return partial(loss, margin=margin, scale=scale, gamma=gamma)
 
     yield Clouded(model, task, criterion(margin, scale, 0.0), scale=scale, mixup=mixup)
     second = criterion(stage2_margin, stage2_scale, stage2_gamma)
-    yield Clouded(model, task, second, scale=stage2_scale, balanced=True)
+    yield Clouded(
+        model,
+        task,
+        second,
+        scale=stage2_scale,
+        mixup=stage2_mixup,
+        balanced=True,
+        epochs=classifier_epochs,
+        lr=Rate(classifier_lr, BATCH),
+    )
 
 
 METHODS = (
@@ -188,8 +212,14 @@ METHODS = (
         "Li et al., IEEE TAI 2024",
         ("Gaussian clouded logits", "class-balanced classifier"),
         head="cosine",
-        note="The angular form; its margins are those of the cosine form's scripts. Without the "
-        "authors' mixup: augmentation is the protocol's.",
-        profiles={"authors": {"mixup": 1.0}},
+        note="The angular form with the values of its authors' scripts for Places-LT, without "
+        "their mixup: augmentation is the protocol's.",
+        profiles={
+            "authors": {"mixup": 1.0, "stage2_mixup": 1.0},
+            "cosine": {"form": "cosine", "stage2_margin": 0.1, "stage2_scale": 20.0},
+        },
+        first_settings=(
+            *("form", "epsilon", "easy_margin", "noise_mul", "margin", "scale", "mixup"),
+        ),
     ),
 )

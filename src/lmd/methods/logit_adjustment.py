@@ -1,31 +1,22 @@
-"""Logit adjustment: the class prior is taken out of the logits, in training or afterwards."""
+"""Post-hoc logit adjustment: the class prior is taken out of the logits after training."""
 
 from collections.abc import Mapping, Sequence
 from typing import Annotated
 
 import torch
 from torch import Tensor
-from torch.nn import functional as F
 from torch.optim import Optimizer
 
 from lmd.contract.method import Method
-from lmd.contract.settings import Candidates, NonNegative
+from lmd.contract.settings import Candidates
 from lmd.contract.stage import Run, Stage, Stages, Task
-from lmd.contract.supervised import PerClass, Supervised
+from lmd.contract.supervised import Supervised
 from lmd.contract.weighting import log_priors
 from lmd.model import Model
 from lmd.scoring.confusion import mean_recall
 
 PAPER = "Menon et al., Long-tail learning via logit adjustment, ICLR 2021"
 GRID = tuple(step / 10 for step in range(0, 26))
-
-
-def logit_adjusted_loss(logits: Tensor, labels: Tensor, counts: Tensor, tau: float) -> Tensor:
-    """Cross-entropy of ``z + τ ln π``: training adds the prior, so the bare logits are free of it.
-
-    Menon et al., ICLR 2021, Eq. 10; logits ``(B, K)``, labels ``(B,)``, counts ``(K,)``.
-    """
-    return F.cross_entropy(logits + tau * log_priors(counts), labels)
 
 
 def adjust_logits(logits: Tensor, counts: Tensor, tau: float) -> Tensor:
@@ -78,16 +69,6 @@ class PosthocAdjustment(Stage):
         return {"tau": float(self.tau)}
 
 
-def logit_adjust(
-    model: Model,
-    task: Task,
-    *,
-    tau: Annotated[NonNegative, "How much of the log prior is added; 0 is cross-entropy."] = 1.0,
-) -> Stages:
-    """Logit-adjusted loss on the images as they come; τ = 1 as in Menon et al., Section 6.1."""
-    yield Supervised(model, PerClass(logit_adjusted_loss, task.class_counts, tau=tau))
-
-
 def logit_adjust_posthoc(
     model: Model,
     task: Task,
@@ -104,7 +85,6 @@ def logit_adjust_posthoc(
 
 
 METHODS = (
-    Method("logit_adjust", "Logit adjustment", logit_adjust, PAPER, ("logit-adjusted loss",)),
     Method(
         "logit_adjust_posthoc",
         "Logit adjustment (post-hoc)",

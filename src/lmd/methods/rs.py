@@ -5,7 +5,7 @@ from typing import Annotated
 from lmd.contract.method import Method
 from lmd.contract.settings import Share
 from lmd.contract.stage import Stages, Task
-from lmd.contract.supervised import Supervised
+from lmd.contract.supervised import Supervised, View
 from lmd.contract.weighting import image_weights
 from lmd.model import Model
 
@@ -15,21 +15,29 @@ def rs(
     task: Task,
     *,
     q: Annotated[Share, "0 draws images as they come, 1 balances the classes."] = 1.0,
+    view: Annotated[View, "View of the loss; label: the protocol's."] = "label",
+    average: Annotated[Share | None, "Average the weights over this share of the steps."] = None,
 ) -> Stages:
     """Cross-entropy; an image of class k is drawn with weight ``n_k^-q``, with replacement.
 
     Kang et al., Decoupling representation and classifier for long-tailed recognition, ICLR 2020.
     The images of a tiny class come many times an epoch and differ only by augmentation.
     """
-    yield Supervised(model, weights=image_weights(task.class_counts, q))
+    weights = image_weights(task.class_counts, q)
+    yield Supervised(model, weights=weights, view=view, average=average)
 
 
+PAPER = "Kang et al., Decoupling representation and classifier, ICLR 2020"
 METHODS = (
+    Method("rs", "RS", rs, PAPER, ("resampling",)),
     Method(
-        "rs",
-        "RS",
+        "rs_strong",
+        "RS (strong views)",
         rs,
-        "Kang et al., Decoupling representation and classifier, ICLR 2020",
-        ("resampling",),
+        PAPER,
+        ("resampling on strong views",),
+        family="rs",
+        note="A control: RS that sees strong views, whatever the other rows see.",
+        preset={"view": "strong"},
     ),
 )

@@ -7,11 +7,12 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
+from lmd.base.errors import LmdError
 from lmd.contract.method import Method
-from lmd.contract.settings import NonNegative
+from lmd.contract.settings import NonNegative, Positive
 from lmd.contract.stage import Stages, Task
 from lmd.contract.supervised import Supervised
-from lmd.model import Model
+from lmd.model import CosineClassifier, Model
 
 
 def seesaw_loss(
@@ -56,20 +57,42 @@ def seesaw(
     *,
     p: Annotated[NonNegative, "Power of the mitigation by class size; 0 turns it off."] = 0.8,
     q: Annotated[NonNegative, "Power of the compensation of mistakes; 0 turns it off."] = 2.0,
+    temperature: Annotated[Positive | None, "Scale of a normalised head; none: linear."] = None,
 ) -> Stages:
     """Seesaw loss with online counts; p and q as in Wang et al., CVPR 2021, Section 4.
 
-    Images are drawn as they come: with class-balanced batches the mitigation would vanish.
+    Images are drawn as they come: with class-balanced batches the mitigation would vanish. Its
+    configurations in MMDetection have a normalised head of temperature 20 (``seesaw_norm``).
     """
+    if temperature is not None:
+        if not isinstance(model.classifier, CosineClassifier):
+            raise LmdError(
+                "setting 'temperature' of the seesaw loss is for a cosine classifier; the model "
+                f"has {type(model.classifier).__name__}: use method 'seesaw_norm'"
+            )
+        # The shipped classifier contains the scale: without it the softmax is nearly uniform.
+        model.classifier.scale.fill_(temperature)
     yield Supervised(model, Seesaw(len(task.class_counts), p, q))
 
 
+PAPER = "Wang et al., Seesaw loss for long-tailed instance segmentation, CVPR 2021"
 METHODS = (
     Method(
         "seesaw",
         "Seesaw",
         seesaw,
-        "Wang et al., Seesaw loss for long-tailed instance segmentation, CVPR 2021",
+        PAPER,
         ("seesaw loss",),
+        note="With a linear head; its authors' configurations for LVIS normalise it (seesaw_norm).",
+    ),
+    Method(
+        "seesaw_norm",
+        "Seesaw (normalised head)",
+        seesaw,
+        PAPER,
+        ("seesaw loss on cosines",),
+        head="cosine",
+        family="seesaw",
+        preset={"temperature": 20.0},
     ),
 )

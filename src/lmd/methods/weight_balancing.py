@@ -14,13 +14,14 @@ from torch.nn import functional as F
 from torch.optim import Optimizer
 
 from lmd.contract.method import Method
-from lmd.contract.settings import BelowOne, NonNegative, Share
-from lmd.contract.stage import Batch, Run, Stage, Stages, Task, Terms
+from lmd.contract.settings import BelowOne, Count, NonNegative, Positive, Share
+from lmd.contract.stage import Batch, Rate, Run, Stage, Stages, Task, Terms
 from lmd.contract.supervised import PerClass, Supervised
 from lmd.contract.weighting import class_balanced_weights
 from lmd.model import Model
 
 Loss = Literal["softmax_bce", "cross_entropy"]
+BATCH = 64  # of the authors; the learning rate of stage 2 is for it
 
 
 def max_norm_radius(weight: Tensor, threshold: float) -> Tensor:
@@ -60,9 +61,16 @@ class MaxNorm(Stage):
     left: Tensor
 
     def __init__(
-        self, model: Model, criterion: nn.Module, *, weight_decay: float, threshold: float
+        self,
+        model: Model,
+        criterion: nn.Module,
+        *,
+        weight_decay: float,
+        threshold: float,
+        epochs: int,
+        lr: Rate,
     ) -> None:
-        super().__init__(model.classifier, weight_decay=weight_decay)
+        super().__init__(model.classifier, weight_decay=weight_decay, epochs=epochs, lr=lr)
         self.model, self.criterion = model, criterion
         weight = model.classifier.weight.detach()
         self.register_buffer("radius", max_norm_radius(weight, threshold))
@@ -98,6 +106,10 @@ def cb_wd_max(
     beta: Annotated[BelowOne, "β of the effective number; 0 weighs all classes alike."] = 0.9999,
     threshold: Annotated[Share, "MaxNorm radius: the shortest (0) to the longest (1) row."] = 0.1,
     cb_loss: Annotated[Loss, "Class-balanced loss of stage 2."] = "softmax_bce",
+    classifier_epochs: Annotated[Count, "Epochs of stage 2."] = 10,
+    classifier_lr: Annotated[
+        Positive, "Learning rate of stage 2 at batches of 64; scaled with them."
+    ] = 0.01,
 ) -> Stages:
     """Strong weight decay, then a class-balanced loss and MaxNorm on the classifier alone.
 
@@ -109,7 +121,14 @@ def cb_wd_max(
     yield Supervised(model, weight_decay=stage1_weight_decay)
     loss = softmax_bce_loss if cb_loss == "softmax_bce" else F.cross_entropy
     criterion = PerClass(loss, class_balanced_weights(task.class_counts, beta))
-    yield MaxNorm(model, criterion, weight_decay=stage2_weight_decay, threshold=threshold)
+    yield MaxNorm(
+        model,
+        criterion,
+        weight_decay=stage2_weight_decay,
+        threshold=threshold,
+        epochs=classifier_epochs,
+        lr=Rate(classifier_lr, BATCH),
+    )
 
 
 METHODS = (
@@ -120,5 +139,6 @@ METHODS = (
         "Alshammari et al., CVPR 2022",
         ("cross-entropy with weight decay", "class-balanced MaxNorm"),
         note="Its weight decays are the authors' for CIFAR-100-LT, not searched on this data.",
+        first_settings=("stage1_weight_decay",),
     ),
 )
