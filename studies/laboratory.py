@@ -1,0 +1,166 @@
+"""Decide changes of a method on pseudo-tails, one at a time, by a rule that is fixed beforehand.
+
+    python studies/laboratory.py studies/ham10000/decisions.toml --manifest ham10000-lt.csv --out lab
+
+The file lists changes. Each is compared with all that was adopted before it, on every pseudo-tail
+task and seed. A change is adopted if its mean paired gain in balanced accuracy exceeds the standard
+error of that mean and no task loses more than one point on average over its seeds. The held-out
+images of the tasks come from the training and validation parts of the data set; its test part is
+never read. Runs are kept, so an interrupted study goes on where it stopped.
+"""
+
+import argparse
+import hashlib
+import json
+import math
+import os
+import subprocess
+import sys
+import tomllib
+from collections.abc import Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from statistics import fmean, stdev
+from typing import Any
+
+Block = tuple[int, int]  # a task and a seed
+
+
+def gain(before: Mapping[Block, float], after: Mapping[Block, float]) -> dict[str, Any]:
+    """Mean paired gain in points, its standard error, that of each task, and whether to adopt."""
+    pairs = {block: 100 * (after[block] - before[block]) for block in before}
+    tasks = sorted({task for task, _ in pairs})
+    by_task = {task: fmean(v for (t, _), v in pairs.items() if t == task) for task in tasks}
+    mean = fmean(pairs.values())
+    error = stdev(pairs.values()) / math.sqrt(len(pairs))
+    adopted = mean > error and min(by_task.values()) >= -1
+    return {"gain": mean, "error": error, "tasks": list(by_task.values()), "adopted": adopted}
+
+
+def run(job: Mapping[str, Any]) -> None:
+    """Train one run in this process; a finished one is left as it is."""
+    import torch
+
+    import lmd
+
+    torch.set_num_threads(1)
+    folder = Path(job["out"])
+    begun = (folder / "record.json").exists()
+    lmd.train(
+        None if begun else job["data"],
+        method=job["method"],
+        protocol=job["protocol"],
+        settings={**job["settings"], "seed": job["seed"], "workers": 0},
+        columns=job["columns"],
+        out=folder,
+        resume=True,
+        quiet=True,
+        first_stages=job["first_stages"],
+    )
+
+
+def score(folder: Path) -> float:
+    """Balanced accuracy on the held-out part of a task."""
+    record = json.loads((folder / "record.json").read_text(encoding="utf-8"))
+    return float(record["metrics"]["test"]["balanced_accuracy"]["value"])
+
+
+class Laboratory:
+    """Runs of settings on all tasks and seeds, several at a time."""
+
+    def __init__(self, plan: Mapping[str, Any], options: argparse.Namespace) -> None:
+        self.plan, self.options = plan, options
+        self.blocks = [(t, s) for s in plan["seeds"] for t in range(1, plan["tasks"] + 1)]
+
+    def scores(self, method: str, settings: Mapping[str, Any]) -> dict[Block, float]:
+        """Balanced accuracy of each block; what is missing is trained first."""
+        text = json.dumps([method, self.plan["protocol"], settings], sort_keys=True)
+        name = f"{method}-{hashlib.sha256(text.encode()).hexdigest()[:8]}"
+        folders = {
+            b: self.options.out / "runs" / f"{name}-task{b[0]}-seed{b[1]}" for b in self.blocks
+        }
+        with ThreadPoolExecutor(self.options.jobs) as pool:
+            list(pool.map(lambda b: self._train(method, settings, b, folders[b]), self.blocks))
+        return {block: score(folder) for block, folder in folders.items()}
+
+    def _train(self, method: str, settings: Mapping[str, Any], block: Block, out: Path) -> None:
+        task, seed = block
+        record = out / "record.json"
+        if record.exists() and json.loads(record.read_text())["status"] == "finished":
+            return
+        job = {
+            "data": str(self.options.out / "tasks" / f"task-{task}.csv"),
+            "method": method,
+            "protocol": self.plan["protocol"],
+            "settings": dict(settings),
+            "seed": seed,
+            "columns": {"root": str(self.options.root or self.options.manifest.parent)},
+            "out": str(out),
+            "first_stages": str(self.options.out / "first_stages"),
+        }
+        environment = os.environ | {"OMP_NUM_THREADS": "1", "OMP_WAIT_POLICY": "PASSIVE"}
+        command = [sys.executable, __file__, "--job", json.dumps(job)]
+        subprocess.run(command, env=environment, check=True)
+
+    def decide(self) -> None:
+        """Go through the changes in their order, and write ``decisions.json`` after each."""
+        method, settings = self.plan["method"], dict(self.plan["start"])
+        before = self.scores(method, settings)
+        found: list[dict[str, Any]] = []
+        self._write(before, found, settings)
+        for change in self.plan["change"]:
+            trial = settings | change["settings"]
+            after = self.scores(method, trial)
+            result = gain(before, after) | {"name": change["name"], "settings": change["settings"]}
+            result["scores"] = {f"task {t}, seed {s}": v for (t, s), v in after.items()}
+            found.append(result)
+            tasks = " ".join(f"{v:+.1f}" for v in result["tasks"])
+            word = "adopted" if result["adopted"] else "not adopted"
+            mean = f"{result['gain']:+.2f} ± {result['error']:.2f}"
+            print(f"{change['name']}: {mean} (tasks {tasks}): {word}", flush=True)
+            if result["adopted"]:
+                settings, before = trial, after
+            self._write(before, found, settings)
+
+    def _write(
+        self, scores: Mapping[Block, float], found: Sequence[Any], settings: Mapping[str, Any]
+    ) -> None:
+        kept = {f"task {t}, seed {s}": v for (t, s), v in scores.items()}
+        content = {"settings": settings, "scores": kept, "changes": found}
+        path = self.options.out / "decisions.json"
+        path.with_suffix(".part").write_text(json.dumps(content, indent=1) + "\n", encoding="utf-8")
+        path.with_suffix(".part").replace(path)
+
+
+def make_tasks(plan: Mapping[str, Any], options: argparse.Namespace) -> None:
+    """Draw the pseudo-tails, unless they exist."""
+    if (options.out / "tasks" / "task-1.csv").exists():
+        return
+    root = str(options.root or options.manifest.parent)
+    command = [sys.executable, "-m", "lmd", "data", "pseudo-tails", str(options.manifest)]
+    command += ["--root", root, "--tasks", str(plan["tasks"]), "--out", str(options.out / "tasks")]
+    subprocess.run(command, check=True)
+
+
+def main() -> None:
+    """Decide all changes of the file."""
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("decisions", type=Path, nargs="?")
+    parser.add_argument("--manifest", type=Path, help="the data set, with parts")
+    parser.add_argument("--root", type=Path, help="folder of the images; default: the manifest's")
+    parser.add_argument("--out", type=Path, help="folder for tasks, runs and decisions.json")
+    parser.add_argument("--jobs", type=int, default=os.cpu_count() or 1)
+    parser.add_argument("--job", help=argparse.SUPPRESS)
+    options = parser.parse_args()
+    if options.job:
+        run(json.loads(options.job))
+        return
+    if not (options.decisions and options.manifest and options.out):
+        parser.error("DECISIONS, --manifest and --out are needed")
+    plan = tomllib.loads(options.decisions.read_text(encoding="utf-8"))
+    make_tasks(plan, options)
+    Laboratory(plan, options).decide()
+
+
+if __name__ == "__main__":
+    main()
