@@ -22,6 +22,7 @@ from common import Result, clock, finish, median_ratio, one_thread, pixels
 from torch.nn import functional as F
 
 from lmd.base.progress import Display
+from lmd.contract.stage import Task
 from lmd.data.loaders import ImageSet, Normalise, training_batches
 from lmd.methods.lmd.rrl import RRL, RRLSettings
 from lmd.model import build_model, channels_last
@@ -58,11 +59,12 @@ def real(backbone: str, images: ImageSet) -> dict[str, float]:
         image_size=SIZE, backbone=backbone, weights="none", epochs=1, batch_size=BATCH
     )
     cpu = torch.device("cpu")
+    task = Task(torch.bincount(torch.from_numpy(images.labels), minlength=CLASSES), 0)
     with tempfile.TemporaryDirectory() as folder:
         (Path(folder) / "checkpoint").mkdir()
         trainer = Trainer(
             model=model,
-            stages=lambda: iter([RRL(model, RRLSettings(warmup=0.0))]),
+            stages=lambda: iter([RRL(model, task, RRLSettings(warmup=0.0))]),
             train=images,
             validation=None,
             protocol=protocol,

@@ -1,6 +1,6 @@
 """Decide changes of a method on pseudo-tails, one at a time, by a rule that is fixed beforehand.
 
-    python studies/laboratory.py studies/ham10000/decisions.toml --manifest ham10000-lt.csv --out lab
+    python studies/laboratory.py DECISIONS.toml --manifest ham10000-lt.csv --out lab
 
 The file lists changes. Each is compared with all that was adopted before it, on every pseudo-tail
 task and seed. A change is adopted if its mean paired gain in balanced accuracy exceeds the standard
@@ -76,9 +76,8 @@ class Laboratory:
         """Balanced accuracy of each block; what is missing is trained first."""
         text = json.dumps([method, self.plan["protocol"], settings], sort_keys=True)
         name = f"{method}-{hashlib.sha256(text.encode()).hexdigest()[:8]}"
-        folders = {
-            b: self.options.out / "runs" / f"{name}-task{b[0]}-seed{b[1]}" for b in self.blocks
-        }
+        runs = self.options.out / "runs"
+        folders = {b: runs / f"{name}-task{b[0]}-seed{b[1]}" for b in self.blocks}
         with ThreadPoolExecutor(self.options.jobs) as pool:
             list(pool.map(lambda b: self._train(method, settings, b, folders[b]), self.blocks))
         return {block: score(folder) for block, folder in folders.items()}

@@ -8,10 +8,10 @@ from lmd.contract.stage import Batch, Task, prepare
 from lmd.methods.lmd import METHODS
 
 ROWS = {method.key: method for method in METHODS}
-PROFILES = ("default", "paper", "official")
+PROFILES = ("corrected", "paper", "official")
 COUNTS = (30, 10, 4, 1)
 # Raw Gram matrices make steep losses.
-LR = {"default": 1e-2, "paper": 1e-4, "official": 1e-2}
+LR = {"corrected": 1e-2, "paper": 1e-4, "official": 1e-2}
 every_profile = pytest.mark.parametrize("profile", PROFILES)
 
 

@@ -10,7 +10,7 @@ from toys import FakeRun, small_model
 from lmd.base.errors import LmdError
 from lmd.contract.stage import Task, prepare
 from lmd.methods.lmd import METHODS as LMD
-from lmd.model import CosineClassifier, Model
+from lmd.model import CosineClassifier, Model, build_model
 
 
 def test_keys_titles_and_presets():
@@ -23,10 +23,10 @@ def test_keys_titles_and_presets():
     }
 
 
-def test_profiles_change_what_they_name():
-    known = ROWS["lmd"].defaults()
-    for profile, values in ROWS["lmd"].profiles.items():
-        assert all(known[name] != value for name, value in values.items()), profile
+def test_every_profile_sets_all_that_is_ours():
+    corrected = ROWS["lmd"].profiles["corrected"]
+    assert all(corrected.keys() <= values.keys() for values in ROWS["lmd"].profiles.values())
+    assert {"tau", "levels", "classifier", "m_views", "mean_images", "e_tau"} <= corrected.keys()
 
 
 def test_a_cosine_classifier_is_refused_before_any_training():
@@ -57,7 +57,7 @@ def test_every_row_trains_with_a_class_of_one_image(key, profile):
 
 
 def test_the_classifier_is_reset_before_stage_2():
-    model, stages = recipe("default")
+    model, stages = recipe("corrected")
     next(stages)
     with torch.no_grad():
         model.classifier.weight.fill_(5)
@@ -65,26 +65,79 @@ def test_the_classifier_is_reset_before_stage_2():
     assert model.classifier.weight.abs().max() <= 16**-0.5
 
 
+def test_the_classifier_of_stage_1_is_averaged_with_that_of_virtual_features():
+    alone, _, run, _ = stage_two("corrected")
+    with torch.no_grad():
+        kept = alone.model.classifier.weight.clone()
+    alone.start_epoch(run, None)
+    stage, _, run, _ = stage_two("corrected", classifier="averaged")
+    with torch.no_grad():
+        stage.model.classifier.weight.copy_(kept)
+        stage.anchor.copy_(kept)
+        stage.anchor_bias.fill_(3.0)
+        stage.model.classifier.bias.copy_(alone.anchor_bias)
+    stage.start_epoch(run, None)
+    found, virtual = stage.model.classifier, alone.model.classifier
+    torch.testing.assert_close(found.weight, (virtual.weight + kept) / 2)
+    torch.testing.assert_close(found.bias, (virtual.bias + 3) / 2)
+
+
+def test_a_classifier_that_is_kept_stays_under_a_large_penalty():
+    stage, _, run, _ = stage_two("corrected", classifier="kept", weight_penalty=1e6, shrinkage=0.5)
+    before = stage.model.classifier.weight.detach().clone()
+    stage.start_epoch(run, None)
+    torch.testing.assert_close(stage.model.classifier.weight.detach(), before, rtol=0, atol=1e-4)
+    stage, _, run, _ = stage_two("corrected", weight_penalty=1e6, shrinkage=0.5)
+    stage.start_epoch(run, None)
+    assert stage.model.classifier.weight.abs().max() < 1e-4
+
+
+def test_the_teacher_may_go_on_to_stage_2():
+    for keep in ("student", "teacher"):
+        model, stages = recipe("corrected", keep=keep, classifier="kept")
+        first = next(stages)
+        with torch.no_grad():
+            first.teacher.classifier.bias.fill_(7.0)
+        next(stages)
+        assert (model.classifier.bias == 7).all() == (keep == "teacher")
+
+
+def test_levels_widen_the_features_and_leave_the_logits_alone():
+    model, _ = build_model("resnet8", "none", 4, image_size=16)
+    settings = ROWS["lmd"].settings({"levels": 2, "classifier": "kept"})
+    stages = ROWS["lmd"].stages_for(model, Task(torch.tensor(COUNTS), 128), settings)
+    next(stages)
+    images = torch.randn(2, 3, 16, 16)
+    with torch.no_grad():
+        before = model.eval()(images)
+        next(stages)
+        after = model.eval()(images)
+    assert model.levels == ("layer1", "layer2")
+    assert model.classifier.in_features == 128 + 32 + 64
+    torch.testing.assert_close(before, after)
+
+
 def test_ablations():
-    _, stages = recipe("default", "lmd_wo_rrl")
+    _, stages = recipe("corrected", "lmd_wo_rrl")
     stage = next(stages)
     batch = data()
     plain = F.cross_entropy(small_model(4)(batch.views["weak"]), batch.labels)
     torch.testing.assert_close(stage.loss(batch)["loss"], plain)
 
-    stage, groups, run, _ = stage_two("default", "lmd_wo_icc", **QUICK)
+    stage, groups, run, _ = stage_two("corrected", "lmd_wo_icc", **QUICK)
     assert (list(groups), stage.epochs, stage.class_weights(run)) == ([], 1, [])
 
-    stage, _, run, batch = stage_two("default", "lmd_wo_fdc", **QUICK)
+    stage, _, run, batch = stage_two("corrected", "lmd_wo_fdc", **QUICK)
     stage.start_epoch(run, None)
     assert set(stage.loss(batch)) == {"loss", "ce"}
 
-    stage, _, run, batch = stage_two("default", "lmd_wo_vfc", weight_penalty=0.05)
+    stage, _, run, batch = stage_two("corrected", "lmd_wo_vfc", weight_penalty=0.05)
     stage.start_epoch(run, None)
     features, labels = run.drawn[0]
     layer = stage.model.classifier
     weight = layer.weight.detach().clone().requires_grad_()
     loss = F.cross_entropy(F.linear(features, weight, layer.bias), labels)
-    (grad,) = torch.autograd.grad(loss + 0.025 * weight.square().sum(), weight)
+    unit = (features - features.mean(0)).square().sum(1).mean()
+    (grad,) = torch.autograd.grad(loss + 0.025 * unit * weight.square().sum(), weight)
     assert grad.norm() < 1e-3  # the argmin on the real features as they were drawn
     assert "psi" in stage.loss(batch)  # FDC keeps its moments

@@ -17,9 +17,9 @@ def test_row_11_images_of_the_m_step(profile, monkeypatch):
     used = []
     update = ClassGaussians.update
 
-    def watched(self, features, labels, step):
+    def watched(self, features, labels, step, adjust):
         used.append(features)
-        return update(self, features, labels, step)
+        return update(self, features, labels, step, adjust)
 
     monkeypatch.setattr(ClassGaussians, "update", watched)
     stage.start_epoch(run, None)
@@ -98,9 +98,9 @@ def test_row_14_number_of_virtual_features(profile, monkeypatch):
 def test_row_15_optimiser_of_the_m_step(profile, monkeypatch):
     stage, _, run, _ = stage_two(
         profile, counts=(30, 10, 4), virtual_features=600,
-        **({"weight_penalty": 0.01, "shrinkage": 0.0} if profile == "default" else {}),
+        **({"weight_penalty": 0.01, "shrinkage": 0.0} if profile == "corrected" else {}),
     )  # fmt: skip
-    if profile == "default":
+    if profile == "corrected":
         solved = []
         solve = selection.VirtualFeatures.solve
         monkeypatch.setattr(
@@ -142,7 +142,7 @@ def test_row_15_optimiser_of_the_m_step(profile, monkeypatch):
 def test_row_15_regularisers_of_the_argmin(profile):
     stage, _, run, _ = stage_two(profile, counts=(30, 10, 4), m_step="argmin")
     numbers = stage.start_epoch(run, None)
-    if profile == "default":
+    if profile == "corrected":
         assert ("natural", "validation") in run.asked
     else:  # neither the paper nor the released code has any
         assert ("natural", "validation") not in run.asked

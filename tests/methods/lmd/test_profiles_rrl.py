@@ -26,7 +26,7 @@ def test_row_02_when_consistency_starts(profile):
         stage.done = done
         if done in (0, 19, 20, 21, 99) and stage.loss(batch)["sample"].item() == 0:
             off.append(done)
-    assert off == {"default": [0, 19], "paper": [], "official": [0, 19, 20]}[profile]
+    assert off == {"corrected": [0, 19], "paper": [], "official": [0, 19, 20]}[profile]
 
 
 def consistency_inputs(profile):
@@ -89,8 +89,8 @@ def test_row_07_teacher(profile):
         teachers.append(own_head.detach().clone())
         with torch.no_grad():  # equal for all classes, so harmless, and easy to follow
             head.add_(1.0)
-    start = {"default": 2, "paper": 0, "official": 0}[profile]
-    limit = 1 - 1 / (0.3 * 10) if profile == "default" else 0.999
+    start = {"corrected": 2, "paper": 0, "official": 0}[profile]
+    limit = 1 - 1 / (0.3 * 10) if profile == "corrected" else 0.999
     expected = small_model(4).classifier.weight.detach()
     for t in range(start, 10):
         decay = limit if profile == "paper" else min(1 - 1 / (t - start + 1), limit)
@@ -101,7 +101,7 @@ def test_row_07_teacher(profile):
     stage.total = 10_000
     before = own_head.detach().clone()
     stage.step(optimizer, batch)
-    limit = 1 - 1 / 3000 if profile == "default" else 0.999
+    limit = 1 - 1 / 3000 if profile == "corrected" else 0.999
     expected = limit * before + (1 - limit) * head.detach()
     assert (expected - before).abs().max() > 1e-4
     torch.testing.assert_close(own_head.detach(), expected, rtol=1e-6, atol=2e-6)

@@ -6,7 +6,7 @@ from torch import nn
 from torch.nn import functional as F
 from toys import LOGITS, FakeRun, small_model
 
-from lmd.contract.stage import Batch, prepare
+from lmd.contract.stage import Batch, Task, prepare
 from lmd.methods.lmd.rrl import (
     RRL,
     RRLSettings,
@@ -29,11 +29,14 @@ TEACHER_LOGITS = torch.tensor(
 )
 
 
+TASK = Task(torch.tensor([40, 12, 5]), 16)
+
+
 def batch(seed=0, n=6):
     g = torch.Generator().manual_seed(seed)
     weak = torch.randn(n, 3, 8, 8, generator=g)
     strong = 1.5 * weak + torch.randn(n, 3, 8, 8, generator=g)
-    return Batch({"weak": weak, "strong": strong}, torch.arange(n) % 3)
+    return Batch({"weak": weak, "strong": strong, "label": weak}, torch.arange(n) % 3)
 
 
 def lend(stage, **length):
@@ -43,7 +46,8 @@ def lend(stage, **length):
 
 
 def started(epochs=1, steps=10, **settings):
-    stage = RRL(small_model(), RRLSettings(**settings))
+    settings = {"tau": 0.0, "centre": False} | settings
+    stage = RRL(small_model(), TASK, RRLSettings(**settings))
     groups = prepare(stage)
     optimizer = torch.optim.SGD(groups, lr=0.05)
     lend(stage, epochs=epochs, steps=steps)
@@ -151,7 +155,7 @@ def test_the_warm_up_is_plain_cross_entropy_on_the_weak_view():
 
 def test_only_one_view_is_forwarded_in_the_warm_up():
     stage, _ = started(warmup=0.5)
-    weak_only = Batch({"weak": batch().views["weak"]}, batch().labels)
+    weak_only = Batch({"label": batch().views["weak"]}, batch().labels)
     assert torch.isfinite(stage.loss(weak_only)["loss"])
     stage.done = 5
     with pytest.raises(KeyError):
@@ -215,6 +219,55 @@ def test_the_loss_is_the_weighted_sum_of_its_terms():
     t = stage.loss(batch())
     expected = t["ce"] + 3 * (t["sample"] + t["channel"] + t["prob"] / 2)
     torch.testing.assert_close(t["loss"], expected)
+
+
+def test_the_label_loss_sees_the_prior_and_the_consistency_does_not():
+    stage, _ = started(warmup=0.0, tau=1.0)
+    plain, _ = started(warmup=0.0)
+    found, usual = stage.loss(batch()), plain.loss(batch())
+    twin = small_model()
+    logits = twin(batch().views["weak"]) + (TASK.class_counts / 57).log()
+    torch.testing.assert_close(found["ce"], F.cross_entropy(logits, batch().labels))
+    for name in ("sample", "channel", "prob"):
+        torch.testing.assert_close(found[name], usual[name])
+
+
+def test_centred_relations_do_not_see_a_shift_of_all_features():
+    def shifted(stage):
+        with torch.no_grad():
+            before = stage.loss(batch())["sample"]
+            features = stage.model.features
+            stage.model.features = lambda images: features(images) + 5.0
+            return before, stage.loss(batch())["sample"]
+
+    before, after = shifted(started(warmup=0.0, centre=True)[0])
+    torch.testing.assert_close(before, after, rtol=1e-3, atol=1e-5)
+    before, after = shifted(started(warmup=0.0)[0])
+    assert (before - after).abs() > 1e-3
+
+
+def test_relations_and_probabilities_have_weights_of_their_own():
+    t = started(warmup=0.0, lambda_1=2.0, relations=0.3, probabilities=0.7)[0].loss(batch())
+    expected = t["ce"] + 2 * (0.3 * (t["sample"] + t["channel"]) + 0.7 * t["prob"])
+    torch.testing.assert_close(t["loss"], expected)
+
+
+def test_a_sharp_step_uses_the_gradient_at_the_perturbed_weights():
+    stage, optimizer = started(sam=0.1)
+    twin = small_model()
+    stage.step(optimizer, batch())
+    trained = list(twin.parameters())
+    loss = F.cross_entropy(twin(batch().views["weak"]), batch().labels)
+    gradients = torch.autograd.grad(loss, trained)
+    norm = torch.stack([g.norm() for g in gradients]).norm()
+    start = [p.detach().clone() for p in trained]
+    with torch.no_grad():
+        for p, g in zip(trained, gradients, strict=True):
+            p.add_(0.1 * g / norm)
+    loss = F.cross_entropy(twin(batch().views["weak"]), batch().labels)
+    gradients = torch.autograd.grad(loss, trained)
+    for p, old, g in zip(stage.model.parameters(), start, gradients, strict=True):
+        torch.testing.assert_close(p.detach(), old - 0.05 * g)
 
 
 def test_half_precision_keeps_the_relations_in_float32():

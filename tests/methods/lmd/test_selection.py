@@ -101,7 +101,7 @@ class Table:
     def shrunk(self, shrinkage):
         return Table(self.hits, shrinkage)
 
-    def solve(self, weight, bias, penalty, *, trial=False):
+    def solve(self, weight, bias, penalty, anchor, *, trial=False):
         # Image i has the feature e_i and class i % 2: its column says what is predicted.
         hits, sure = self.hits.get((self.shrinkage, penalty), (0, 1.0))
         predicted = [(i % 2) if i // 2 < hits else 1 - i % 2 for i in range(200)]
