@@ -22,7 +22,7 @@ import pytest
 import torch
 from rich.console import Console
 from safetensors.torch import load_file, save_file
-from toys import ROOT, toy_images, weights_of, write_npz
+from toys import ROOT, quick, toy_images, weights_of, write_npz
 
 from lmd.base.distributed import NotShareable, check_same, cut, in_turn, joined, rank, world
 from lmd.base.errors import LmdError
@@ -40,8 +40,11 @@ EXACT = 1e-12
 COUNTS = (9, 5, 3, 1)
 CPU = torch.device("cpu")
 # Resampling, counts over the batch, relations and a teacher, two views in one pass, two streams,
-# two passes in one step, noise; with stage 2 of each.
-TWO = ("ce", "rs", "seesaw", "lmd", "cicl", "bal_mixup", "fcd", "gcl")
+# two passes in one step, noise, an average; with stage 2 of each.
+TWO = (
+    *("ce", "rs", "seesaw", "lmd", "cicl", "bal_mixup", "fcd", "gcl"),
+    "balanced_softmax_two_views_ema",
+)
 SMALL = {"backbone": "resnet8", "weights": "none", "image_size": 16, "batch_size": 9, "workers": 0}
 
 Job = dict[str, Any]
@@ -76,7 +79,7 @@ def make_trainer(key: str, folder: Path, stop: int | None = None) -> Trainer:
         model.classifier.float()
     task = Task(torch.tensor(COUNTS), model.classifier.in_features)
     # Without the search on validation, which only takes time here.
-    settings = {"shrinkage": 0.5, "weight_penalty": 0.01} if key == "lmd" else {}
+    settings = {"shrinkage": 0.5, "weight_penalty": 0.01} if key == "lmd" else quick(key)
     (folder / "checkpoint").mkdir(parents=True, exist_ok=True)
 
     def stages() -> Any:

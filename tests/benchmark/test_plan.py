@@ -10,7 +10,7 @@ from lmd.base.errors import LmdError
 from lmd.benchmark.grid import load_grid, shipped_grids
 from lmd.benchmark.plan import grid_hash, read_plan, write_plan
 from lmd.benchmark.planning import plan_grid
-from lmd.benchmark.state import differences
+from lmd.benchmark.state import differences, progress
 from lmd.cli.commands import parse_settings
 from lmd.methods import METHODS, PAPER
 from lmd.protocol import load_protocol
@@ -158,6 +158,20 @@ def test_requests_are_compared_but_for_loader_workers() -> None:
     now = {"data": "a", "protocol": {"lr": 0.2, "workers": 3}, "settings": {"gamma": 2}}
     assert differences(before, before | {"protocol": {"lr": 0.1, "workers": 3}}) == []
     assert differences(before, now) == ["lr: 0.1 → 0.2", "gamma: None → 2"]
+    # A run from before the protocol had views trained on weak ones.
+    for views, found in (("weak", []), ("strong", ["views: weak → strong"])):
+        chosen = {"protocol": before["protocol"] | {"views": views}}  # type: ignore[operator]
+        assert differences(before, before | chosen) == found
+
+
+def test_progress_counts_the_epochs_of_a_classifier_s_own_budget(tmp_path: Path) -> None:
+    rows = 'methods = ["decoupling", "cicl", "lmd", "ce"]\n[settings]\nclassifier_epochs = 7\n'
+    plan = plan_grid(write(tmp_path, BASE + rows))
+    totals = {run.method: progress(run, tmp_path).total for run in plan.runs}
+    protocol = plan.runs[0].request["protocol"]
+    first, last = protocol["epochs"], protocol["stage2_epochs"]
+    expected = {"decoupling": first + 7, "cicl": first + 1 + 7, "lmd": first + last, "ce": first}
+    assert totals == expected
 
 
 @pytest.mark.parametrize("value", [1e-5, True, 'a "b"', [1, [2.5]], {"a b": {"c": 1}}])

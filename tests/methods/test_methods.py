@@ -1,6 +1,7 @@
 """The table of methods: its order and roles, and what many rows have in common."""
 
 import ast
+import re
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 from typing import Any
@@ -32,6 +33,11 @@ def test_rows_of_the_paper_stand_in_its_order_and_others_before_lmd() -> None:
     assert [m.key for m in in_paper_order(reversed(PAPER))] == list(PAPER)
     with pytest.raises(LmdError, match="unknown method 'nonsense'; the methods are: ce, ce_strong"):
         find_method("nonsense")
+
+
+def test_the_class_mix_of_a_row_is_that_of_its_training() -> None:
+    found = {key for key, row in METHODS.items() if row.prior == "training"}
+    assert found == {"ce", "ce_strong", "focal", "bal_mixup", "fs", "fs_crt"}
 
 
 def test_an_ablation_is_related_to_its_method() -> None:
@@ -156,6 +162,15 @@ def test_only_what_is_trainable_moves(key):
             if name.startswith("average."):
                 continue  # it follows what is trained (test_averaging.py)
             assert (id(p) in trained) != torch.equal(p, before[name]), name
+
+
+def test_the_page_on_fairness_has_every_row_once() -> None:
+    page = (ROOT / "docs" / "fairness.md").read_text(encoding="utf-8")
+    firsts = [line.split("|")[1] for line in page.splitlines() if line.startswith("| `")]
+    keys = [key for first in firsts for key in re.findall(r"`(\w+)`", first)]
+    assert sorted(keys) == sorted(METHODS)
+    count = (ROOT / "docs" / "benchmark.md").read_text(encoding="utf-8")
+    assert f'or "all" ({len(METHODS)})' in count
 
 
 def test_no_method_is_named_outside_methods() -> None:
