@@ -140,3 +140,14 @@ def pixels(n: int, size: int, seed: int = 0) -> np.ndarray:
     rng = np.random.default_rng(seed)
     coarse = rng.integers(0, 256, (n, 8, 8, 3), dtype=np.uint8)
     return np.stack([cv2.resize(c, (size, size), interpolation=cv2.INTER_CUBIC) for c in coarse])
+
+
+def photographs(folder: Path, count: int) -> list[Path]:
+    """JPEG files of 600 x 450 px, as in archives of dermatoscopic images."""
+    import cv2
+
+    coarse = np.random.default_rng(0).integers(0, 256, (count, 15, 20, 3), dtype=np.uint8)
+    paths = [folder / f"{number}.jpg" for number in range(count)]
+    for path, each in zip(paths, coarse, strict=True):
+        cv2.imwrite(str(path), cv2.resize(each, (600, 450), interpolation=cv2.INTER_CUBIC))
+    return paths

@@ -15,7 +15,7 @@ from pathlib import Path
 
 import numpy as np
 import torch
-from common import Result, finish, median_ratio, one_thread, pixels, side_by_side
+from common import Result, finish, median_ratio, one_thread, photographs, pixels, side_by_side
 
 from lmd.data.loaders import Normalise
 from lmd.deploy.export import export_onnx
@@ -38,17 +38,6 @@ def settle(model: Model, pre: Preprocessing) -> None:
     model.eval()
 
 
-def photographs(folder: Path) -> list[Path]:
-    """JPEG files of 600 x 450 px, as in archives of dermatoscopic images."""
-    import cv2
-
-    coarse = np.random.default_rng(0).integers(0, 256, (FILES, 15, 20, 3), dtype=np.uint8)
-    paths = [folder / f"{number}.jpg" for number in range(FILES)]
-    for path, each in zip(paths, coarse, strict=True):
-        cv2.imwrite(str(path), cv2.resize(each, (600, 450), interpolation=cv2.INTER_CUBIC))
-    return paths
-
-
 def measure(backbone: str, repeats: int) -> list[Result]:
     model, pre = build_model(backbone, "none", CLASSES, image_size=SIZE, seed=0)
     settle(model, pre)
@@ -67,7 +56,7 @@ def measure(backbone: str, repeats: int) -> list[Result]:
     calls = {k: lambda e=e: [e.probabilities(images) for _ in range(3)] for k, e in engines.items()}
     seconds = side_by_side(calls, repeats)
     with tempfile.TemporaryDirectory() as folder:
-        files = photographs(Path(folder))
+        files = photographs(Path(folder), FILES)
         whole = {k: lambda e=e: Predictor(e).predict(files) for k, e in engines.items()}
         found += [call().probabilities for call in whole.values()]
         taken = side_by_side(whole, repeats)

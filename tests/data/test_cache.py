@@ -6,6 +6,7 @@ from PIL import Image
 
 from lmd.base.errors import LmdError
 from lmd.data.cache import decode
+from lmd.data.resizing import resize
 from lmd.data.sources import open_table
 from lmd.data.table import Table
 
@@ -83,3 +84,23 @@ def test_a_cache_that_cannot_be_written_says_so(folder: Path, tmp_path: Path) ->
     (tmp_path / "file").write_text("")
     with pytest.raises(LmdError, match="LMD_CACHE"):
         decode(open_table(folder), 16, folder=tmp_path / "file" / "cache")
+
+
+def test_files_are_decoded_at_full_size_and_resized_by_the_rule(tmp_path: Path) -> None:
+    rng = np.random.default_rng(0)
+    for name in ("a", "b"):
+        (tmp_path / "data" / name).mkdir(parents=True)
+        pixels = rng.integers(0, 256, (120, 160, 3), dtype=np.uint8)
+        Image.fromarray(pixels).save(tmp_path / "data" / name / "0.jpg")
+    _, found, _ = decode(open_table(tmp_path / "data"), 16, folder=tmp_path / "cache")
+    for pixels, name in zip(found, ("a", "b"), strict=True):
+        with Image.open(tmp_path / "data" / name / "0.jpg") as image:
+            np.testing.assert_array_equal(pixels, resize(np.asarray(image), 16))
+
+
+def test_pixels_of_another_rule_are_not_used(folder: Path, tmp_path: Path, monkeypatch) -> None:
+    decode(open_table(folder), 16, folder=tmp_path / "cache")
+    monkeypatch.setattr("lmd.data.cache.RULE", "v3")
+    table, counting = counted(folder)
+    decode(table, 16, folder=tmp_path / "cache")
+    assert counting.reads == 6

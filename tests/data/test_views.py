@@ -4,7 +4,8 @@ import pytest
 from toys import SHARED
 
 from lmd.data import views
-from lmd.data.views import VIEWS, resize
+from lmd.data.resizing import resize
+from lmd.data.views import VIEWS
 
 HAM = SHARED / "data" / "ham10000" / "images"
 
@@ -241,25 +242,6 @@ def test_grid_dropout_blackens_about_a_quarter_and_nothing_else(size):
     assert not np.array_equal(
         views.grid_dropout(image, (0.0, 0.0)), views.grid_dropout(image, (0.5, 0.9))
     )
-
-
-def test_resize_squashes_to_a_square():
-    image = smooth_image(150)
-    wide = cv2.resize(image, (200, 150), interpolation=cv2.INTER_LINEAR)
-    small, large = resize(wide, 32), resize(wide, 512)
-    assert small.shape == (32, 32, 3)
-    assert large.shape == (512, 512, 3)
-    assert small.dtype == large.dtype == np.uint8
-    assert distance(small, resize(image, 32)) < 2  # the same content, whatever its aspect
-    np.testing.assert_array_equal(resize(image, 150), image)
-
-
-def test_shrinking_averages_and_growing_interpolates():
-    board = np.zeros((64, 64, 3), np.uint8)
-    board[::2, ::2] = board[1::2, 1::2] = 200
-    assert set(resize(board, 16).ravel().tolist()) == {100}
-    steps = resize(smooth_image(32), 128).astype(int)
-    assert np.abs(np.diff(steps, axis=1)).max() < 12
 
 
 @pytest.mark.skipif(not HAM.is_dir(), reason="the HAM10000 images are not on this machine")

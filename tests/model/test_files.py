@@ -95,6 +95,7 @@ def test_file_is_plain_float32_and_readable_by_others(tmp_path: Path) -> None:
         "image_size": 32,
         "mean": [0.485, 0.456, 0.406],
         "std": [0.229, 0.224, 0.225],
+        "resize": "v2",
     }
     assert content["class_counts"] == [500, 50, 5]
     assert content["temperature"] == 1.25

@@ -20,7 +20,7 @@ def test_seed_decides_alone() -> None:
     assert all(torch.equal(states[0][k], states[1][k]) for k in states[0])
     assert not torch.equal(states[0]["encoder.conv1.weight"], states[2]["encoder.conv1.weight"])
     assert not torch.equal(states[0]["classifier.weight"], states[2]["classifier.weight"])
-    assert preprocessing == Preprocessing(32, (0.485, 0.456, 0.406), (0.229, 0.224, 0.225))
+    assert preprocessing == Preprocessing(32, (0.485, 0.456, 0.406), (0.229, 0.224, 0.225), "v2")
     assert first.training
 
 

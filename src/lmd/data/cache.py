@@ -13,10 +13,12 @@ from numpy.typing import NDArray
 
 from lmd.base.errors import LmdError
 from lmd.base.folders import cache_folder
+from lmd.data.resizing import resize
 from lmd.data.table import Table
-from lmd.data.views import resize
 
 Tick = Callable[[int, int], None]
+# Changes with the rules of reading and resizing, so that no pixels of another rule are used.
+RULE = "v2"
 IN_MEMORY = ("synthetic", "arrays")
 
 
@@ -46,7 +48,7 @@ def decode(
 
 
 def _key(table: Table, size: int) -> str:
-    digest = hashlib.sha256(f"1 {size} {table.signature}".encode())
+    digest = hashlib.sha256(f"{RULE} {size} {table.signature}".encode())
     digest.update(np.ascontiguousarray(table.rows).tobytes())
     return digest.hexdigest()[:32]
 
@@ -81,7 +83,7 @@ def _fill(
 
     def one(i: int) -> str | None:
         try:
-            pixels[i] = resize(table.read(i, at_least=size), size)
+            pixels[i] = resize(table.read(i), size)
         except LmdError as error:
             pixels[i] = 0
             return str(error)

@@ -33,10 +33,6 @@ class FileImages:
         """RGB ``(H, W, 3)``, decoded at every call."""
         return read_image(self.paths[row])
 
-    def read_at_least(self, row: int, side: int) -> NDArray[np.uint8]:
-        """RGB ``(H, W, 3)``; a large JPEG is decoded at 1/2, 1/4 or 1/8 of its size."""
-        return read_image(self.paths[row], at_least=side)
-
 
 def read_image(path: str | Path, at_least: int | None = None) -> NDArray[np.uint8]:
     """RGB pixels ``(H, W, 3)`` of a file.

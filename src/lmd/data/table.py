@@ -2,7 +2,7 @@
 
 import hashlib
 from dataclasses import dataclass, replace
-from typing import Protocol, runtime_checkable
+from typing import Protocol
 
 import numpy as np
 from numpy.typing import NDArray
@@ -15,15 +15,6 @@ class Images(Protocol):
 
     def read(self, row: int) -> NDArray[np.uint8]:
         """The image of one row, RGB ``(H, W, 3)``; an ``LmdError`` if it cannot be read."""
-        ...
-
-
-@runtime_checkable
-class ShrinkingImages(Images, Protocol):
-    """Images that can be decoded at a fraction of their size, which is faster."""
-
-    def read_at_least(self, row: int, side: int) -> NDArray[np.uint8]:
-        """Like ``read``, but maybe smaller: no side becomes shorter than ``side``."""
         ...
 
 
@@ -77,12 +68,9 @@ class Table:
     def __len__(self) -> int:
         return len(self.ids)
 
-    def read(self, i: int, at_least: int | None = None) -> NDArray[np.uint8]:
-        """RGB pixels ``(H, W, 3)`` of the i-th image; see ``read_at_least`` for ``at_least``."""
-        row = int(self.rows[i])
-        if at_least is not None and isinstance(self.images, ShrinkingImages):
-            return self.images.read_at_least(row, at_least)
-        return self.images.read(row)
+    def read(self, i: int) -> NDArray[np.uint8]:
+        """RGB pixels ``(H, W, 3)`` of the i-th image."""
+        return self.images.read(int(self.rows[i]))
 
     def take(self, index: NDArray[np.int64] | NDArray[np.bool_]) -> "Table":
         """The chosen images, in the chosen order; the classes stay."""

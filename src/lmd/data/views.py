@@ -35,16 +35,6 @@ MAX_CONTRAST = 0.2
 GRID_CELLS, GRID_HOLE = 10, 0.5
 
 
-def resize(image: Image, size: int) -> Image:
-    """Squash ``(H, W, 3)`` to ``(size, size, 3)``; as in the paper the aspect ratio is lost."""
-    height, width = image.shape[:2]
-    if (height, width) == (size, size):
-        return np.ascontiguousarray(image)
-    # Averaging avoids moiré when shrinking, but would make blocks when enlarging.
-    method = cv2.INTER_AREA if height * width >= size * size else cv2.INTER_CUBIC
-    return _uint8(cv2.resize(image, (size, size), interpolation=method))
-
-
 def flip(image: Image, horizontal: bool, vertical: bool) -> Image:
     """Mirror left to right, top to bottom, both or neither."""
     if not (horizontal or vertical):

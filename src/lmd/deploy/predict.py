@@ -17,8 +17,8 @@ from lmd.base.errors import LmdError
 from lmd.base.files import atomic_write
 from lmd.data.loaders import Normalise
 from lmd.data.reading import read_image
+from lmd.data.resizing import resize, resize_v1
 from lmd.data.sources.walk import images_below
-from lmd.data.views import resize
 from lmd.model import Model, ModelSpec, channels_last, load_model
 
 Image = str | Path | NDArray[np.uint8]
@@ -32,7 +32,7 @@ class TorchEngine:
         self.model = channels_last(model.to(self.device)).eval()
         self.spec = spec
         pre = spec.preprocessing
-        self.classes, self.image_size = spec.classes, pre.image_size
+        self.classes, self.image_size, self.rule = spec.classes, pre.image_size, pre.resize
         self._normalise = Normalise.of(pre.mean, pre.std, self.device)
 
     def probabilities(self, pixels: NDArray[np.uint8]) -> NDArray[np.float32]:
@@ -74,7 +74,9 @@ class OnnxEngine:
                 "make it with `lmd export RUN --onnx FILE`"
             )
         self.classes: tuple[str, ...] = tuple(json.loads(about["classes"]))
-        self.image_size = int(json.loads(about["spec"])["preprocessing"]["image_size"])
+        preprocessing = json.loads(about["spec"])["preprocessing"]
+        self.image_size = int(preprocessing["image_size"])
+        self.rule: str = preprocessing.get("resize", "v1")
 
     def probabilities(self, pixels: NDArray[np.uint8]) -> NDArray[np.float32]:
         """Of images already resized ``(B, S, S, 3)``: ``(B, K)``."""
@@ -148,13 +150,14 @@ class Predictor:
         self, images: Sequence[Image], batch_size: int
     ) -> Iterator[list[tuple[str, NDArray[np.uint8] | LmdError]]]:
         """Batches of names and pixels ``(S, S, 3)`` or errors, read one batch ahead."""
-        size = self.engine.image_size
+        size, old = self.engine.image_size, self.engine.rule == "v1"
 
         def one(item: tuple[int, Image]) -> tuple[str, NDArray[np.uint8] | LmdError]:
             number, image = item
             name = str(image) if isinstance(image, str | Path) else f"image {number}"
             try:
-                return name, resize(_as_pixels(image, name, size), size)
+                pixels = _as_pixels(image, name, size if old else None)
+                return name, (resize_v1 if old else resize)(pixels, size)
             except LmdError as error:
                 return name, error
 
@@ -191,9 +194,9 @@ def find_images(paths: Iterable[str | Path]) -> list[Path]:
     return found
 
 
-def _as_pixels(image: Image, name: str, size: int) -> NDArray[np.uint8]:
+def _as_pixels(image: Image, name: str, at_least: int | None) -> NDArray[np.uint8]:
     if isinstance(image, str | Path):
-        return read_image(image, at_least=size)
+        return read_image(image, at_least=at_least)
     if image.dtype != np.uint8 or image.ndim != 3 or image.shape[2] != 3 or image.size == 0:
         raise LmdError(
             f"{name} must be an RGB array of uint8 with shape (H, W, 3); "

@@ -1,6 +1,6 @@
 """The network that methods train: an encoder and a classifier."""
 
-from typing import Annotated
+from typing import Annotated, Literal
 
 import torch
 from pydantic import ConfigDict, Field
@@ -75,11 +75,15 @@ def channels_last(model: Model) -> Model:
 
 @dataclass(frozen=True, config=STRICT)
 class Preprocessing:
-    """Square images of ``image_size`` pixels; values in 0..1 become ``(x - mean) / std``, RGB."""
+    """Square images of ``image_size`` pixels; values in 0..1 become ``(x - mean) / std``, RGB.
+
+    ``resize`` names the rule of decoding and resizing; files without it are older than ``"v2"``.
+    """
 
     image_size: Annotated[int, Field(gt=0)]
     mean: tuple[float, float, float]
     std: tuple[Positive, Positive, Positive]
+    resize: Literal["v1", "v2"] = "v1"
 
 
 def build_model(
@@ -100,7 +104,7 @@ def build_model(
         torch.manual_seed(seed)
         model, base = assemble(backbone, weights, classes, head)
     _try_size(model, backbone, image_size)
-    return model, Preprocessing(image_size, base.mean, base.std)
+    return model, Preprocessing(image_size, base.mean, base.std, "v2")
 
 
 def assemble(

@@ -41,7 +41,7 @@ def test_folder_of_class_folders(tmp_path):
     assert not table.synthetic
     np.testing.assert_array_equal(table.read(2), np.full((2, 3, 3), (2, 0, 0)))
     np.testing.assert_array_equal(table.take(np.array([2, 0])).read(1), table.read(0))
-    assert table.read(2, at_least=1).shape == (2, 3, 3)
+    assert table.read(2).shape == (2, 3, 3)
 
 
 def test_folder_of_parts(tmp_path):
