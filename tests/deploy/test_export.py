@@ -132,6 +132,6 @@ def test_the_command(exported, tmp_path):
     assert isinstance(refused.exception, LmdError)
     done = CliRunner().invoke(app, [*arguments, "--overwrite"])
     assert done.exit_code == 0, done.output
-    assert "uint8 (B, 16, 16, 3)" in done.output
+    assert "uint8 (B, H, W, 3), RGB, any size" in done.output
     found = load(target).engine.probabilities(images(2))
     np.testing.assert_allclose(found, load(path).engine.probabilities(images(2)), atol=1e-6)

@@ -223,7 +223,10 @@ def export(
     engine = OnnxEngine(written)
     side, classes = engine.image_size, len(engine.classes)
     typer.echo(f"{written}: {written.stat().st_size / 1e6:.1f} MB, {classes} classes")
-    typer.echo(f"in   images         uint8 (B, {side}, {side}, 3), RGB, already resized")
+    size = "(B, H, W, 3), RGB, any size"
+    if engine.rule == "v1":
+        size = f"(B, {side}, {side}, 3), RGB, already resized"
+    typer.echo(f"in   images         uint8 {size}")
     typer.echo(f"out  probabilities  float32 (B, {classes})")
     typer.echo(f"Try it: lmd predict {written} IMAGES --out predictions.csv")
 

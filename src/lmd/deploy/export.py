@@ -1,8 +1,9 @@
 """Export of a shipped model as one ONNX file that needs neither lmd nor torch.
 
-The graph takes RGB ``images (B, S, S, 3)`` of uint8, resized to the model's size, and returns
-``probabilities (B, K)`` of float32; normalisation, temperature and softmax are inside. The metadata
-has ``classes``, a JSON list in the order of the columns, and ``spec``, the model's description.
+The graph takes RGB ``images (B, H, W, 3)`` of uint8, of any size, and returns ``probabilities (B,
+K)`` of float32; resizing, normalisation, temperature and softmax are inside. (A model with the old
+rule of resizing takes images that have its size already.) The metadata has ``classes``, a JSON list
+in the order of the columns, and ``spec``, the model's description.
 """
 
 import dataclasses
@@ -20,6 +21,7 @@ from torch import Tensor, nn
 
 from lmd.base.errors import LmdError
 from lmd.base.files import atomic_write
+from lmd.deploy.resize_graph import with_resize
 from lmd.model import Model, ModelSpec, load_model
 
 OPSET = 18  # all recent versions of onnxruntime support it
@@ -64,6 +66,8 @@ def export_onnx(run_folder: str | Path, path: str | Path, *, overwrite: bool = F
         raw = Path(folder) / "model.onnx"
         _trace(Deployed(model, spec).eval(), spec, raw)
         graph = onnx.load(raw)
+    if spec.preprocessing.resize == "v2":
+        graph = with_resize(graph, spec.preprocessing.image_size, OPSET)
     del graph.metadata_props[:]
     about = json.dumps(dataclasses.asdict(spec), ensure_ascii=False)
     classes = json.dumps(spec.classes, ensure_ascii=False)
@@ -84,7 +88,8 @@ def _trace(deployed: Deployed, spec: ModelSpec, path: Path) -> None:
             deployed,
             (example,),
             path,
-            input_names=["images"],
+            # Without the resizing part, the model itself takes the images.
+            input_names=["images" if spec.preprocessing.resize == "v1" else "pixels"],
             output_names=["probabilities"],
             dynamic_shapes={"images": {0: torch.export.Dim("batch", min=1)}},
             opset_version=OPSET,
