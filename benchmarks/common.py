@@ -44,20 +44,24 @@ def one_thread() -> None:
     torch.set_num_threads(1)
 
 
-def clock(work: Callable[[], Any]) -> float:
+def clock(work: Callable[[], Any], now: Callable[[], float] = time.perf_counter) -> float:
     """Seconds of one call."""
     gc.collect()
-    start = time.perf_counter()
+    start = now()
     work()
-    return time.perf_counter() - start
+    return now() - start
 
 
-def side_by_side(sides: dict[str, Callable[[], Any]], repeats: int) -> dict[str, list[float]]:
+def side_by_side(
+    sides: dict[str, Callable[[], Any]],
+    repeats: int,
+    now: Callable[[], float] = time.perf_counter,
+) -> dict[str, list[float]]:
     """Seconds of each side, measured in turns, so that a busy moment affects all sides."""
     found: dict[str, list[float]] = {name: [] for name in sides}
     for _ in range(repeats):
         for name, work in sides.items():
-            found[name].append(clock(work))
+            found[name].append(clock(work, now))
     return found
 
 

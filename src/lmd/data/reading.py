@@ -5,13 +5,14 @@ import warnings
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
+import cv2
 import numpy as np
 from numpy.typing import NDArray
-from PIL import Image, ImageOps
+from PIL import Image
 
 from lmd.base.errors import LmdError
+from lmd.data.pixels import ORIENTATION, as_uint8, pillow_pixels
 
 DICOM_SUFFIXES = frozenset({".dcm", ".dicom"})
 SUFFIXES = DICOM_SUFFIXES | {
@@ -34,14 +35,18 @@ class FileImages:
         return read_image(self.paths[row])
 
 
-def read_image(path: str | Path, at_least: int | None = None) -> NDArray[np.uint8]:
+def read_image(
+    path: str | Path, *, at_least: int | None = None, old: bool = False
+) -> NDArray[np.uint8]:
     """RGB pixels ``(H, W, 3)`` of a file.
 
     The EXIF orientation is applied, transparent pixels become black, only the first frame or page
-    is read, and colour profiles are ignored. 16-bit grey values are scaled by their full range (a
-    12-bit TIFF by 4095); 32-bit integers and floats outside [0, 1] are stretched from minimum to
-    maximum. DICOM files are windowed, see ``lmd.data.sources.dicom``. With ``at_least`` a JPEG may
-    be decoded at 1/2, 1/4 or 1/8 of its size, but no side becomes shorter than that.
+    is read, and colour profiles are ignored. 16-bit values are scaled by their full range (a 12-bit
+    TIFF by 4095); 32-bit integers and floats outside [0, 1] are stretched from minimum to maximum.
+    DICOM files are windowed, see ``lmd.data.sources.dicom``. With ``at_least``, for thumbnails, a
+    JPEG may be decoded at 1/2, 1/4 or 1/8 of its size, but no side becomes shorter than that.
+    ``old`` is the rule of models without ``preprocessing.resize``: 16-bit colour keeps its upper 8
+    bits, and DICOM without a window is always stretched.
     """
     path = Path(path)
     if not path.is_file():
@@ -49,13 +54,13 @@ def read_image(path: str | Path, at_least: int | None = None) -> NDArray[np.uint
     if is_dicom(path):
         from lmd.data.sources.dicom import read_dicom
 
-        return read_dicom(path)
+        return read_dicom(path, old=old)
     try:
         with warnings.catch_warnings():
             # Pillow warns about odd metadata, and about sizes that are checked below.
             warnings.filterwarnings("ignore", module=r"PIL\.")
             warnings.simplefilter("ignore", Image.DecompressionBombWarning)
-            return _decode(path, at_least)
+            return _decode(path, at_least, old)
     except (LmdError, MemoryError):
         raise
     except Image.DecompressionBombError:
@@ -109,53 +114,28 @@ def file_signature(ids: Sequence[str], paths: Sequence[Path]) -> str:
     return digest.hexdigest()
 
 
-def stretch(values: NDArray[Any]) -> NDArray[np.uint8]:
-    """Scale the minimum to 0 and the maximum to 255; all 0 if they are equal."""
-    wide = values.astype(np.float64)
-    if not np.isfinite(wide).all():
-        raise ValueError("it has values that are not finite")
-    low, high = wide.min(), wide.max()
-    return as_uint8((wide - low) / (high - low) if high > low else wide - low)
-
-
-def as_uint8(unit: NDArray[np.float64]) -> NDArray[np.uint8]:
-    """Scale [0, 1] to the nearest integers in 0 … 255."""
-    return np.floor(np.clip(unit, 0, 1) * 255 + 0.5).astype(np.uint8)
-
-
-def _decode(path: Path, at_least: int | None) -> NDArray[np.uint8]:
+def _decode(path: Path, at_least: int | None, old: bool) -> NDArray[np.uint8]:
     with Image.open(path) as image:
         if image.width * image.height > MAX_PIXELS:
             raise too_large(path)
+        deep = None if old else _deep_colour(path, image)
+        if deep is not None:
+            return deep
         if at_least is not None:
             image.draft(None, (at_least, at_least))
         image.load()
-        top, inverted = _grey_range(image)
-        upright = ImageOps.exif_transpose(image)
-    if upright.mode == "F" or upright.mode.startswith("I"):
-        grey = _eight_bits(np.asarray(upright), top)
-        return np.repeat((255 - grey if inverted else grey)[:, :, None], 3, axis=2)
-    if upright.has_transparency_data:
-        upright = upright.convert("RGBA")
-        black = Image.new("RGBA", upright.size, (0, 0, 0, 255))
-        upright = Image.alpha_composite(black, upright)
-    return np.array(upright.convert("RGB"), dtype=np.uint8)
+        return pillow_pixels(image)
 
 
-def _grey_range(image: Image.Image) -> tuple[int | None, bool]:
-    """The largest possible grey value, if the format defines it, and whether 0 means white."""
-    tags = getattr(image, "tag_v2", {})
-    bits = tags.get(258, (16,))  # BitsPerSample
-    inverted = tags.get(262, 1) == 0  # PhotometricInterpretation, which Pillow does not apply here
-    if image.mode.startswith("I;16"):
-        return 2 ** int(bits[0] if isinstance(bits, tuple) else bits) - 1, inverted
-    # Older versions of Pillow open 16-bit PNG, and all open wide PGM, as 32-bit integers.
-    return (65535 if image.format in {"PNG", "PPM"} else None), inverted
-
-
-def _eight_bits(values: NDArray[Any], top: int | None) -> NDArray[np.uint8]:
-    if top is not None:
-        return as_uint8(values.astype(np.float64) / top)
-    if values.dtype.kind == "f" and values.min() >= 0 and values.max() <= 1:
-        return as_uint8(values.astype(np.float64))
-    return stretch(values)
+def _deep_colour(path: Path, image: Image.Image) -> NDArray[np.uint8] | None:
+    """Colour of 16 bits, of which Pillow keeps only the upper 8; ``None`` if the file has less."""
+    if image.mode not in {"RGB", "RGBA", "LA"} or ";16" not in str(getattr(image, "tile", "")):
+        return None
+    data = np.frombuffer(path.read_bytes(), np.uint8)
+    found = cv2.imdecode(data, cv2.IMREAD_UNCHANGED | cv2.IMREAD_IGNORE_ORIENTATION)
+    if found is None or found.dtype != np.uint16 or found.ndim != 3 or found.shape[2] < 3:
+        return None
+    order = [2, 1, 0, 3][: found.shape[2]]  # OpenCV has blue first
+    upright = Image.fromarray(as_uint8(found[:, :, order] / 65535))
+    upright.getexif()[ORIENTATION] = image.getexif().get(ORIENTATION, 1)
+    return pillow_pixels(upright)

@@ -7,6 +7,8 @@ from typing import Protocol
 import numpy as np
 from numpy.typing import NDArray
 
+from lmd.data.pixels import array_pixels
+
 PARTS = ("train", "validation", "test")
 
 
@@ -28,8 +30,7 @@ class ArrayImages:
         """RGB ``(H, W, 3)``; grey values are repeated."""
         for block in self.blocks:
             if row < len(block):
-                image = block[row]
-                return np.stack([image] * 3, axis=-1) if image.ndim == 2 else image.copy()
+                return array_pixels(block[row])
             row -= len(block)
         raise IndexError(row)
 

@@ -12,16 +12,18 @@ from pathlib import Path
 import numpy as np
 import torch
 from numpy.typing import NDArray
+from PIL.Image import Image as PillowImage
 
 from lmd.base.errors import LmdError
 from lmd.base.files import atomic_write
 from lmd.data.loaders import Normalise
+from lmd.data.pixels import rgb_pixels
 from lmd.data.reading import read_image
 from lmd.data.resizing import resize, resize_v1
 from lmd.data.sources.walk import images_below
 from lmd.model import Model, ModelSpec, channels_last, load_model
 
-Image = str | Path | NDArray[np.uint8]
+Image = str | Path | PillowImage | NDArray[np.uint8] | NDArray[np.uint16]
 
 
 class TorchEngine:
@@ -112,7 +114,7 @@ class Prediction:
 
 
 class Predictor:
-    """Predicts images of any size, given as paths or as RGB arrays ``(H, W, 3)`` of uint8."""
+    """Predicts images of any size, given as paths, folders, Pillow images or arrays."""
 
     def __init__(self, engine: TorchEngine | OnnxEngine) -> None:
         self.engine = engine
@@ -120,13 +122,18 @@ class Predictor:
 
     def predict(
         self,
-        images: Sequence[Image],
+        images: Image | Sequence[Image],
         *,
         batch_size: int = 64,
         skip_bad: bool = False,
         tick: Callable[[int, int], None] | None = None,
     ) -> Prediction:
-        """Probabilities of all images, which are decoded in parallel while the model computes."""
+        """Probabilities of all images, which are decoded in parallel while the model computes.
+
+        One image or several: paths, folders, Pillow images, or arrays ``(H, W)`` or ``(H, W, C)``
+        with 1, 3 or 4 channels of uint8 or uint16.
+        """
+        images = _listed(images)
         names: list[str] = []
         batches = [np.zeros((0, len(self.classes)), np.float32)]
         skipped: list[str] = []
@@ -150,14 +157,13 @@ class Predictor:
         self, images: Sequence[Image], batch_size: int
     ) -> Iterator[list[tuple[str, NDArray[np.uint8] | LmdError]]]:
         """Batches of names and pixels ``(S, S, 3)`` or errors, read one batch ahead."""
-        size, old = self.engine.image_size, self.engine.rule == "v1"
+        size, rule = self.engine.image_size, self.engine.rule
 
         def one(item: tuple[int, Image]) -> tuple[str, NDArray[np.uint8] | LmdError]:
             number, image = item
             name = str(image) if isinstance(image, str | Path) else f"image {number}"
             try:
-                pixels = _as_pixels(image, name, size if old else None)
-                return name, (resize_v1 if old else resize)(pixels, size)
+                return name, _as_pixels(image, name, size, rule)
             except LmdError as error:
                 return name, error
 
@@ -194,12 +200,24 @@ def find_images(paths: Iterable[str | Path]) -> list[Path]:
     return found
 
 
-def _as_pixels(image: Image, name: str, at_least: int | None) -> NDArray[np.uint8]:
+def _listed(images: Image | Sequence[Image]) -> list[Image]:
+    """Single images; folders and arrays ``(N, H, W, C)`` are replaced by what they contain."""
+    several = isinstance(images, Iterable) and not isinstance(images, str | bytes | PillowImage)
+    if isinstance(images, np.ndarray):
+        several = images.ndim == 4
+    given: Iterable[Image] = images if several else [images]  # type: ignore[assignment, list-item]
+    found: list[Image] = []
+    for image in given:
+        folder = isinstance(image, str | Path) and Path(image).is_dir()
+        found += find_images([image]) if folder else [image]  # type: ignore[list-item]
+    return found
+
+
+def _as_pixels(image: Image, name: str, size: int, rule: str) -> NDArray[np.uint8]:
+    """Pixels ``(size, size, 3)`` by the rule of the model."""
+    old = rule == "v1"
     if isinstance(image, str | Path):
-        return read_image(image, at_least=at_least)
-    if image.dtype != np.uint8 or image.ndim != 3 or image.shape[2] != 3 or image.size == 0:
-        raise LmdError(
-            f"{name} must be an RGB array of uint8 with shape (H, W, 3); "
-            f"it is {image.dtype} with shape {image.shape}"
-        )
-    return image
+        pixels = read_image(image, at_least=size if old else None, old=old)
+    else:
+        pixels = rgb_pixels(image, name)
+    return resize_v1(pixels, size) if old else resize(pixels, size)

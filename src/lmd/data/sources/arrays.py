@@ -11,7 +11,7 @@ from numpy.typing import NDArray
 
 from lmd.base.errors import LmdError
 from lmd.data.findings import finding
-from lmd.data.reading import as_uint8
+from lmd.data.pixels import as_uint8
 from lmd.data.sources.labelling import class_order, part_name
 from lmd.data.sources.scan import Case, Scan
 from lmd.data.table import ArrayImages
