@@ -1,26 +1,20 @@
-"""Equal tuning: the rule, the plan, both phases with interruptions, and what the table says."""
+"""Equal tuning: the rule, the plan, the choices and what the table says of them."""
 
 import csv
 import io
-import json
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import pytest
-from grids import quiet_board, write_grid
-from runs_on_disk import begun, edited_arrays, write_run
-from typer import Typer
-from typer.testing import CliRunner
+from runs_on_disk import edited_arrays, write_hits
+from toys import ROOT
 
 from lmd.base.errors import LmdError
-from lmd.benchmark.local import DIVERGED, Local
-from lmd.benchmark.plan import Plan, PlannedRun, read_plan, write_plan
+from lmd.benchmark.plan import Plan, read_plan, write_plan
 from lmd.benchmark.planning import plan_grid
-from lmd.benchmark.run import Outcome, run_plan
 from lmd.benchmark.tables import make_tables, read_results
 from lmd.benchmark.trials import (
-    Choice,
+    RULE,
     Score,
     first_phase,
     gain,
@@ -30,13 +24,6 @@ from lmd.benchmark.trials import (
     settled,
     undecided,
 )
-from lmd.cli.benchmark import benchmark, table
-from lmd.runfolder.folder import RunFiles
-from lmd.runfolder.predictions import PartPredictions, Predictions
-
-app = Typer()
-app.command()(benchmark)
-app.command()(table)
 
 TRIALS = """
 methods = ["ce", "rs", "lmd_wo_fdc", "lmd"]
@@ -45,34 +32,12 @@ seeds = [0, 1]
 ce = { lr = [0.003, 0.01, 0.03] }
 lmd = { lambda_1 = [3, 10.0, 30] }
 """
-SUPPORT = (40, 20)  # validation images of the two classes
 
 
 def planned(folder: Path, text: str = TRIALS) -> Plan:
     path = folder / "grid.toml"
     path.write_text('data = "a.csv"\n' + text)
     return plan_grid(path)
-
-
-def write_hits(
-    folder: Path, hits: tuple[int, int], groups: int | None = None, skip: int = 0
-) -> RunFiles:
-    """A run that has the first ``hits`` images of each class right, after the first ``skip``."""
-    labels = np.repeat([0, 1], SUPPORT)
-    place = np.concatenate([np.arange(n) for n in SUPPORT])
-    right = (place >= skip) & (place < skip + np.repeat(hits, SUPPORT))
-    probabilities = np.full((len(labels), 2), 0.1, np.float32)
-    probabilities[np.arange(len(labels)), np.where(right, labels, 1 - labels)] = 0.9
-    ids = np.array([f"{i:03}" for i in range(len(labels))])
-    group = None if groups is None else np.arange(len(labels)) // groups
-    order = np.random.default_rng(hits[0]).permutation(len(labels))
-    part = PartPredictions(
-        ids[order], labels[order], probabilities[order], None if group is None else group[order]
-    )
-    record = begun(folder.name, ("a", "b"), [400, 20])
-    return write_run(
-        folder, record, Predictions(("a", "b"), {"validation": part, "test": part}), resamples=20
-    )
 
 
 def write_trials(plan: Plan, folder: Path, hits: dict[str, tuple[int, int]]) -> None:
@@ -168,6 +133,24 @@ def test_an_own_entry_or_an_own_value_is_not_inherited(tmp_path: Path) -> None:
     ]
     fdc = 'methods = ["lmd_wo_fdc", "lmd"]\n[trials.settings]\nlmd = { fdc = [true, false] }\n'
     assert [trial.rows for trial in planned(tmp_path, fdc).trials] == [["lmd"]]
+
+
+def test_the_example_of_the_documentation(tmp_path: Path) -> None:
+    page = (ROOT / "docs" / "benchmark.md").read_text(encoding="utf-8")
+    (example,) = (block for block in page.split("```")[1::2] if "[trials.settings]" in block)
+    (tmp_path / "skin.toml").write_text(example.removeprefix("toml"))
+    plan = plan_grid(tmp_path / "skin.toml")
+    assert len(first_phase(plan, {})) == 9
+    assert {trial.method: trial.rows for trial in plan.trials}["lmd"] == ["lmd", "lmd_wo_fdc"]
+    assert RULE.split(" (", maxsplit=1)[0] in " ".join(page.split())
+
+
+def test_the_shipped_trials_cover_the_rows() -> None:
+    plan = plan_grid("ham10000-lt")
+    tuned = {key for trial in plan.trials for key in trial.rows}
+    # The second stage of these two has no learning rate of its own yet.
+    assert {row.key for row in plan.rows} - tuned == {"decoupling", "lws"}
+    assert {len(trial.values) for trial in plan.trials} == {3}
 
 
 def test_a_seed_for_trials_alone(tmp_path: Path) -> None:
@@ -280,98 +263,3 @@ def test_the_table_says_what_was_chosen(tmp_path: Path) -> None:
     # The numbers are those of the chosen run.
     assert float(rows[-1]["balanced_accuracy"]) == pytest.approx((30 / 40 + 16 / 20) / 2)
     assert "lmd_wo_fdc-lambda_1=30-seed1" in make_tables(results)
-
-
-class Stops(Local):
-    """Ends the benchmark with Ctrl-C when a run of the second phase would start."""
-
-    def start(self, run: PlannedRun, *, shared: bool = False) -> None:
-        if run.seed == 1:
-            raise KeyboardInterrupt
-        super().start(run, shared=shared)
-
-
-GRID = """
-methods = ["ce", "rs"]
-seeds = [0, 1]
-reference = "ce"
-PROTOCOL
-[trials.settings]
-ce = { lr = [0.01, 0.1, 1e30] }
-"""
-
-
-def test_both_phases_and_an_interruption_between_them(tmp_path: Path) -> None:
-    grid, out = write_grid(tmp_path, GRID), tmp_path / "out"
-    words = ["benchmark", str(grid), "--out", str(out)]
-    said = CliRunner().invoke(app, [*words, "--dry-run"]).output
-    assert [line for line in said.splitlines() if line.startswith(("missing", "waiting"))] == [
-        *("missing   ce-seed0", "missing   ce-lr=0.1-seed0", "missing   ce-lr=1e+30-seed0"),
-        *("waiting   ce-lr=?-seed0", "missing   rs-seed0"),
-        *("waiting   ce-lr=?-seed1", "missing   rs-seed1"),
-    ]
-    assert "Phase 1: trials with seed 0" in said
-    assert "0 of 6 runs are finished; no estimate yet" in said
-    assert not out.exists()
-    out.mkdir()
-    plan = plan_grid(grid)
-    with pytest.raises(KeyboardInterrupt):
-        run_plan(plan, out, lambda: Stops(out, 2), quiet_board())
-    written = (out / "choices.json").read_bytes()
-    choice = Choice.model_validate(json.loads(written)["choices"][0])
-    assert [one.run for one in choice.trials if one.balanced_accuracy is None] == [
-        "ce-lr=1e+30-seed0"
-    ]
-    trained = (out / "ce-seed0" / "record.json").stat().st_mtime_ns
-    done = CliRunner().invoke(app, words)
-    assert done.exit_code == 0, done.output
-    assert f"chosen on validation: ce: lr {choice.chosen} of 0.01, 0.1, 1e+30" in done.output
-    assert "4 of 4 runs are finished" in done.output
-    assert (out / "choices.json").read_bytes() == written
-    assert (out / "ce-seed0" / "record.json").stat().st_mtime_ns == trained
-    folders = {path.name for path in out.iterdir() if (path / "record.json").exists()}
-    final = {run.name for run in settled(plan, read_choices(plan, out)).runs}
-    assert folders == final | {"ce-seed0", "ce-lr=0.1-seed0", "ce-lr=1e+30-seed0"}
-    shown = CliRunner().invoke(app, ["table", str(grid), "--runs", str(out), "--resamples", "20"])
-    assert f"CE: lr {choice.chosen} of 0.01, 0.1, 1e+30; RS: not tuned." in shown.output
-    after = CliRunner().invoke(app, [*words, "--dry-run"]).output
-    assert "4 of 4 runs are finished; all done" in after
-
-
-class Pretends(Local):
-    """Ends every run at once with the exit code of its name."""
-
-    def __init__(self, folder: Path, codes: dict[str, int]) -> None:
-        super().__init__(folder, 2)
-        self.codes, self.begun = codes, list[str]()
-        self._now: list[str] = []
-
-    def start(self, run: PlannedRun, *, shared: bool = False) -> None:
-        self.begun.append(run.name)
-        self._now.append(run.name)
-        code = self.codes.get(run.name, 0)
-        if code == 0:
-            write_hits(self.folder / run.name, (30, 10))
-
-    def ended(self) -> dict[str, int]:
-        now, self._now = self._now, []
-        return {name: self.codes.get(name, 0) for name in now}
-
-
-def test_a_row_whose_trials_failed_waits_and_the_others_go_on(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr("lmd.benchmark.run.PAUSE", 0)
-    text = 'methods = ["ce", "rs", "focal"]\n[trials.settings]\n'
-    text += "ce = { lr = [0.003, 0.01] }\nfocal = { gamma = [1.0, 2.0] }\n"
-    plan, out = planned(tmp_path, text), tmp_path / "out"
-    codes = {"ce-lr=0.003-seed0": 1, "focal-seed0": DIVERGED, "focal-gamma=1-seed0": DIVERGED}
-    backend = Pretends(out, codes)
-    out.mkdir()
-    outcome = run_plan(plan, out, lambda: backend, quiet_board())
-    assert backend.begun[-1] == "rs-seed0"
-    assert outcome.finished == ["ce-seed0", "rs-seed0"]
-    # A row of which no value could be trained has failed.
-    assert (set(outcome.failed), outcome.diverged) == (set(codes), {})
-    assert read_choices(plan, out) == {}
-    assert isinstance(outcome, Outcome)
