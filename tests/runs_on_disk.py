@@ -33,6 +33,8 @@ SKIN = [
     "dermatofibroma",
 ]
 
+SUPPORT = (40, 20)  # images of each class in ``write_hits``
+
 
 def begun(name: str, classes: Sequence[str], train: Sequence[int], **method: str) -> Record:
     """The record of a run that has just begun."""
@@ -107,6 +109,28 @@ def write_run(
     run.write_predictions(predictions)
     run.write_history(history)
     return RunFiles(folder, record, predictions, record.history)
+
+
+def write_hits(folder: Path, hits: tuple[int, int], groups: int | None = None) -> RunFiles:
+    """A run of two classes that has the first ``hits`` images of each right, in both parts.
+
+    ``groups`` is the number of successive images of one patient.
+    """
+    labels = np.repeat([0, 1], SUPPORT)
+    place = np.concatenate([np.arange(n) for n in SUPPORT])
+    right = place < np.repeat(hits, SUPPORT)
+    probabilities = np.full((len(labels), 2), 0.1, np.float32)
+    probabilities[np.arange(len(labels)), np.where(right, labels, 1 - labels)] = 0.9
+    ids = np.array([f"{i:03}" for i in range(len(labels))])
+    group = None if groups is None else np.arange(len(labels)) // groups
+    order = np.random.default_rng(hits[0]).permutation(len(labels))
+    part = PartPredictions(
+        ids[order], labels[order], probabilities[order], None if group is None else group[order]
+    )
+    record = begun(folder.name, ("a", "b"), [400, 20])
+    return write_run(
+        folder, record, Predictions(("a", "b"), {"validation": part, "test": part}), resamples=20
+    )
 
 
 def make_run(

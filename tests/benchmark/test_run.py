@@ -71,7 +71,12 @@ def test_a_finished_run_is_never_repeated(half_done: tuple[Path, Path, str]) -> 
     plan = plan_grid(grid)
     assert [on.status for on in inspect(plan, out).values()] == ["begun", "finished"]
     said = CliRunner().invoke(app, ["benchmark", str(grid), "--out", str(out), "--dry-run"])
-    assert said.output.split() == ["begun", "ce-lr=1e+30-seed0", "finished", "ce-lr=0.05-seed0"]
+    begun, finished, left = said.output.splitlines()
+    assert (begun.split(), finished.split()) == (
+        ["begun", "ce-lr=1e+30-seed0"],
+        ["finished", "ce-lr=0.05-seed0"],
+    )
+    assert left.startswith("1 of 2 runs are finished; 1 min left, until ")
     only = Plan(**{**vars(plan), "runs": plan.runs[1:]})
     before = (out / "ce-lr=0.05-seed0" / "record.json").stat().st_mtime_ns
     outcome = run_plan(only, out, lambda: pytest.fail("nothing is to be done"), quiet_board())

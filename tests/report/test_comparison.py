@@ -55,7 +55,7 @@ def test_refuses_to_compare_other_images(tmp_path: Path) -> None:
     make_run(tmp_path / "images", SKIN)
     with edited_arrays(tmp_path / "images") as arrays:
         arrays["test_ids"][0] = "test/other.jpg"
-    with pytest.raises(LmdError, match="tested on other images"):
+    with pytest.raises(LmdError, match="scored on other images"):
         report_of(tmp_path / "lmd", compare=[tmp_path / "images"])
     (tmp_path / "images" / "predictions.npz").unlink()
     with pytest.raises(LmdError, match="scored test part"):

@@ -16,17 +16,22 @@ from typing import Any
 
 
 def main() -> int:
-    """Start or continue one run; returns 0 if it finished, 1 on an error, 130 if stopped."""
+    """Start or continue one run.
+
+    Returns 0 if it finished, 1 on an error, ``DIVERGED`` if its loss became infinite or undefined,
+    130 if it was stopped.
+    """
     job: dict[str, Any] = json.loads(sys.stdin.read())
     signal.signal(signal.SIGTERM, _stop)
     threading.Thread(target=_watch, args=(os.getppid(),), daemon=True).start()
-    from lmd.base.errors import LmdError
+    from lmd.base.errors import DivergedError, LmdError
+    from lmd.benchmark.local import DIVERGED
 
     try:
         _train(job)
     except LmdError as error:
         print(f"error: {error}", file=sys.stderr)
-        return 1
+        return DIVERGED if isinstance(error, DivergedError) else 1
     except KeyboardInterrupt:
         print("stopped; the last finished epoch is saved", file=sys.stderr)
         return 130

@@ -11,6 +11,19 @@ from lmd.base.errors import LmdError
 from lmd.protocol import OLD_NAMES, current_names
 
 
+class Trials(BaseModel):
+    """Equal tuning: for each row one setting and its candidate values.
+
+    The rows of a family without an entry use the value of the family's main row. ``seed`` is that
+    of the trial runs (default: the first of ``seeds``).
+    """
+
+    model_config = ConfigDict(extra="forbid", frozen=True)
+
+    seed: int | None = None
+    settings: Annotated[dict[str, dict[str, list[Any]]], Field(min_length=1)]
+
+
 class Grid(BaseModel):
     """The keys of a grid file.
 
@@ -32,6 +45,7 @@ class Grid(BaseModel):
     seeds: Annotated[list[int], Field(min_length=1)] = [0]
     settings: dict[str, Any] = Field(default_factory=dict)
     sweep: dict[str, list[Any] | dict[str, Any]] = Field(default_factory=dict)
+    trials: Trials | None = None
     reference: str | None = None
     form: Literal["metrics", "tiers", "factors", "sweep"] = "metrics"
 
@@ -130,8 +144,33 @@ def _check(grid: Grid, name: str | Path) -> None:
             )
         if key in grid.settings:
             problems.append(f"{key!r} is in [settings] and in [sweep]: choose one")
+    if grid.trials is not None:
+        problems += _check_trials(grid, grid.trials)
     if problems:
         raise LmdError(f"grid {name}: " + "; ".join(problems))
+
+
+def _check_trials(grid: Grid, trials: Trials) -> list[str]:
+    problems = []
+    if grid.sweep:
+        problems.append("[trials] and [sweep] cannot be in one grid: write a grid for each")
+    for key, entry in trials.settings.items():
+        if len(entry) != 1:
+            problems.append(f"[trials] {key} needs exactly one setting; it has {list(entry)}")
+        for setting, values in entry.items():
+            labels = [label for label, _ in sweep_values(values)]
+            if len(labels) < 2 or len(set(labels)) < len(labels):
+                problems.append(
+                    f"[trials] {key}: {setting} needs at least two values that differ from one "
+                    f"another; got {labels}"
+                )
+            if setting in ("seed", "workers"):
+                problems.append(f"[trials] {key}: {setting!r} cannot be tuned")
+    counts = {key: len(v) for key, entry in trials.settings.items() for v in entry.values()}
+    if len(set(counts.values())) > 1:
+        said = ", ".join(f"{key} has {n}" for key, n in counts.items())
+        problems.append(f"[trials] every row needs the same number of values; {said}")
+    return problems
 
 
 def _with_paths(grid: Grid, base: Path) -> Grid:
@@ -163,7 +202,8 @@ def _explain(error: ValidationError) -> str:
     for problem in error.errors():
         key = ".".join(str(part) for part in problem["loc"])
         if problem["type"] == "extra_forbidden":
-            lines.append(f"unknown key {key!r}; the keys are: {', '.join(Grid.model_fields)}")
+            known = (Trials if len(problem["loc"]) > 1 else Grid).model_fields
+            lines.append(f"unknown key {key!r}; the keys are: {', '.join(known)}")
         else:
             lines.append(f"{key!r}: {problem['msg']} (it is {problem['input']!r})")
     return "; ".join(lines)

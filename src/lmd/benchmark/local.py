@@ -14,6 +14,7 @@ from typing import Any, Protocol
 from lmd.base.errors import LmdError
 from lmd.benchmark.plan import PlannedRun
 
+DIVERGED = 3  # exit code of a run whose loss became infinite or undefined
 POLITE = 15.0  # seconds between asking a run to end and killing it
 
 

@@ -56,13 +56,32 @@ class PlannedRun:
     request: dict[str, Any]
     command: list[str]
     first: str = ""  # the first stage by name and settings
+    tuned: str = ""  # the label of the tuned value; empty if the row is not tuned
+
+
+@dataclass(frozen=True)
+class Trial:
+    """The candidates of one setting of a row, by label; all ``rows`` use the chosen one."""
+
+    method: str
+    setting: str
+    values: dict[str, Any]
+    default: str
+    seed: int
+    rows: list[str]
+
+    @property
+    def candidates(self) -> str:
+        """All labels in a line."""
+        return ", ".join(self.values)
 
 
 @dataclass(frozen=True)
 class Plan:
     """All runs of a grid; ``points`` has one empty point if nothing is swept.
 
-    A method without any of the swept settings is run once, at point 0.
+    A method without any of the swept settings is run once, at point 0. With ``trials``, ``runs``
+    has every candidate of a tuned row, and a choice selects among them (``lmd.benchmark.trials``).
     """
 
     name: str
@@ -74,6 +93,7 @@ class Plan:
     points: list[Point]
     runs: list[PlannedRun]
     source: str = ""
+    trials: list[Trial] = field(default_factory=list)
 
 
 def grid_hash(name: str | Path) -> str:

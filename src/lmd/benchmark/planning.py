@@ -3,13 +3,13 @@
 import itertools
 import json
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 from lmd.base.errors import LmdError
 from lmd.benchmark.grid import Grid, load_grid, sweep_values
-from lmd.benchmark.plan import Plan, PlannedRun, Point, Row, grid_hash
+from lmd.benchmark.plan import Plan, PlannedRun, Point, Row, Trial, grid_hash
 from lmd.contract.method import Method
 from lmd.methods import DEFAULT, METHODS, PAPER, find_method, in_paper_order, related
 from lmd.protocol import Protocol
@@ -26,19 +26,14 @@ def plan_grid(name: str | Path) -> Plan:
     reference = find_method(grid.reference or DEFAULT)
     _check_settings(grid, methods)
     points = _points(grid, reference if reference in methods else methods[-1])
+    trials = _trials(grid, methods)
     runs: dict[str, PlannedRun] = {}
-    for seed in grid.seeds:
-        for index, point in enumerate(points):
-            for method in methods:
-                swept = [key for key in point.values if key == "data" or key in _settings(method)]
-                # A method without a swept setting has the same run at every point.
-                if swept or index == 0:
-                    run = _run(grid, method, point, index, swept, seed)
-                    if runs.setdefault(run.name, run).request != run.request:
-                        raise LmdError(
-                            f"two runs of grid {name} would share the folder {run.name}: give the "
-                            "swept values labels that differ in letters or digits"
-                        )
+    for run in _runs(grid, methods, points, trials):
+        if runs.setdefault(run.name, run).request != run.request:
+            raise LmdError(
+                f"two runs of grid {name} would share the folder {run.name}: give the "
+                "swept values labels that differ in letters or digits"
+            )
     return Plan(
         name=grid.name,
         title=grid.title or grid.name,
@@ -49,7 +44,71 @@ def plan_grid(name: str | Path) -> Plan:
         points=points,
         runs=list(runs.values()),
         source=grid_hash(name),
+        trials=trials,
     )
+
+
+def _runs(
+    grid: Grid, methods: Sequence[Method], points: Sequence[Point], trials: Sequence[Trial]
+) -> Iterator[PlannedRun]:
+    """Every run of the grid; a tuned row has one for each candidate."""
+    by_row = {key: trial for trial in trials for key in trial.rows}
+    for seed in dict.fromkeys([*(trial.seed for trial in trials), *grid.seeds]):
+        for index, point in enumerate(points):
+            for method in methods:
+                trial = by_row.get(method.key)
+                if seed not in grid.seeds and (trial is None or trial.method != method.key):
+                    continue  # a seed for trials only
+                swept = [key for key in point.values if key == "data" or key in _settings(method)]
+                # A method without a swept setting has the same run at every point.
+                if swept or index == 0:
+                    for label in trial.values if trial else [""]:
+                        yield _run(grid, method, point, index, swept, seed, trial, label)
+
+
+def _trials(grid: Grid, methods: Sequence[Method]) -> list[Trial]:
+    """The candidates of each tuned row, checked, and the rows that take its choice over."""
+    if grid.trials is None:
+        return []
+    entries = {
+        key: (setting, dict(sweep_values(values)))
+        for key, entry in grid.trials.settings.items()
+        for setting, values in entry.items()
+    }
+    keys = [method.key for method in methods]
+    for key in entries:
+        if key not in keys:
+            raise LmdError(
+                f"[trials] {key!r} is not a method of this grid; its methods are: {', '.join(keys)}"
+            )
+    seed = grid.seeds[0] if grid.trials.seed is None else grid.trials.seed
+    trials = []
+    for main in methods:
+        if main.key not in entries:
+            continue
+        setting, values = entries[main.key]
+        usual = _usual(grid, main)
+        if setting not in usual:
+            raise LmdError(
+                f"[trials] {main.key}: {setting!r} is not a setting of the protocol or of this "
+                f"method; the settings are: {', '.join(sorted(usual))}"
+            )
+        default = next((label for label, v in values.items() if v == usual[setting]), None)
+        if default is None:
+            raise LmdError(
+                f"[trials] {main.key}: the values of {setting} must contain the one that is used "
+                f"without trials, {usual[setting]}; they are {', '.join(values)}"
+            )
+        # A row whose own value differs is about that difference, so it keeps its value.
+        heirs = [
+            row.key
+            for row in methods
+            if row.family == main.key
+            and row.key not in entries
+            and _usual(grid, row).get(setting) == usual[setting]
+        ]
+        trials.append(Trial(main.key, setting, values, default, seed, [main.key, *heirs]))
+    return trials
 
 
 def _settings(method: Method) -> set[str]:
@@ -75,8 +134,7 @@ def _check_settings(grid: Grid, methods: Sequence[Method]) -> None:
 
 def _points(grid: Grid, method: Method) -> list[Point]:
     """The product of all swept values; ``usual`` are those that ``method`` has without a sweep."""
-    found = resolve(method, *_given(grid, method, {}), _profile(grid, method))
-    usual = found.protocol.model_dump(mode="json") | found.settings
+    usual = _usual(grid, method)
     points = []
     for pairs in itertools.product(*map(sweep_values, grid.sweep.values())):
         labels = {key: label for key, (label, _) in zip(grid.sweep, pairs, strict=True)}
@@ -84,6 +142,12 @@ def _points(grid: Grid, method: Method) -> list[Point]:
         same = bool(values) and all(usual.get(k) == v for k, v in values.items())
         points.append(Point(labels, values, same))
     return points
+
+
+def _usual(grid: Grid, method: Method) -> dict[str, Any]:
+    """Every setting of a method's runs without a sweep and without trials."""
+    found = resolve(method, *_given(grid, method, {}), _profile(grid, method))
+    return found.protocol.model_dump(mode="json") | found.settings
 
 
 def _profile(grid: Grid, method: Method) -> str:
@@ -103,9 +167,21 @@ def _given(
 
 
 def _run(
-    grid: Grid, method: Method, point: Point, index: int, swept: Sequence[str], seed: int
+    grid: Grid,
+    method: Method,
+    point: Point,
+    index: int,
+    swept: Sequence[str],
+    seed: int,
+    trial: Trial | None,
+    label: str,
 ) -> PlannedRun:
     extra = {key: point.values[key] for key in swept if key != "data"}
+    marks = [f"{key}={point.labels[key]}" for key in swept]
+    # The default has the name and the settings of a run without trials: it is the same run.
+    if trial is not None and label != trial.default:
+        extra[trial.setting] = trial.values[label]
+        marks.append(f"{trial.setting}={label}")
     base, given = _given(grid, method, extra | {"seed": seed})
     profile = _profile(grid, method)
     asked = resolve(method, base, given, profile)
@@ -118,7 +194,6 @@ def _run(
         columns=dict(grid.columns),
         skip_bad=grid.skip_bad,
     )
-    marks = [f"{key}={point.labels[key]}" for key in swept]
     words = [method.key, *([profile] if profile != "default" else []), *marks, f"seed{seed}"]
     shaping = asked.settings if method.first_settings is None else method.first_settings
     return PlannedRun(
@@ -130,4 +205,5 @@ def _run(
         request=request.model_dump(mode="json"),
         command=train_command(request, base, given),
         first=json.dumps([method.stages[0], {key: asked.settings[key] for key in shaping}]),
+        tuned=label,
     )

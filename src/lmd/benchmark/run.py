@@ -5,27 +5,32 @@ import math
 import shutil
 import time
 from collections import Counter
-from collections.abc import Callable
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass, field
 from pathlib import Path
 
 from lmd.benchmark.estimate import Clock
-from lmd.benchmark.local import Backend, first_stages, log_path
-from lmd.benchmark.plan import Plan, PlannedRun, write_plan
+from lmd.benchmark.local import DIVERGED, Backend, first_stages, log_path
+from lmd.benchmark.plan import Plan, PlannedRun, Trial, write_plan
 from lmd.benchmark.progress import Board, Snapshot
 from lmd.benchmark.state import inspect, progress
+from lmd.benchmark.trials import first_phase, make_choices, settled, trial_runs, undecided
 
 PAUSE = 0.2  # seconds between two looks at the runs
 
 
 @dataclass
 class Outcome:
-    """How a benchmark ended: names of the finished runs, and the reason for each failed one."""
+    """How a benchmark ended: names of the finished runs, and the reason for each failed one.
+
+    ``diverged`` are trial runs that could not be trained: their values cannot be chosen.
+    """
 
     finished: list[str] = field(default_factory=list)
     earlier: list[str] = field(default_factory=list)
     failed: dict[str, str] = field(default_factory=dict)
+    diverged: dict[str, str] = field(default_factory=dict)
 
 
 def run_plan(
@@ -39,35 +44,60 @@ def run_plan(
 ) -> Outcome:
     """Train the missing runs of a plan; the caller holds the folder's lock.
 
+    Trials come first; then every row is trained with its chosen value. A row whose trials failed
+    waits for the next call.
+
     With ``share``, a first stage that several runs have in common is trained once. If this function
     is interrupted, or ``time.monotonic()`` passes the ``deadline``, it stops its runs; they
     continue from their last epoch next time.
     """
     disk = inspect(plan, folder)
     write_plan(plan, folder)
-    todo = [run for run in plan.runs if disk[run.name].status != "finished"]
-    seconds = {name: found.seconds for name, found in disk.items() if found.seconds}
-    outcome = Outcome(earlier=[run.name for run in plan.runs if run not in todo])
-    if not todo:
+    done = {name for name, found in disk.items() if found.status == "finished"}
+    choices = make_choices(plan, folder)
+    tried, final = first_phase(plan, choices), settled(plan, choices).runs
+    wanted = {run.name: run for run in (*tried, *final)}
+    outcome = Outcome(earlier=[name for name in wanted if name in done])
+    if done >= wanted.keys():
         return outcome
     at_work = backend()
-    sharing = Counter(_beginning(run) for run in todo if share)
+    # Any value may be chosen, so its first stage is kept for the rows that take it over.
+    sharing = Counter(_beginning(run) for run in plan.runs if share and run.name not in done)
     try:
         with board as shown:
+            seconds = {name: found.seconds for name, found in disk.items() if found.seconds}
             clock = Clock(plan, seconds)
-            _Scheduler(plan, folder, at_work, shown, outcome, clock, sharing, deadline).work(todo)
+            scheduler = _Scheduler(folder, at_work, shown, outcome, clock, sharing, deadline)
+            if tried:
+                names = {run.name for run in tried} | done
+                later = [run for run in final if run.name not in names]
+                todo = [run for run in tried if run.name not in done]
+                scheduler.work(todo, later=later, trials=True)
+                choices = make_choices(plan, folder, outcome.diverged)
+            waiting = undecided(plan, choices)
+            final = [run for run in settled(plan, choices).runs if run.method not in waiting]
+            done |= {*outcome.finished}
+            scheduler.work([run for run in final if run.name not in done])
     finally:
         at_work.stop()
-    if len(outcome.finished) == len(todo):
+    _undecided_failures(outcome, plan, waiting)
+    if not waiting and {run.name for run in final} <= {*done, *outcome.finished}:
         shutil.rmtree(first_stages(folder), ignore_errors=True)
     return outcome
+
+
+def _undecided_failures(outcome: Outcome, plan: Plan, waiting: Mapping[str, Trial]) -> None:
+    """A diverged trial of a row without a choice is a failure, not a value that lost."""
+    for trial in waiting.values():
+        for run in trial_runs(plan, trial):
+            if run.name in outcome.diverged:
+                outcome.failed[run.name] = outcome.diverged.pop(run.name)
 
 
 @dataclass
 class _Scheduler:
     """Hands runs to a backend, one for each free slot, and records how they end."""
 
-    plan: Plan
     folder: Path
     backend: Backend
     board: Board
@@ -77,11 +107,16 @@ class _Scheduler:
     deadline: float = math.inf
     running: dict[str, PlannedRun] = field(default_factory=dict)
     waiting: list[PlannedRun] = field(default_factory=list)
+    later: Sequence[PlannedRun] = ()  # the runs that follow the trials, as far as they are known
+    trials: bool = False
     retried: set[str] = field(default_factory=set)
     decoded: set[str] = field(default_factory=set)
 
-    def work(self, todo: list[PlannedRun]) -> None:
+    def work(
+        self, todo: list[PlannedRun], *, later: Sequence[PlannedRun] = (), trials: bool = False
+    ) -> None:
         """Start runs and wait for them until all have ended."""
+        self.later, self.trials = later, trials
         # One run of each shared first stage goes first, so that the others soon can continue it.
         firsts = {_beginning(run): run for run in reversed(todo) if self._shared(run)}
         self.waiting = sorted(todo, key=lambda run: run is not firsts.get(_beginning(run)))
@@ -141,6 +176,9 @@ class _Scheduler:
             self.retried.add(run.name)
             self.waiting.append(run)
             self.board.say(f"killed    {run.name} (signal {-code}): it will be started again")
+        elif code == DIVERGED and self.trials:
+            self.outcome.diverged[run.name] = f"{last_words(log)} (log: {log})"
+            self.board.say(f"diverged  {run.name}: this value cannot be chosen")
         else:
             why = f"killed by signal {-code}" if code < 0 else last_words(log)
             self.outcome.failed[run.name] = f"{why} (log: {log})"
@@ -148,14 +186,17 @@ class _Scheduler:
 
     def _show(self) -> None:
         at = {name: progress(run, self.folder) for name, run in self.running.items()}
+        finished = len(self.outcome.finished) + len(self.outcome.earlier)
+        failed = len(self.outcome.failed) + len(self.outcome.diverged)
+        waiting = [*self.waiting, *self.later]
         self.board.show(
             Snapshot(
-                total=len(self.plan.runs),
-                finished=len(self.outcome.finished) + len(self.outcome.earlier),
-                failed=len(self.outcome.failed),
+                total=finished + failed + len(at) + len(waiting),
+                finished=finished,
+                failed=failed,
                 running=at,
-                waiting=len(self.waiting),
-                remaining=self.clock.remaining(self.waiting, at, self.backend.slots()),
+                waiting=len(waiting),
+                remaining=self.clock.remaining(waiting, at, self.backend.slots()),
             )
         )
 

@@ -52,14 +52,12 @@ def benchmark(
     from lmd.benchmark.planning import plan_grid
     from lmd.benchmark.progress import open_board
     from lmd.benchmark.run import run_plan
-    from lmd.benchmark.state import inspect
+    from lmd.benchmark.trials import read_choices, settled, undecided
 
     plan = plan_grid(file)
     folder = (out or Path("runs") / plan.name).resolve()
     if dry_run:
-        disk = inspect(plan, folder)
-        for run in plan.runs:
-            typer.echo(f"{disk[run.name].status:<9} {run.name}")
+        _preview(plan, folder, workers)
         return
     try:
         with locked(folder) as lock:
@@ -70,8 +68,17 @@ def benchmark(
         typer.secho(said, fg="yellow", err=True)
         raise typer.Exit(130) from None
     before, now = len(outcome.earlier), len(outcome.finished)
-    total = len(plan.runs)
+    choices = read_choices(plan, folder)
+    names = {run.name for run in settled(plan, choices).runs}
+    total = len({*names, *outcome.earlier, *outcome.finished, *outcome.failed})
     typer.echo(f"{before + now} of {total} runs are finished ({now} now, {before} before)")
+    for choice in choices.values():
+        typer.echo(f"chosen on validation: {choice.method}: {choice.sentence}")
+    for name, why in outcome.diverged.items():
+        typer.secho(f"diverged: {name}: {why}", fg="yellow", err=True)
+    for key, trial in undecided(plan, choices).items():
+        said = f"waits: {key}: the trials of {trial.method} are not all finished"
+        typer.secho(said, fg="yellow", err=True)
     for name, why in outcome.failed.items():
         typer.secho(f"failed: {name}: {why}", fg="red", err=True)
     where = f" --runs {out}" if out is not None else ""
@@ -126,6 +133,40 @@ def table(
     else:
         atomic_write(out, (text + "\n").encode())
         typer.echo(f"Wrote the table to {out}", err=True)
+
+
+def _preview(plan: "Plan", folder: Path, workers: int | None) -> None:
+    """List the runs of both phases with their state, and how long they will take."""
+    from lmd.benchmark.estimate import Clock
+    from lmd.benchmark.local import Local
+    from lmd.benchmark.progress import when
+    from lmd.benchmark.state import inspect
+    from lmd.benchmark.trials import RULE, read_choices, settled, trial_runs, undecided
+
+    disk = inspect(plan, folder)
+    choices = read_choices(plan, folder)
+    tried = [run for trial in plan.trials for run in trial_runs(plan, trial)]
+    if tried:
+        typer.echo(f"Phase 1: trials with seed {plan.trials[0].seed}. {RULE}")
+    for run in tried:
+        typer.echo(f"{disk[run.name].status:<9} {run.name}")
+    if tried:
+        typer.echo("Phase 2: all seeds with the chosen values")
+    waiting = undecided(plan, choices)
+    final = settled(plan, choices).runs
+    for run in final:
+        trial = waiting.get(run.method)
+        if trial is None:
+            typer.echo(f"{disk[run.name].status:<9} {run.name}")
+        else:
+            typer.echo(f"{'waiting':<9} {run.method}-{trial.setting}=?-seed{run.seed}")
+    tried = [run for run in tried if run.method in waiting]
+    wanted = {run.name: run for run in (*tried, *final)}
+    missing = [run for name, run in wanted.items() if disk[name].status != "finished"]
+    seconds = {name: found.seconds for name, found in disk.items() if found.seconds}
+    slots = Local(folder, workers).slots()
+    left = when(Clock(plan, seconds).remaining(missing, {}, slots)) if missing else "all done"
+    typer.echo(f"{len(wanted) - len(missing)} of {len(wanted)} runs are finished; {left}")
 
 
 def _resample(results: "Results") -> None:

@@ -1,4 +1,4 @@
-"""Pairing of two runs on the same test images."""
+"""Pairing of two runs on the same images."""
 
 from typing import Any
 
@@ -8,14 +8,17 @@ from numpy.typing import NDArray
 from lmd.base.errors import LmdError
 from lmd.runfolder.folder import RunFiles
 from lmd.runfolder.predictions import PartPredictions
+from lmd.runfolder.record import Part
 
 
-def paired(run: RunFiles, other: RunFiles) -> tuple[PartPredictions, NDArray[Any]]:
-    """The test part of a run, and the probabilities ``(N, K)`` of another run in the same order.
+def paired(
+    run: RunFiles, other: RunFiles, part: Part = "test"
+) -> tuple[PartPredictions, NDArray[Any]]:
+    """A part of a run, and the probabilities ``(N, K)`` of another run in the same order.
 
     Runs with other images, classes or labels are refused.
     """
-    mine, theirs = _tested(run), _tested(other)
+    mine, theirs = _scored(run, part), _scored(other, part)
     classes, names = run.record.data.classes, other.record.data.classes
     if set(classes) != set(names):
         raise LmdError(f"{other.folder} has other classes than {run.folder}: they cannot be paired")
@@ -23,7 +26,7 @@ def paired(run: RunFiles, other: RunFiles) -> tuple[PartPredictions, NDArray[Any
     rows = [places[name] for name in mine.ids.tolist() if name in places]
     if not len(rows) == len(mine.ids) == len(theirs.ids):
         raise LmdError(
-            f"{other.folder} was tested on other images than {run.folder} ({len(rows)} of "
+            f"{other.folder} was scored on other images than {run.folder} ({len(rows)} of "
             f"{len(mine.ids)} in common): they cannot be paired; give runs on the same split"
         )
     columns = [names.index(name) for name in classes]
@@ -32,11 +35,11 @@ def paired(run: RunFiles, other: RunFiles) -> tuple[PartPredictions, NDArray[Any
     return mine, theirs.probabilities[np.ix_(rows, columns)]
 
 
-def _tested(run: RunFiles) -> PartPredictions:
-    found = run.predictions.parts.get("test") if run.predictions else None
-    if run.record.part != "test" or found is None:
+def _scored(run: RunFiles, part: Part) -> PartPredictions:
+    found = run.predictions.parts.get(part) if run.predictions else None
+    if not run.record.metrics.get(part) or found is None:
         raise LmdError(
-            f"{run.folder} has no test metrics in record.json or no test predictions in "
-            "predictions.npz: only runs with a scored test part can be compared"
+            f"{run.folder} has no {part} metrics in record.json or no {part} predictions in "
+            f"predictions.npz: only runs with a scored {part} part can be compared"
         )
     return found

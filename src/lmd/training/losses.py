@@ -7,7 +7,7 @@ import torch
 from torch import Tensor
 
 from lmd.base.distributed import check_same
-from lmd.base.errors import LmdError
+from lmd.base.errors import DivergedError
 from lmd.contract.stage import Terms
 
 # Reading a number waits for all work queued on the GPU.
@@ -62,13 +62,13 @@ class LossTerms:
         check_same(self.read())
         return {key: value / self.batches for key, value in self.sums.items()}
 
-    def _error(self, term: str, value: float) -> LmdError:
+    def _error(self, term: str, value: float) -> DivergedError:
         kept = (
             f"the last good checkpoint is kept in {self.checkpoint.parent}"
             if self.checkpoint.exists()
             else "there is no checkpoint yet"
         )
-        return LmdError(
+        return DivergedError(
             f"loss term {term!r} is {value} in epoch {self.epoch + 1}, batch {self.batches + 1}: "
             f"training stopped; {kept}. Try a smaller learning rate (--set lr=…)."
         )

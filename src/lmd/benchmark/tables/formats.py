@@ -105,6 +105,7 @@ def as_csv(tables: Sequence[TableData]) -> str:
         for line in table.lines:
             row = {"table": table.title} | dict(zip(table.heads, line.heads, strict=True))
             row["note"] = line.note
+            row |= {"chosen on validation": line.tuning} if line.tuning else {}
             for column, cell in zip(table.columns, line.cells, strict=True):
                 row |= dict(zip_longest(_csv_names(column), _csv_values(cell), fillvalue=""))
             rows.append(row)

@@ -60,6 +60,7 @@ class Line:
     cells: tuple[Cell, ...]
     rule: bool = False
     note: str = ""
+    tuning: str = ""  # what was chosen on the validation part
 
 
 @dataclass(frozen=True)
@@ -177,7 +178,13 @@ def _table(
             cells.append([Comparison(gap, gap.p_value) if gap else None for gap in gaps])
     count = _correct(cells)
     lines = tuple(
-        Line(place.heads, tuple(column[i] for column in cells), place.rule, place.row.note)
+        Line(
+            place.heads,
+            tuple(column[i] for column in cells),
+            place.rule,
+            place.row.note,
+            results.tuning(place.row.key),
+        )
         for i, place in enumerate(places)
     )
     return TableData(title, heads, tuple(columns), lines, points, reference, count)

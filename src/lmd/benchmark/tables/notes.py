@@ -7,6 +7,7 @@ import numpy as np
 
 from lmd.benchmark.tables.forms import Line, TableData
 from lmd.benchmark.tables.results import Results, RunResult
+from lmd.benchmark.trials import RULE
 from lmd.scoring.tiers import TIERS
 
 
@@ -22,6 +23,7 @@ def notes(results: Results, table: TableData) -> list[str]:
     return [
         *_numbers(results, table),
         *_tests(results, table),
+        *_tuning(results, table),
         *_data(results, table),
         *_origin(runs),
         *_missing(results, table),
@@ -57,6 +59,18 @@ def _tests(results: Results, table: TableData) -> list[str]:
         f"{table.tests}; the smallest p that these resamples can give is {least:.2g}). Interval "
         "and p reflect the choice of test images, not the randomness of training."
     ]
+
+
+def _tuning(results: Results, table: TableData) -> list[str]:
+    """What was chosen for which rows, and the rule; rows with equal values share an entry."""
+    trials = results.plan.trials
+    if not trials:
+        return []
+    said: dict[str, list[str]] = {}
+    for line in table.lines:
+        said.setdefault(line.tuning, []).append(line.heads[0])
+    listed = "; ".join(f"{', '.join(rows)}: {tuning}" for tuning, rows in said.items())
+    return [f"Chosen on validation with seed {trials[0].seed}: {listed}.", RULE]
 
 
 def _data(results: Results, table: TableData) -> list[str]:

@@ -2,7 +2,7 @@
 
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import cached_property
 from pathlib import Path
 from statistics import fmean, stdev
@@ -13,6 +13,7 @@ from numpy.typing import NDArray
 
 from lmd.base.errors import LmdError
 from lmd.benchmark.plan import Plan
+from lmd.benchmark.trials import Choices, read_choices, settled
 from lmd.runfolder.folder import RunFiles, RunFolder
 from lmd.scoring import estimates
 from lmd.scoring.intervals import Difference, difference, interval
@@ -117,12 +118,22 @@ class Entry:
 
 @dataclass(frozen=True)
 class Results:
-    """The finished runs of a plan; ``missing`` names the others."""
+    """The finished runs of a plan, with the chosen values; ``missing`` names the others."""
 
     plan: Plan
     resamples: int
     entries: dict[tuple[str, int], Entry]
     missing: list[str]
+    choices: Choices = field(default_factory=dict)
+
+    def tuning(self, method: str) -> str:
+        """What was chosen for a row on the validation part; empty if the grid has no trials."""
+        trial = next((each for each in self.plan.trials if method in each.rows), None)
+        if trial is None:
+            return "not tuned" if self.plan.trials else ""
+        if trial.method not in self.choices:
+            return f"{trial.setting} {trial.default} (default; trials not finished)"
+        return self.choices[trial.method].sentence
 
     def entry(self, method: str, point: int) -> Entry:
         """The runs of a method at a point; a method that is not swept has the same at all."""
@@ -147,6 +158,8 @@ def read_results(plan: Plan, folder: Path, *, resamples: int | None = None) -> R
     """Read every finished run; the runs of a point must have the same test images."""
     # Holm's correction for many rows needs small p-values, which need many resamples.
     resamples = resamples or (1000 if len(plan.rows) <= 3 else 10_000)
+    choices = read_choices(plan, folder)
+    plan = settled(plan, choices)
     found: dict[tuple[str, int], list[RunResult]] = {}
     missing = []
     for planned in plan.runs:
@@ -164,7 +177,8 @@ def read_results(plan: Plan, folder: Path, *, resamples: int | None = None) -> R
                     f"{run.folder} and {here[0].folder} were not tested on the same images, so one "
                     "table cannot show both: delete one of them and train it again on the same data"
                 )
-    results = Results(plan, resamples, {key: Entry(runs) for key, runs in found.items()}, missing)
+    entries = {key: Entry(runs) for key, runs in found.items()}
+    results = Results(plan, resamples, entries, missing, choices)
     if not results.grouped:
         # Older runs lack the groups, but the resamples of all runs must draw the same images.
         for one in results.runs:

@@ -1,0 +1,243 @@
+"""Equal tuning: trial runs, and the choice of each row's value on the validation part; no torch."""
+
+import hashlib
+import json
+from collections.abc import Collection, Mapping, Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import Any, Literal
+
+import numpy as np
+from pydantic import BaseModel, ConfigDict, ValidationError
+
+from lmd.base.errors import LmdError
+from lmd.base.files import atomic_write
+from lmd.benchmark.plan import Plan, PlannedRun, Trial
+from lmd.runfolder.folder import RunFiles, RunFolder
+from lmd.runfolder.pairing import paired
+from lmd.scoring.resampling import bootstrap
+from lmd.scoring.sample import Sample
+
+METRIC = "balanced_accuracy"
+RESAMPLES = 1000
+RULE = (
+    "The default stays unless the balanced accuracy of another value on the validation part is "
+    "higher by more than one standard error of the difference (same images; stratified bootstrap "
+    "of images, or of patients or lesions); of several such values, the best."
+)
+
+
+class Score(BaseModel):
+    """One candidate on the validation part; ``gain`` and ``se`` compare it with the default.
+
+    All are ``None`` if training diverged, ``gain`` and ``se`` also if that of the default did.
+    """
+
+    model_config = ConfigDict(extra="forbid", frozen=True)
+
+    label: str
+    value: Any
+    run: str
+    balanced_accuracy: float | None = None
+    gain: float | None = None
+    se: float | None = None
+
+
+class Choice(BaseModel):
+    """The value that was chosen for a row; ``asked`` is a hash of the requests of its trials."""
+
+    model_config = ConfigDict(extra="forbid", frozen=True)
+
+    method: str
+    setting: str
+    default: str
+    chosen: str
+    seed: int
+    asked: str
+    trials: list[Score]
+
+    @property
+    def sentence(self) -> str:
+        """The setting, the chosen value and all candidates, as a table shows them."""
+        return f"{self.setting} {self.chosen} of {', '.join(one.label for one in self.trials)}"
+
+
+class _File(BaseModel):
+    model_config = ConfigDict(extra="forbid", frozen=True)
+
+    format: Literal[1] = 1
+    rule: str = RULE
+    resamples: int = RESAMPLES
+    choices: list[Choice]
+
+
+Choices = dict[str, Choice]  # by the key of the tuned row
+
+
+def pick(scores: Sequence[Score], default: str) -> str:
+    """The label that ``RULE`` chooses; if the default diverged, the best of the others.
+
+    >>> a = Score(label="1", value=1, run="a", balanced_accuracy=0.5, gain=0.0, se=0.0)
+    >>> b = Score(label="2", value=2, run="b", balanced_accuracy=0.6, gain=0.1, se=0.08)
+    >>> pick([a, b], "1"), pick([a, b.model_copy(update={"se": 0.1})], "1")
+    ('2', '1')
+    """
+    known = [one for one in scores if one.balanced_accuracy is not None]
+    if not known:
+        raise LmdError(f"no value of the trials {[one.label for one in scores]} could be trained")
+    if any(one.label == default for one in known):
+        # A gain within rounding of its standard error is not more than it.
+        known = [one for one in known if (one.gain or 0.0) > (one.se or 0.0) + 1e-12]
+    if not known:
+        return default
+    return max(known, key=lambda one: one.balanced_accuracy or 0.0).label
+
+
+def gain(run: RunFiles, default: RunFiles) -> tuple[float, float]:
+    """Balanced accuracy of a run minus that of the default on validation, and its standard error.
+
+    The error is the standard deviation of the difference over stratified resamples, the same ones
+    for both runs.
+    """
+    value = _score(run) - _score(default)
+    mine, theirs = paired(run, default, "validation")
+    samples = [
+        Sample(mine.labels, probabilities, groups=mine.groups)
+        for probabilities in (mine.probabilities, theirs)
+    ]
+    a, b = (bootstrap(sample, [METRIC], resamples=RESAMPLES)[METRIC] for sample in samples)
+    return value, float(np.std(a - b, ddof=1))
+
+
+def trial_runs(plan: Plan, trial: Trial) -> list[PlannedRun]:
+    """The runs of one trial, in the order of its values."""
+    mine = [run for run in plan.runs if (run.method, run.seed) == (trial.method, trial.seed)]
+    return [run for label in trial.values for run in mine if run.tuned == label]
+
+
+def first_phase(plan: Plan, choices: Choices) -> list[PlannedRun]:
+    """The trial runs of all rows without a choice."""
+    return [
+        run
+        for trial in plan.trials
+        if trial.method not in choices
+        for run in trial_runs(plan, trial)
+    ]
+
+
+def settled(plan: Plan, choices: Choices) -> Plan:
+    """The plan with the chosen runs of each row only; a row without a choice has its default."""
+    labels = {
+        key: choices[trial.method].chosen if trial.method in choices else trial.default
+        for trial in plan.trials
+        for key in trial.rows
+    }
+    runs = [
+        run
+        for run in plan.runs
+        if run.seed in plan.seeds and run.tuned == labels.get(run.method, "")
+    ]
+    return replace(plan, runs=runs)
+
+
+def undecided(plan: Plan, choices: Choices) -> dict[str, Trial]:
+    """The rows that wait for a choice, with their trials."""
+    waiting = [trial for trial in plan.trials if trial.method not in choices]
+    return {key: trial for trial in waiting for key in trial.rows}
+
+
+def make_choices(plan: Plan, folder: Path, diverged: Collection[str] = ()) -> Choices:
+    """All choices that can be made now, those of earlier sessions included; writes new ones.
+
+    A row whose trial runs are not all finished, or named in ``diverged``, is left for later.
+    """
+    found = read_choices(plan, folder)
+    before = set(found)
+    for trial in plan.trials:
+        if trial.method not in found:
+            choice = _choose(plan, trial, folder, diverged)
+            found |= {trial.method: choice} if choice else {}
+    if set(found) != before:
+        ordered = [found[trial.method] for trial in plan.trials if trial.method in found]
+        text = _File(choices=ordered).model_dump_json(indent=1)
+        atomic_write(choices_path(folder), (text + "\n").encode())
+    return found
+
+
+def read_choices(plan: Plan, folder: Path) -> Choices:
+    """The choices in a benchmark's folder that were made from the trials of this plan."""
+    path = choices_path(folder)
+    if not plan.trials or not path.exists():
+        return {}
+    try:
+        file = _File.model_validate_json(path.read_bytes())
+    except (OSError, ValidationError) as error:
+        raise LmdError(
+            f"{path} cannot be read: {str(error).splitlines()[0]}; delete it, and it will be "
+            "written again from the trial runs"
+        ) from None
+    asked = {trial.method: _asked(trial_runs(plan, trial)) for trial in plan.trials}
+    return {one.method: one for one in file.choices if one.asked == asked.get(one.method)}
+
+
+def choices_path(folder: Path) -> Path:
+    """Where a benchmark keeps its choices."""
+    return folder / "choices.json"
+
+
+def _choose(plan: Plan, trial: Trial, folder: Path, diverged: Collection[str]) -> Choice | None:
+    planned = trial_runs(plan, trial)
+    runs: dict[str, RunFiles | None] = {}
+    for run in planned:
+        place = RunFolder(folder / run.name)
+        finished = place.record_path.exists() and place.read_record().status == "finished"
+        if not finished and run.name not in diverged:
+            return None
+        runs[run.tuned] = place.read() if finished else None
+    if not any(runs.values()):
+        return None
+    scores = [
+        _scored(run.tuned, trial.values[run.tuned], run.name, runs[run.tuned], runs[trial.default])
+        for run in planned
+    ]
+    return Choice(
+        method=trial.method,
+        setting=trial.setting,
+        default=trial.default,
+        chosen=pick(scores, trial.default),
+        seed=trial.seed,
+        asked=_asked(planned),
+        trials=scores,
+    )
+
+
+def _scored(
+    label: str, value: Any, name: str, run: RunFiles | None, default: RunFiles | None
+) -> Score:
+    if run is None:
+        return Score(label=label, value=value, run=name)
+    better, se = gain(run, default) if default is not None else (None, None)
+    return Score(
+        label=label, value=value, run=name, balanced_accuracy=_score(run), gain=better, se=se
+    )
+
+
+def _score(run: RunFiles) -> float:
+    found = run.record.metrics.get("validation", {}).get(METRIC)
+    if found is None or found.value is None:
+        raise LmdError(
+            f"{run.folder} has no balanced accuracy on a validation part, which [trials] needs: "
+            "give the data a validation part, or remove [trials] from the grid"
+        )
+    return found.value
+
+
+def _asked(runs: Sequence[PlannedRun]) -> str:
+    """A hash of what the trial runs train, wherever the data is."""
+    requests: list[Mapping[str, Any]] = []
+    for run in runs:
+        protocol = {k: v for k, v in run.request["protocol"].items() if k != "workers"}
+        columns = {k: v for k, v in run.request["columns"].items() if k != "root"}
+        data = Path(run.request["data"]).name
+        requests.append(run.request | {"protocol": protocol, "columns": columns, "data": data})
+    return hashlib.sha256(json.dumps(requests, sort_keys=True).encode()).hexdigest()
