@@ -1,5 +1,6 @@
 """What a run knows about decisions: from its record and predictions to rules and numbers."""
 
+from collections.abc import Mapping
 from typing import Any
 
 import numpy as np
@@ -11,7 +12,7 @@ from lmd.runfolder.predictions import Predictions
 from lmd.runfolder.record import Part, Record
 from lmd.scoring.conformal import true_probabilities
 from lmd.scoring.decisions import score_decisions
-from lmd.scoring.prevalence import class_mix
+from lmd.scoring.prevalence import Kind, class_mix
 from lmd.scoring.rules import Known, Wanted, make_rule
 from lmd.scoring.sample import Sample
 from lmd.scoring.sets import score_sets
@@ -74,10 +75,16 @@ def decisions_of(
         coverage = COVERAGE if wanted.coverage is None else wanted.coverage
         with_sets = rule.sets or make_rule(Wanted(coverage=coverage), known).sets
         sets = score_sets(sample, with_sets or [], known.classes, coverage)
-    stated = f"the mix that the model answers for ({record.model.prior})"
-    if wanted.prevalence is not None:
-        plain = isinstance(wanted.prevalence, str) and "=" not in wanted.prevalence
-        stated = f"--prevalence {wanted.prevalence}" if plain else "--prevalence, as given"
-    elif known.prior is None:
-        stated = "unknown"
+    stated = _stated(wanted, record.model.prior)
     return {"sets": sets, "decisions": score_decisions(sample, rule, known.classes, stated)}
+
+
+def _stated(wanted: Wanted, prior: Kind | None) -> str:
+    """Where the mix of the numbers comes from, in words."""
+    words = {"uniform": "all classes equally frequent", "training": "as in the training part"}
+    given = wanted.prevalence
+    if given is None:
+        return f"{words[prior]}, which the model answers for" if prior else "unknown"
+    if isinstance(given, Mapping) or "=" in str(given):
+        return "as given for each class"
+    return words.get(str(given), f"from {given}")
