@@ -74,6 +74,7 @@ def begun(name: str, classes: Sequence[str], train: Sequence[int], **method: str
             feature_dim=512,
             parameters=11180616,
             selected="The model after the last epoch is reported.",
+            prior="uniform",
         ),
         machine=Machine(
             python="3.11.9", torch="2.6.0", platform="Linux", device="cpu", threads=2, processes=1

@@ -15,7 +15,7 @@ def test_learning_curves_draw_every_term(
 ) -> None:
     make_run(tmp_path / "run", ["a", "b"], epochs=epochs)
     found = page(report_of(tmp_path / "run"))
-    drawn = [v for tag, key, v in found.attributes if tag == "polyline" and key == "points"]
+    drawn = [a for a in found.attributes if a == ("polyline", "class", "curve")]
     # Each term is one line in each stage that has it; a single epoch is only a dot. Balanced
     # accuracy lacks the first epoch of a stage.
     assert len(drawn) == lines

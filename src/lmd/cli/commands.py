@@ -18,16 +18,22 @@ from lmd.cli.describe import describe
 from lmd.cli.options import (
     SOURCES,
     AllowOutside,
+    Costs,
+    Coverage,
     Device,
     GroupColumn,
     ImageColumn,
     LabelColumn,
+    Overwrite,
+    Prevalence,
     Quiet,
+    ReferAbove,
     Root,
     SkipBad,
     SplitColumn,
     given_columns,
 )
+from lmd.cli.predict import predict
 
 if TYPE_CHECKING:
     from lmd.runfolder.record import Record
@@ -48,9 +54,6 @@ Set = Annotated[
         help="A setting of the protocol or of the method, such as epochs=20 or lambda_1=1; can be "
         "repeated.",
     ),
-]
-Overwrite = Annotated[
-    bool, typer.Option("--overwrite", help="Replace the output file if it exists.")
 ]
 
 
@@ -166,47 +169,26 @@ def evaluate(
         Path | None,
         typer.Option(help="The folder of another run on the same test images, to compare with."),
     ] = None,
+    prevalence: Prevalence = None,
+    costs: Costs = None,
+    coverage: Coverage = None,
+    refer_above: ReferAbove = None,
     resamples: Annotated[int, typer.Option(min=1, help="Number of bootstrap resamples.")] = 1000,
 ) -> None:
     """Compute all numbers and the report of a run again from its predictions."""
     from lmd.runs.rescore import compare_runs, rescore
+    from lmd.scoring.definitions import format_decisions
+    from lmd.scoring.rules import Wanted
 
-    record = rescore(run, resamples=resamples)
+    wanted = Wanted(prevalence, costs, coverage, refer_above)
+    record = rescore(run, resamples=resamples, wanted=wanted)
     _print_scores(record)
+    if wanted != Wanted() and record.decisions is not None:
+        typer.echo(f"\n{format_decisions(record.decisions, record.sets)}")
     if against is not None:
         typer.echo("")
         typer.echo(compare_runs(run, against, resamples=resamples))
     typer.secho(f"\nThe report: {run / 'report.html'}", bold=True)
-
-
-@app.command()
-def predict(
-    model: Annotated[Path, typer.Argument(help="A run folder, its model.json or an .onnx file.")],
-    images: Annotated[list[Path], typer.Argument(help="Images or folders of images.")],
-    out: Annotated[Path, typer.Option(help="The CSV file to write.")],
-    batch_size: Annotated[int, typer.Option(min=1, help="Images per batch.")] = 64,
-    skip_bad: SkipBad = False,
-    overwrite: Overwrite = False,
-    device: Device = "auto",
-) -> None:
-    """Predict images with a trained model and write classes and probabilities as CSV."""
-    from lmd.base.device import choose_device
-    from lmd.base.progress import Display
-    from lmd.deploy.predict import find_images, load
-
-    if out.exists() and not overwrite:
-        raise LmdError(f"{out} exists: choose another file, or use --overwrite to replace it")
-    predictor = load(model, choose_device(device))
-    paths = find_images(images)
-    with Display() as display:
-        display.start("predicting", len(paths))
-        found = predictor.predict(
-            paths, batch_size=batch_size, skip_bad=skip_bad, tick=display.step
-        )
-    found.write_csv(out)
-    for problem in found.skipped:
-        typer.secho(f"skipped: {problem}", fg="yellow", err=True)
-    typer.echo(f"{len(found.names)} images predicted, {len(found.skipped)} skipped: {out}")
 
 
 @app.command()
@@ -252,6 +234,7 @@ def methods(
     typer.echo("`lmd methods NAME` describes a method: its paper, settings and profiles.")
 
 
+app.command()(predict)
 app.command("choose")(choose_command)
 app.command()(benchmark)
 app.command()(table)

@@ -8,6 +8,9 @@ import typer
 Device = Annotated[str, typer.Option(help="auto, cpu, cuda or cuda:N.")]
 SkipBad = Annotated[bool, typer.Option("--skip-bad", help="Continue without unreadable images.")]
 Quiet = Annotated[bool, typer.Option("--quiet", help="Show no progress.")]
+Overwrite = Annotated[
+    bool, typer.Option("--overwrite", help="Replace the output file if it exists.")
+]
 SOURCES = "A folder of class folders, a .csv manifest, an .npz, or 'synthetic'."
 
 # How to read a .csv manifest.
@@ -26,6 +29,36 @@ Root = Annotated[
 ]
 AllowOutside = Annotated[
     bool, typer.Option("--allow-outside", help="Allow image paths that leave the root.")
+]
+
+# How probabilities become decisions.
+Prevalence = Annotated[
+    str | None,
+    typer.Option(
+        help="The mix of classes where the model is used: uniform, training, a .csv with "
+        'class,prevalence, or "A=0.7,B=0.3".',
+        show_default="the mix that the model answers for",
+    ),
+]
+Costs = Annotated[
+    Path | None,
+    typer.Option(
+        help="A .csv with class,cost, or a table of true by predicted classes: decide for the "
+        "class with the least expected cost.",
+        show_default="the most probable class",
+    ),
+]
+Coverage = Annotated[
+    float | None,
+    typer.Option(
+        help="Give a set of classes that contains the true one with this probability, such as 0.9."
+    ),
+]
+ReferAbove = Annotated[
+    int | None,
+    typer.Option(
+        help="Refer images with more classes in their set to a person.", show_default="never"
+    ),
 ]
 
 

@@ -8,6 +8,7 @@ from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from itertools import islice
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import torch
@@ -21,7 +22,12 @@ from lmd.data.pixels import rgb_pixels
 from lmd.data.reading import read_image
 from lmd.data.resizing import resize, resize_v1
 from lmd.data.sources.walk import images_below
-from lmd.model import Model, ModelSpec, channels_last, load_model
+from lmd.deploy.decisions import extra_columns, rule_of
+from lmd.model import Model, ModelSpec, channels_last, load_model, read_spec
+from lmd.scoring.conformal import Guarantee
+from lmd.scoring.costs import GivenCosts
+from lmd.scoring.prevalence import Prevalence
+from lmd.scoring.rules import Decided, Rule, Wanted
 
 Image = str | Path | PillowImage | NDArray[np.uint8] | NDArray[np.uint16]
 
@@ -75,10 +81,9 @@ class OnnxEngine:
                 f"model file {path} was not written by lmd (it has no classes in its metadata): "
                 "make it with `lmd export RUN --onnx FILE`"
             )
-        self.classes: tuple[str, ...] = tuple(json.loads(about["classes"]))
-        preprocessing = json.loads(about["spec"])["preprocessing"]
-        self.image_size = int(preprocessing["image_size"])
-        self.rule: str = preprocessing.get("resize", "v1")
+        self.spec = read_spec(json.loads(about["spec"]), f"the metadata of model file {path}")
+        self.classes, self.image_size = self.spec.classes, self.spec.preprocessing.image_size
+        self.rule: str = self.spec.preprocessing.resize
 
     def probabilities(self, pixels: NDArray[np.uint8]) -> NDArray[np.float32]:
         """Of images already resized ``(B, S, S, 3)``: ``(B, K)``."""
@@ -90,26 +95,48 @@ class OnnxEngine:
 class Prediction:
     """``probabilities (N, K)`` of the images ``names (N,)``, in the order of ``classes (K,)``.
 
-    ``skipped`` says which images could not be read, and why.
+    ``skipped`` says which images could not be read, and why. ``decided`` has what follows from the
+    ``rule``: classes, prediction sets and referrals.
     """
 
     names: tuple[str, ...]
     classes: tuple[str, ...]
-    probabilities: NDArray[np.float32]
+    probabilities: NDArray[np.floating[Any]]
+    decided: Decided
+    rule: Rule
     skipped: tuple[str, ...] = ()
 
     @property
     def labels(self) -> tuple[str, ...]:
-        """The most probable class of each image."""
-        return tuple(self.classes[k] for k in self.probabilities.argmax(1))
+        """The most probable class of each image, or the cheapest one if there are costs."""
+        return tuple(self.classes[k] for k in self.decided.chosen)
+
+    @property
+    def sets(self) -> tuple[tuple[str, ...], ...] | None:
+        """The prediction set of each image, if a coverage was asked for."""
+        if self.decided.sets is None:
+            return None
+        return tuple(
+            tuple(name for name, inside in zip(self.classes, row, strict=True) if inside)
+            for row in self.decided.sets
+        )
+
+    @property
+    def guarantees(self) -> dict[str, Guarantee]:
+        """What the coverage of each class means; empty without prediction sets."""
+        return dict(zip(self.classes, self.rule.sets or (), strict=False))
 
     def write_csv(self, path: Path) -> None:
-        """Write one row per image: name, class, its probability, then all probabilities."""
+        """Write one row per image: name, class, its probability, decisions, all probabilities."""
         text = io.StringIO()
         writer = csv.writer(text, lineterminator="\n")
-        writer.writerow(["image", "predicted", "probability", *(f"p:{c}" for c in self.classes)])
-        for name, label, row in zip(self.names, self.labels, self.probabilities, strict=True):
-            writer.writerow([name, label, f"{row.max():.6f}", *(f"{p:.6f}" for p in row)])
+        extra = extra_columns(self.decided, self.rule, self.classes)
+        every = (f"p:{name}" for name in self.classes)
+        writer.writerow(["image", "predicted", "probability", *extra, *every])
+        for i, (name, k) in enumerate(zip(self.names, self.decided.chosen, strict=True)):
+            row = [f"{p:.6f}" for p in self.probabilities[i]]
+            cells = [column[i] for column in extra.values()]
+            writer.writerow([name, self.classes[k], row[k], *cells, *row])
         atomic_write(path, text.getvalue().encode())
 
 
@@ -127,12 +154,18 @@ class Predictor:
         batch_size: int = 64,
         skip_bad: bool = False,
         tick: Callable[[int, int], None] | None = None,
+        prevalence: Prevalence | None = None,
+        costs: GivenCosts | None = None,
+        coverage: float | None = None,
+        refer_above: int | None = None,
     ) -> Prediction:
         """Probabilities of all images, which are decoded in parallel while the model computes.
 
         One image or several: paths, folders, Pillow images, or arrays ``(H, W)`` or ``(H, W, C)``
-        with 1, 3 or 4 channels of uint8 or uint16.
+        with 1, 3 or 4 channels of uint8 or uint16. ``prevalence``, ``costs``, ``coverage`` and
+        ``refer_above`` are those of ``lmd predict``: see docs/decisions.md.
         """
+        rule = rule_of(self.engine.spec, Wanted(prevalence, costs, coverage, refer_above))
         images = _listed(images)
         names: list[str] = []
         batches = [np.zeros((0, len(self.classes)), np.float32)]
@@ -151,7 +184,10 @@ class Predictor:
             done += len(chunk)
             if tick is not None:
                 tick(done, len(images))
-        return Prediction(tuple(names), self.classes, np.concatenate(batches), tuple(skipped))
+        decided = rule.decide(np.concatenate(batches))
+        return Prediction(
+            tuple(names), self.classes, decided.probabilities, decided, rule, tuple(skipped)
+        )
 
     def _read(
         self, images: Sequence[Image], batch_size: int

@@ -1,6 +1,7 @@
 """The model: an encoder, a classifier, and the files of a trained one."""
 
-from lmd.model.files import ModelSpec, load_model, save_model
+from lmd.model.answers import HeldOut, Prior
+from lmd.model.files import ModelSpec, add_answers, load_model, read_spec, save_model
 from lmd.model.network import (
     CosineClassifier,
     Model,
@@ -11,11 +12,15 @@ from lmd.model.network import (
 
 __all__ = [
     "CosineClassifier",
+    "HeldOut",
     "Model",
     "ModelSpec",
     "Preprocessing",
+    "Prior",
+    "add_answers",
     "build_model",
     "channels_last",
     "load_model",
+    "read_spec",
     "save_model",
 ]

@@ -6,6 +6,7 @@
 import dataclasses
 import hashlib
 import json
+import re
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Annotated, Any, Literal
@@ -20,7 +21,8 @@ from torch import Tensor
 
 from lmd import __version__
 from lmd.base.errors import LmdError
-from lmd.base.files import atomic_write_all
+from lmd.base.files import atomic_write, atomic_write_all
+from lmd.model.answers import HeldOut, Prior
 from lmd.model.network import STRICT, Model, Positive, Preprocessing, assemble
 
 FORMAT = 1
@@ -33,6 +35,7 @@ class ModelSpec:
 
     ``classes (K,)`` are in the order of the logits; ``class_counts (K,)`` are of the training part;
     ``method`` is a title. ``levels`` are inner levels of the encoder that belong to its features.
+    ``prior`` and ``held_out`` are unknown in files of earlier versions.
     """
 
     classes: Annotated[tuple[str, ...], Field(min_length=1)]
@@ -44,16 +47,23 @@ class ModelSpec:
     class_counts: tuple[_Count, ...]
     temperature: Positive = 1.0
     levels: tuple[str, ...] = ()
+    prior: Prior | None = None
+    held_out: HeldOut | None = None
     lmd_version: str = __version__
 
     @model_validator(mode="after")
     def _check(self) -> "ModelSpec":
         if len(set(self.classes)) != len(self.classes):
             raise ValueError("classes must differ from one another")
-        if len(self.class_counts) != len(self.classes):
-            raise ValueError(
-                f"class_counts has {len(self.class_counts)} entries for {len(self.classes)} classes"
-            )
+        sizes = {"class_counts": len(self.class_counts)}
+        if self.prior is not None:
+            sizes["prior.shares"] = len(self.prior.shares)
+        if self.held_out is not None:
+            sizes["held_out.tiers"] = len(self.held_out.tiers)
+            sizes["held_out.probabilities"] = len(self.held_out.probabilities)
+        for name, size in sizes.items():
+            if size != len(self.classes):
+                raise ValueError(f"{name} has {size} entries for {len(self.classes)} classes")
         return self
 
 
@@ -67,13 +77,42 @@ def save_model(model: Model, path: Path, spec: ModelSpec) -> None:
         )
     tensors = {name: _plain(tensor) for name, tensor in model.state_dict().items()}
     packed = pack_tensors(tensors, metadata={"format": "pt"})
-    header = {"format": FORMAT, "sha256": hashlib.sha256(packed).hexdigest()}
-    text = json.dumps(header | dataclasses.asdict(spec), indent=2, ensure_ascii=False) + "\n"
+    text = _as_text(hashlib.sha256(packed).hexdigest(), spec)
     try:
         path.mkdir(parents=True, exist_ok=True)
     except OSError as error:
         raise LmdError(f"cannot create the folder {path}: {error.strerror}") from error
     atomic_write_all({path / "model.safetensors": packed, path / "model.json": text.encode()})
+
+
+def add_answers(path: Path, prior: Prior | None, held_out: HeldOut | None) -> None:
+    """Add to ``model.json`` in the folder ``path`` what a file of an earlier version lacks."""
+    file = path / "model.json"
+    if not file.is_file():
+        return
+    sha256, spec = _read_spec(file)
+    complete = dataclasses.replace(
+        spec, prior=spec.prior or prior, held_out=spec.held_out or held_out
+    )
+    if complete != spec:
+        atomic_write(file, _as_text(sha256, complete).encode())
+
+
+def read_spec(content: Any, where: str) -> ModelSpec:
+    """The description of a model from the content of its JSON; ``where`` names it in errors."""
+    try:
+        # Strict: a string is not converted to a number.
+        return TypeAdapter(ModelSpec).validate_json(json.dumps(content), strict=True)
+    except ValidationError as error:
+        lines = [f"'{'.'.join(map(str, e['loc']))}': {e['msg']}" for e in error.errors()]
+        raise LmdError(f"{where} is not valid; {'; '.join(lines)}") from error
+
+
+def _as_text(sha256: str, spec: ModelSpec) -> str:
+    header = {"format": FORMAT, "sha256": sha256}
+    text = json.dumps(header | dataclasses.asdict(spec), indent=2, ensure_ascii=False) + "\n"
+    # Lists of numbers on one line; a line break inside brackets is never part of a string.
+    return re.sub(r"\[\n[-+.\de,\s]*\]", lambda found: " ".join(found[0].split()), text)
 
 
 def _plain(tensor: Tensor) -> Tensor:
@@ -155,12 +194,7 @@ def _read_spec(path: Path) -> tuple[str, ModelSpec]:
     sha256 = content.pop("sha256", None)
     if not isinstance(sha256, str):
         raise LmdError(f"model file {path}: 'sha256' of the weights is missing")
-    try:
-        # Strict: a string is not converted to a number.
-        return sha256, TypeAdapter(ModelSpec).validate_json(json.dumps(content), strict=True)
-    except ValidationError as error:
-        lines = [f"'{'.'.join(map(str, e['loc']))}': {e['msg']}" for e in error.errors()]
-        raise LmdError(f"model file {path} is not valid; {'; '.join(lines)}") from error
+    return sha256, read_spec(content, f"model file {path}")
 
 
 def _check_tensors(path: Path, expected: Mapping[str, Tensor], state: Mapping[str, Tensor]) -> None:

@@ -48,6 +48,20 @@ def tiers_figure(rows: Sequence[Row]) -> Markup:
     return _both(lambda name, width: charts.dots(f"tiers-{name}", title, lines, width))
 
 
+def coverage_figure(rows: Sequence[Row], requested: float) -> Markup:
+    """Coverage of the prediction sets of each class, and their mean size."""
+    title = "Coverage of each class with 95 % intervals"
+    lines = [
+        DotRow(
+            row["name"],
+            [percent(row["value"]), "–" if row["size"] is None else f"size {row['size']:.2f}"],
+            [_point(row["value"], row, row["tier"], SHAPES.get(row["tier"], "circle"))],
+        )
+        for row in rows
+    ]
+    return _both(lambda name, w: charts.dots(f"coverage-{name}", title, lines, w, requested))
+
+
 def comparison_figure(rows: Sequence[Row], runs: Sequence[Mapping[str, Row]]) -> Markup:
     """Recall of each class in every run, one mark below the other; ``runs`` have rows by class."""
     lines = []

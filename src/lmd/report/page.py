@@ -12,6 +12,7 @@ from lmd.base.files import atomic_write
 from lmd.report import charts, curves, figures, view, words
 from lmd.report.calibration import reliability_bins
 from lmd.report.comparison import comparison
+from lmd.report.decisions import calibration_view, decisions_view, sets_view
 from lmd.runfolder.folder import RunFiles
 from lmd.runfolder.record import Record
 from lmd.scoring.metrics import METRICS
@@ -67,6 +68,9 @@ def _page(run: RunFiles, others: Sequence[RunFiles]) -> dict[str, Any]:
         "confusion_figure": figures.confusion_figure(record, classes),
         "curves": figures.curve_figures(run.history),
         "calibration": _calibration(run, metrics),
+        "tempered": calibration_view(run),
+        "sets": sets_view(run, classes),
+        "decisions": decisions_view(run, classes),
         "facts": view.facts(record),
         "comparison": comparison(run, others, classes) if others else None,
     }

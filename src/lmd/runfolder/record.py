@@ -9,7 +9,15 @@ from typing import Any, Literal, Self
 from pydantic import Field, ValidationError, field_validator, model_validator
 
 from lmd.base.errors import LmdError
-from lmd.scoring.estimates import ClassScore, Definition, Estimate, Plain
+from lmd.scoring.estimates import (
+    Calibration,
+    ClassScore,
+    Decisions,
+    Definition,
+    Estimate,
+    Plain,
+    SetScores,
+)
 from lmd.scoring.tiers import Tiers
 
 FORMAT: Literal[2] = 2
@@ -79,6 +87,10 @@ class ModelInfo(Plain):
     temperature: float = Field(
         default=1.0, gt=0, description="divides the shipped model's logits; fitted on validation"
     )
+    prior: Literal["uniform", "training"] | None = Field(
+        default=None,
+        description="the mix of classes that the probabilities answer for; null if it is unknown",
+    )
 
 
 class StageInfo(Plain):
@@ -138,6 +150,15 @@ class Record(Plain):
     confusion: dict[Part, list[list[int]]] = Field(
         default={}, description="by part, (K, K); rows are true classes"
     )
+    calibration: dict[Part, Calibration] = Field(
+        default={}, description="by part: ECE without the temperature and with it"
+    )
+    sets: SetScores | None = Field(
+        default=None, description="prediction sets on the test part, if there is a validation part"
+    )
+    decisions: Decisions | None = Field(
+        default=None, description="of the reported part; the last `lmd evaluate` states the mix"
+    )
     definitions: dict[str, Definition] = Field(
         default={}, description="of every number, by its key"
     )
@@ -173,6 +194,9 @@ class Record(Plain):
             ("confusion", self.confusion),
         ):
             lists |= {f"{name}.{part}": entries for part, entries in of.items()}
+        for name, scores in (("sets", self.sets), ("decisions", self.decisions)):
+            if scores is not None:
+                lists[f"{name}.per_class"] = scores.per_class
         for part, matrix in self.confusion.items():
             lists |= {f"confusion.{part}.{k}": row for k, row in enumerate(matrix)}
         for name, entries in lists.items():

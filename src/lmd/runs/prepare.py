@@ -15,7 +15,7 @@ from lmd.data.doctor import quick_check
 from lmd.data.prepare import Prepared, prepare_data
 from lmd.data.table import PARTS
 from lmd.methods import find_method
-from lmd.model import Model, ModelSpec, Preprocessing, build_model
+from lmd.model import HeldOut, Model, ModelSpec, Preprocessing, Prior, build_model
 from lmd.protocol import Protocol
 from lmd.runfolder.record import Request
 
@@ -39,7 +39,7 @@ class Ready:
         task = Task(counts, self.model.classifier.in_features)
         return self.method.stages_for(self.model, task, self.request.settings)
 
-    def spec(self, temperature: float) -> ModelSpec:
+    def spec(self, temperature: float, prior: Prior | None, held_out: HeldOut | None) -> ModelSpec:
         """The description of the shipped model."""
         return ModelSpec(
             classes=self.data.table.classes,
@@ -51,6 +51,8 @@ class Ready:
             class_counts=tuple(int(n) for n in self.data.counts("train")),
             temperature=temperature,
             levels=self.model.levels,
+            prior=prior,
+            held_out=held_out,
         )
 
 

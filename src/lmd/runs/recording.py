@@ -60,6 +60,7 @@ def first_record(run: RunFolder, ready: Ready, command: str, notes: list[str]) -
             selected="the last epoch of each stage"
             if protocol.select == "last"
             else "the epoch of each stage with the best validation balanced accuracy",
+            prior=method.prior,
         ),
         machine=Machine(**machine(ready.device), processes=world()),
     )
@@ -96,16 +97,16 @@ def finished_record(
     """The record of a finished run, with all numbers."""
     stages = [StageInfo.model_validate(stage) for stage in trainer.summaries]
     chosen = {key: value for stage in stages for key, value in stage.chosen.items()}
-    return scored(record, predictions).replaced(
+    model = record.model.model_copy(
+        update={
+            "temperature": temperature,
+            "feature_dim": trainer.model.classifier.in_features,
+            "levels": list(trainer.model.levels),
+            "parameters": sum(p.numel() for p in trainer.model.parameters()),
+        }
+    )
+    return scored(record.replaced(model=model), predictions).replaced(
         method=record.method.model_copy(update={"chosen": chosen}),
-        model=record.model.model_copy(
-            update={
-                "temperature": temperature,
-                "feature_dim": trainer.model.classifier.in_features,
-                "levels": list(trainer.model.levels),
-                "parameters": sum(p.numel() for p in trainer.model.parameters()),
-            }
-        ),
         stages=stages,
         stage_1_from=trainer.taken_from,
         history=trainer.history,

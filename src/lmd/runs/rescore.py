@@ -5,24 +5,32 @@ from pathlib import Path
 import numpy as np
 
 from lmd.base.errors import LmdError
+from lmd.model import add_answers
 from lmd.report import write_report
 from lmd.runfolder.folder import RunFiles, RunFolder
 from lmd.runfolder.pairing import paired
 from lmd.runfolder.record import Record
+from lmd.runs.decide import answers_of, with_prior
 from lmd.runs.score import scored
 from lmd.scoring.intervals import holm, paired_differences
 from lmd.scoring.metrics import METRICS
+from lmd.scoring.rules import Wanted
 from lmd.scoring.sample import Sample
 
 
-def rescore(path: Path, *, resamples: int = 1000) -> Record:
-    """Recompute the record's numbers from ``predictions.npz`` and rewrite record and report."""
+def rescore(path: Path, *, resamples: int = 1000, wanted: Wanted | None = None) -> Record:
+    """Recompute the record's numbers from ``predictions.npz`` and rewrite record and report.
+
+    What is ``wanted`` decides the numbers about decisions. A model of an earlier version gets what
+    its file lacks for decisions.
+    """
     run = RunFolder.open(path)
     if run.read_record().status != "finished":
         raise LmdError(f"{path} is not finished: run `lmd train --resume --out {path}`")
     before = run.read()
     predictions = before.predictions or run.read_predictions()
-    record = scored(before.record, predictions, resamples=resamples)
+    record = scored(with_prior(before.record), predictions, resamples=resamples, wanted=wanted)
+    add_answers(path, *answers_of(record, predictions))
     run.write_record(record)
     write_report(RunFiles(path, record, predictions, before.history))
     return record

@@ -6,8 +6,13 @@ from torch import Tensor
 
 from lmd.runfolder.predictions import PARTS, PartPredictions, Predictions
 from lmd.runfolder.record import Record
+from lmd.runs.decide import decisions_of, known_of
 from lmd.runs.prepare import Ready
+from lmd.scoring.calibration import calibration
 from lmd.scoring.definitions import definitions
+from lmd.scoring.prevalence import mix_weights
+from lmd.scoring.rules import Wanted
+from lmd.scoring.sample import Sample
 from lmd.scoring.scores import score
 from lmd.scoring.temperature import fit_temperature
 from lmd.training import Trainer
@@ -36,16 +41,22 @@ def predict_parts(ready: Ready, trainer: Trainer) -> tuple[Predictions, float]:
 
 def _temperature(ready: Ready, logits: Tensor, labels: NDArray[np.int64]) -> float:
     """The temperature fitted to validation, weighted to the class mix that the method assumes."""
-    counts = np.bincount(labels, minlength=logits.shape[1])
-    mix = np.ones(len(counts))
+    mix = np.ones(logits.shape[1])
     if ready.method.prior == "training":
-        mix = ready.data.counts("train") / ready.data.counts("train").sum()
-    weights = np.divide(mix, counts, out=np.zeros(len(counts)), where=counts > 0)
-    return fit_temperature(logits.numpy(), labels, weights[labels])
+        mix = ready.data.counts("train").astype(np.float64)
+    return fit_temperature(logits.numpy(), labels, mix_weights(labels, mix))
 
 
-def scored(record: Record, predictions: Predictions, *, resamples: int = 1000) -> Record:
-    """The record with the numbers that follow from the predictions."""
+def scored(
+    record: Record,
+    predictions: Predictions,
+    *,
+    resamples: int = 1000,
+    wanted: Wanted | None = None,
+) -> Record:
+    """The record with the numbers that follow from the predictions and the ``wanted`` decisions."""
+    known = known_of(record, predictions)
+    decisions = decisions_of(record, predictions, known, wanted or Wanted())
     found = {
         part: score(
             of.labels,
@@ -64,6 +75,16 @@ def scored(record: Record, predictions: Predictions, *, resamples: int = 1000) -
         metrics={part: one.metrics for part, one in found.items()},
         per_class={part: one.per_class for part, one in found.items()},
         confusion={part: one.confusion for part, one in found.items()},
+        calibration={
+            part: calibration(
+                Sample(of.labels, of.probabilities, groups=of.groups),
+                record.model.temperature,
+                known.prior,
+                resamples=resamples,
+            )
+            for part, of in predictions.parts.items()
+        },
+        **decisions,
         definitions=definitions(resamples, grouped=grouped),
         notes=[
             *record.data.notes,

@@ -17,6 +17,7 @@ from lmd.report import write_report
 from lmd.runfolder.folder import RunFiles, RunFolder
 from lmd.runfolder.predictions import Predictions
 from lmd.runfolder.record import Record, Request
+from lmd.runs.decide import answers_of
 from lmd.runs.prepare import Ready, announce, prepare
 from lmd.runs.provenance import source_digest
 from lmd.runs.recording import finished_record, first_record
@@ -182,7 +183,8 @@ def _write(run: RunFolder, ready: Ready, record: Record, predictions: Prediction
     """Write the files of a finished run, the record and the report last."""
     if rank() > 0:
         return
-    save_model(ready.model, run.path, ready.spec(record.model.temperature))
+    spec = ready.spec(record.model.temperature, *answers_of(record, predictions))
+    save_model(ready.model, run.path, spec)
     run.write_predictions(predictions)
     run.write_record(record)
     write_report(RunFiles(run.path, record, predictions, record.history))

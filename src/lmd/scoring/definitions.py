@@ -3,7 +3,7 @@
 import textwrap
 from collections.abc import Mapping, Sequence
 
-from lmd.scoring.estimates import Definition, Estimate, PartScores
+from lmd.scoring.estimates import Decisions, Definition, Estimate, PartScores, SetScores
 from lmd.scoring.intervals import LEVEL
 from lmd.scoring.metrics import METRICS, PER_CLASS
 
@@ -70,6 +70,35 @@ def format_scores(scores: PartScores, texts: Mapping[str, Definition]) -> str:
     lines += ["", "Definitions"]
     lines += [_wrapped(f"{text.title}: {text.definition}", "- ") for text in texts.values()]
     return "\n".join(lines)
+
+
+def format_decisions(decisions: Decisions, sets: SetScores | None) -> str:
+    """Decisions and prediction sets of each class as plain text."""
+    fixed = f"sens. at {100 * decisions.fixed_specificity:g} % spec."
+    head = ("Class", "prevalence", "recall", "interval", "referred", "specificity", "PPV", "NPV")
+    table: list[tuple[str, ...]] = [(*head, fixed)]
+    for row in decisions.per_class:
+        share = "-" if row.prevalence is None else f"{row.prevalence:.3f}"
+        rest = (row.referred, row.specificity, row.ppv, row.npv, row.fixed)
+        cells = (row.name, share, _plain(row.recall), _span(row.recall), *map(_plain, rest))
+        table.append(cells)
+    how = "least expected cost" if decisions.costs else "highest probability"
+    lines = [f"Decisions by the {how}; prevalence: {decisions.prevalence}", *_columns(table)]
+    lines.append(f"Referred: {100 * decisions.referred:.1f} % of images at this prevalence")
+    if decisions.mean_cost is not None:
+        lines.append(f"Mean cost of one image at this prevalence: {decisions.mean_cost:.4g}")
+    if sets is None:
+        return "\n".join(lines)
+    rows = [
+        ("Class", "guaranteed for", "by images", "coverage", "interval", "set size", "interval")
+    ]
+    for one in sets.per_class:
+        numbers = (_plain(one.coverage), _span(one.coverage), _plain(one.size), _span(one.size))
+        rows.append((one.name, one.guarantee, str(one.images), *numbers))
+    whole = (_plain(sets.coverage), _span(sets.coverage), _plain(sets.size), _span(sets.size))
+    rows.append(("All images", "", "", *whole))
+    lines += ["", f"Prediction sets with a coverage of {100 * sets.requested:g} %"]
+    return "\n".join([*lines, *_columns(rows)])
 
 
 def _plain(entry: Estimate) -> str:

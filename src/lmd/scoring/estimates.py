@@ -1,5 +1,7 @@
 """The numbers of a record: values with intervals, for all classes and for each of them."""
 
+from typing import Literal
+
 from pydantic import BaseModel, ConfigDict, Field
 
 
@@ -46,3 +48,70 @@ class PartScores(Plain):
     per_class: list[ClassScore]
     confusion: list[list[int]]
     notes: list[str] = []
+
+
+class Calibration(Plain):
+    """ECE of one part, without the temperature and with it.
+
+    ``matched`` counts images so that the classes have the mix that the method answers for; there,
+    what is left is not caused by another mix of classes in this part.
+    """
+
+    before: Estimate = Field(description="without the temperature; after it, see `metrics`")
+    matched_before: float | None = Field(description="in the mix of `model.prior`")
+    matched_after: float | None = Field(description="in the mix of `model.prior`")
+
+
+class ClassSets(Plain):
+    """The prediction sets of one class."""
+
+    name: str
+    guarantee: Literal["class", "tier", "all", "always"] = Field(
+        description="the images that the guarantee is for: of the class, of all classes of its "
+        "tier, or all images; `always` if the class is in every set"
+    )
+    images: int = Field(description="validation images behind the threshold")
+    threshold: float = Field(description="the class is in a set from this probability on")
+    expected: Estimate = Field(
+        description="coverage to be expected; the interval is for other validation images"
+    )
+    coverage: Estimate = Field(description="share of images whose set has the true class")
+    size: Estimate = Field(description="mean number of classes in a set")
+
+
+class SetScores(Plain):
+    """Prediction sets of the reported part, with thresholds from the validation part."""
+
+    requested: float = Field(description="the coverage that was asked for")
+    coverage: Estimate
+    size: Estimate
+    empty: float = Field(description="share of images with an empty set")
+    per_class: list[ClassSets]
+
+
+class ClassDecision(Plain):
+    """What the decisions mean for one class."""
+
+    name: str
+    prevalence: float | None = Field(description="share of the class in the stated mix")
+    recall: Estimate = Field(description="decided as the class and not referred")
+    referred: Estimate = Field(description="share of its images that are referred to a person")
+    specificity: Estimate = Field(description="share of other images not decided as the class")
+    ppv: Estimate = Field(description="positive predictive value")
+    npv: Estimate = Field(description="negative predictive value")
+    fixed: Estimate = Field(description="sensitivity at the fixed specificity")
+
+
+class Decisions(Plain):
+    """Decisions on the reported part: by the highest probability or the least expected cost."""
+
+    prevalence: str = Field(description="where the stated mix of classes comes from")
+    costs: list[list[float]] | None = Field(description="(K, K), true by predicted, if given")
+    refer_costs: list[float] | None = Field(description="(K,), if given")
+    refer_above: int | None = Field(description="larger sets are referred")
+    fixed_specificity: float
+    referred: float = Field(description="share of images that are referred, in the stated mix")
+    mean_cost: float | None = Field(
+        description="of one image in the stated mix, if there are costs"
+    )
+    per_class: list[ClassDecision]

@@ -1,0 +1,48 @@
+"""What the temperature does to the expected calibration error."""
+
+import numpy as np
+
+from lmd.scoring.confusion import Floats
+from lmd.scoring.estimates import Calibration, Estimate
+from lmd.scoring.intervals import interval
+from lmd.scoring.metrics import METRICS
+from lmd.scoring.prevalence import mix_weights
+from lmd.scoring.resampling import bootstrap
+from lmd.scoring.sample import Probabilities, Sample, Weighted
+
+
+def without_temperature(probabilities: Probabilities, temperature: float) -> Floats:
+    """``p^T``, normalised: the probabilities ``(N, K)`` before logits were divided by T.
+
+    >>> without_temperature(np.array([[0.8, 0.2]]), 2.0).round(3).tolist()
+    [[0.941, 0.059]]
+    """
+    # A probability that was rounded to 0 stays finite as a logarithm.
+    logs = np.log(np.maximum(probabilities.astype(np.float64), np.finfo(np.float32).tiny))
+    logs = temperature * (logs - logs.max(axis=1, keepdims=True))
+    p = np.exp(logs)
+    return np.asarray(p / p.sum(axis=1, keepdims=True))
+
+
+def calibration(
+    sample: Sample, temperature: float, mix: Floats | None, *, resamples: int = 1000
+) -> Calibration:
+    """ECE without the temperature, and both values in the ``mix (K,)`` that the model assumes."""
+    ece = METRICS["ece"]
+    before = Sample(
+        sample.labels,
+        without_temperature(sample.probabilities, temperature),
+        sample.tiers.tolist(),
+        sample.groups,
+    )
+    value = ece.value(before)
+    low, high = interval(bootstrap(before, ["ece"], resamples=resamples)["ece"], value)
+    matched: list[float | None] = [None, None]
+    if mix is not None:
+        weights = mix_weights(sample.labels, mix)[None]
+        matched = [float(ece.function(Weighted(one, weights))[0]) for one in (before, sample)]
+    return Calibration(
+        before=Estimate(value=value, low=low, high=high),
+        matched_before=matched[0],
+        matched_after=matched[1],
+    )

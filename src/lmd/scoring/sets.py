@@ -1,0 +1,76 @@
+"""How prediction sets do on labelled images: coverage and size, for each class and overall."""
+
+from collections.abc import Sequence
+
+import numpy as np
+from numpy.typing import NDArray
+
+from lmd.scoring.conformal import Guarantee, prediction_sets
+from lmd.scoring.confusion import Floats
+from lmd.scoring.estimates import ClassSets, Estimate, SetScores
+from lmd.scoring.intervals import effective, interval, wilson
+from lmd.scoring.resampling import draw
+from lmd.scoring.sample import Sample
+
+RESAMPLES = 500
+
+
+def share_of(outcomes: NDArray[np.bool_], groups: NDArray[np.integer] | None) -> Estimate:
+    """A share of images with Wilson's interval; images of one patient or lesion count less."""
+    if not len(outcomes):
+        return Estimate(value=None)
+    low, high = wilson(*effective(outcomes, groups))
+    return Estimate(value=float(outcomes.mean()), low=low, high=high)
+
+
+def score_sets(
+    sample: Sample, found: Sequence[Guarantee], classes: Sequence[str], requested: float
+) -> SetScores:
+    """Coverage with Wilson's intervals and mean size with bootstrap intervals."""
+    sets = prediction_sets(
+        sample.probabilities.astype(np.float32), [one.threshold for one in found]
+    )
+    covered = sets[np.arange(len(sets)), sample.labels]
+    sizes = sets.sum(axis=1).astype(np.float64)
+    drawn, total = _resampled(sample, sizes)
+    per_class = [
+        ClassSets(
+            name=name,
+            guarantee=found[k].level,
+            images=found[k].images,
+            threshold=found[k].threshold,
+            expected=Estimate(value=found[k].mean, low=found[k].low, high=found[k].high),
+            coverage=share_of(covered[own], _groups(sample, own)),
+            size=_mean(sizes[own], drawn[:, k], total[:, k]),
+        )
+        for k, (name, own) in enumerate(zip(classes, sample.rows, strict=True))
+    ]
+    return SetScores(
+        requested=requested,
+        coverage=share_of(covered, sample.groups),
+        size=_mean(sizes, drawn.sum(axis=1), total.sum(axis=1)),
+        empty=float((sizes == 0).mean()),
+        per_class=per_class,
+    )
+
+
+def _groups(sample: Sample, rows: slice) -> NDArray[np.integer] | None:
+    return None if sample.groups is None else sample.groups[rows]
+
+
+def _resampled(sample: Sample, values: Floats) -> tuple[Floats, Floats]:
+    """Sums of the values, and numbers of images, of each class in each resample: ``(R, K)``."""
+    sums, images = [], []
+    for weights in draw(sample, RESAMPLES, 0):
+        sums.append(np.stack([weights[:, own] @ values[own] for own in sample.rows], axis=1))
+        images.append(np.stack([weights[:, own].sum(axis=1) for own in sample.rows], axis=1))
+    return np.concatenate(sums), np.concatenate(images)
+
+
+def _mean(values: Floats, sums: Floats, images: Floats) -> Estimate:
+    """The mean of ``(n,)`` with its interval from resamples ``(R,)``."""
+    if not len(values):
+        return Estimate(value=None)
+    mean = float(values.mean())
+    low, high = interval(sums / images, mean)
+    return Estimate(value=mean, low=low, high=high)
