@@ -24,7 +24,9 @@ class Prior:
     @model_validator(mode="after")
     def _check(self) -> "Prior":
         if abs(sum(self.shares) - 1) > 1e-6:
-            raise ValueError(f"the shares of the prior must sum to 1; they sum to {sum(self.shares):g}")
+            raise ValueError(
+                f"the shares of the prior must sum to 1; they sum to {sum(self.shares):g}"
+            )
         return self
 
 
