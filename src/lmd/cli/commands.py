@@ -5,27 +5,27 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
-from rich import box
-from rich.console import Console
-from rich.table import Table
 
 from lmd import __version__
 from lmd.base.errors import LmdError
 from lmd.cli.benchmark import benchmark, table
 from lmd.cli.choose import choose_command
 from lmd.cli.data import data_app
-from lmd.cli.describe import describe
+from lmd.cli.describe import methods
+from lmd.cli.explain import explain, index, show_size
 from lmd.cli.options import (
     SOURCES,
     AllowOutside,
     Device,
     GroupColumn,
     ImageColumn,
+    KeepFeatures,
     LabelColumn,
     Quiet,
     Root,
     SkipBad,
     SplitColumn,
+    UnlikeAbove,
     given_columns,
 )
 
@@ -131,6 +131,7 @@ def train(
     root: Root = None,
     allow_outside: AllowOutside = False,
     skip_bad: SkipBad = False,
+    keep_features: KeepFeatures = False,
     device: Device = "auto",
     quiet: Quiet = False,
 ) -> None:
@@ -151,11 +152,14 @@ def train(
         resume=resume,
         overwrite=overwrite,
         skip_bad=skip_bad,
+        keep_features=keep_features,
         columns=given_columns(context),
         device=device,
         quiet=quiet,
     )
     _print_scores(run.read_record())
+    if keep_features:
+        show_size(run.path / "neighbours.npz")
     typer.secho(f"\nThe report: {run.path / 'report.html'}", bold=True)
 
 
@@ -186,6 +190,7 @@ def predict(
     out: Annotated[Path, typer.Option(help="The CSV file to write.")],
     batch_size: Annotated[int, typer.Option(min=1, help="Images per batch.")] = 64,
     skip_bad: SkipBad = False,
+    unlike_above: UnlikeAbove = None,
     overwrite: Overwrite = False,
     device: Device = "auto",
 ) -> None:
@@ -201,12 +206,18 @@ def predict(
     with Display() as display:
         display.start("predicting", len(paths))
         found = predictor.predict(
-            paths, batch_size=batch_size, skip_bad=skip_bad, tick=display.step
+            paths,
+            batch_size=batch_size,
+            skip_bad=skip_bad,
+            tick=display.step,
+            unlike_above=unlike_above,
         )
     found.write_csv(out)
     for problem in found.skipped:
         typer.secho(f"skipped: {problem}", fg="yellow", err=True)
     typer.echo(f"{len(found.names)} images predicted, {len(found.skipped)} skipped: {out}")
+    if found.unlike_training is not None:
+        typer.echo(f"{int(found.unlike_training.sum())} images are unlike the training images")
 
 
 @app.command()
@@ -228,26 +239,9 @@ def export(
     typer.echo(f"Try it: lmd predict {written} IMAGES --out predictions.csv")
 
 
-@app.command()
-def methods(
-    name: Annotated[
-        str | None,
-        typer.Argument(help="The method to describe.", show_default="list all methods"),
-    ] = None,
-) -> None:
-    """List all methods, or describe one: paper, stages, settings and profiles."""
-    from lmd.methods import METHODS, find_method
-
-    if name is not None:
-        typer.echo(describe(find_method(name)))
-        return
-    table = Table(*("method", "title", "stages"), box=box.SIMPLE_HEAD)
-    for row in METHODS.values():
-        table.add_row(row.key, row.title, " → ".join(row.stages))
-    Console().print(table)
-    typer.echo("`lmd methods NAME` describes a method: its paper, settings and profiles.")
-
-
+app.command()(methods)
+app.command()(explain)
+app.command()(index)
 app.command("choose")(choose_command)
 app.command()(benchmark)
 app.command()(table)

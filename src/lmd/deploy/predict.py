@@ -8,6 +8,7 @@ from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from itertools import islice
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import numpy as np
 import torch
@@ -19,7 +20,12 @@ from lmd.data.loaders import Normalise
 from lmd.data.reading import read_image
 from lmd.data.sources.walk import images_below
 from lmd.data.views import resize
+from lmd.deploy.neighbours import Neighbours
+from lmd.deploy.novelty import Novelty, checked_above, load_novelty
 from lmd.model import Model, ModelSpec, channels_last, load_model
+
+if TYPE_CHECKING:
+    from lmd.deploy.explain import Explanation
 
 Image = str | Path | NDArray[np.uint8]
 
@@ -37,11 +43,26 @@ class TorchEngine:
 
     def probabilities(self, pixels: NDArray[np.uint8]) -> NDArray[np.float32]:
         """Of images already resized ``(B, S, S, 3)``: ``(B, K)``."""
+        return self.classified(self.features(pixels))
+
+    def features(self, pixels: NDArray[np.uint8]) -> NDArray[np.float32]:
+        """Of images already resized ``(B, S, S, 3)``: ``(B, C)``."""
         with torch.inference_mode():
-            logits = self.model(self._normalise(torch.from_numpy(pixels)))
+            features = self.model.features(self.normalised(pixels))
+        found: NDArray[np.float32] = features.float().cpu().numpy()
+        return found
+
+    def classified(self, features: NDArray[np.float32]) -> NDArray[np.float32]:
+        """Probabilities ``(B, K)`` of ``features (B, C)``."""
+        with torch.inference_mode():
+            logits = self.model.classifier(torch.from_numpy(features).to(self.device))
             probabilities = (logits.float() / self.spec.temperature).softmax(1)
         found: NDArray[np.float32] = probabilities.cpu().numpy()
         return found
+
+    def normalised(self, pixels: NDArray[np.uint8]) -> torch.Tensor:
+        """The model's input ``(B, 3, S, S)``, on its device."""
+        return self._normalise(torch.from_numpy(pixels))
 
 
 class OnnxEngine:
@@ -86,13 +107,15 @@ class OnnxEngine:
 class Prediction:
     """``probabilities (N, K)`` of the images ``names (N,)``, in the order of ``classes (K,)``.
 
-    ``skipped`` says which images could not be read, and why.
+    ``skipped`` says which images could not be read, and why. ``unlike_training (N,)`` flags images
+    unlike the training images; it is ``None`` if the model cannot tell.
     """
 
     names: tuple[str, ...]
     classes: tuple[str, ...]
     probabilities: NDArray[np.float32]
     skipped: tuple[str, ...] = ()
+    unlike_training: NDArray[np.bool_] | None = None
 
     @property
     def labels(self) -> tuple[str, ...]:
@@ -100,21 +123,34 @@ class Prediction:
         return tuple(self.classes[k] for k in self.probabilities.argmax(1))
 
     def write_csv(self, path: Path) -> None:
-        """Write one row per image: name, class, its probability, then all probabilities."""
+        """Write one row per image: name, class, its probability, then all probabilities.
+
+        The column ``unlike_training`` (true or false) comes before them, if it is known.
+        """
+        flags = self.unlike_training
+        flag_column = [] if flags is None else ["unlike_training"]
         text = io.StringIO()
         writer = csv.writer(text, lineterminator="\n")
-        writer.writerow(["image", "predicted", "probability", *(f"p:{c}" for c in self.classes)])
-        for name, label, row in zip(self.names, self.labels, self.probabilities, strict=True):
-            writer.writerow([name, label, f"{row.max():.6f}", *(f"{p:.6f}" for p in row)])
+        columns = [*flag_column, *(f"p:{c}" for c in self.classes)]
+        writer.writerow(["image", "predicted", "probability", *columns])
+        rows = zip(self.names, self.labels, self.probabilities, strict=True)
+        for i, (name, label, row) in enumerate(rows):
+            flag = [] if flags is None else [str(bool(flags[i])).lower()]
+            writer.writerow([name, label, f"{row.max():.6f}", *flag, *(f"{p:.6f}" for p in row)])
         atomic_write(path, text.getvalue().encode())
 
 
 class Predictor:
     """Predicts images of any size, given as paths or as RGB arrays ``(H, W, 3)`` of uint8."""
 
-    def __init__(self, engine: TorchEngine | OnnxEngine) -> None:
+    def __init__(self, engine: TorchEngine | OnnxEngine, folder: Path | None = None) -> None:
         self.engine = engine
         self.classes = engine.classes
+        self.folder = folder
+        self.novelty: Novelty | None = None
+        self.index: Neighbours | None = None  # read when it is first needed
+        if folder is not None and isinstance(engine, TorchEngine):
+            self.novelty = load_novelty(folder, engine.spec.feature_dim)
 
     def predict(
         self,
@@ -123,9 +159,16 @@ class Predictor:
         batch_size: int = 64,
         skip_bad: bool = False,
         tick: Callable[[int, int], None] | None = None,
+        unlike_above: float | None = None,
     ) -> Prediction:
-        """Probabilities of all images, which are decoded in parallel while the model computes."""
+        """Probabilities of all images, which are decoded in parallel while the model computes.
+
+        An image is flagged if it is farther from the training images than the share
+        ``unlike_above`` of the validation images, by default 0.99.
+        """
+        above = checked_above(unlike_above, self.novelty)
         names: list[str] = []
+        flags = [np.zeros(0, np.bool_)]
         batches = [np.zeros((0, len(self.classes)), np.float32)]
         skipped: list[str] = []
         done = 0
@@ -138,11 +181,35 @@ class Predictor:
             if good:
                 names += [name for name, _ in good]
                 pixels = np.stack([pixels for _, pixels in good])
-                batches.append(self.engine.probabilities(pixels))
+                probabilities, unlike = self._answer(pixels, above)
+                batches.append(probabilities)
+                flags.append(unlike)
             done += len(chunk)
             if tick is not None:
                 tick(done, len(images))
-        return Prediction(tuple(names), self.classes, np.concatenate(batches), tuple(skipped))
+        found = np.concatenate(batches)
+        flagged = None if self.novelty is None else np.concatenate(flags)
+        return Prediction(tuple(names), self.classes, found, tuple(skipped), flagged)
+
+    def explain(
+        self, image: Image, *, classes: int = 2, neighbours: int | None = None
+    ) -> "Explanation":
+        """Heat maps of the most probable classes, and the nearest training images.
+
+        ``neighbours`` is their number; by default 5 if the run folder has their features, else 0.
+        """
+        from lmd.deploy.explain import explain
+
+        return explain(self, image, classes=classes, neighbours=neighbours)
+
+    def _answer(
+        self, pixels: NDArray[np.uint8], above: float
+    ) -> tuple[NDArray[np.float32], NDArray[np.bool_]]:
+        """Probabilities ``(B, K)``, and which images are unlike the training images ``(B,)``."""
+        if self.novelty is None or not isinstance(self.engine, TorchEngine):
+            return self.engine.probabilities(pixels), np.zeros(len(pixels), np.bool_)
+        features = self.engine.features(pixels)
+        return self.engine.classified(features), self.novelty.unlike(features, above)
 
     def _read(
         self, images: Sequence[Image], batch_size: int
@@ -154,7 +221,7 @@ class Predictor:
             number, image = item
             name = str(image) if isinstance(image, str | Path) else f"image {number}"
             try:
-                return name, resize(_as_pixels(image, name, size), size)
+                return name, resize(as_pixels(image, name, size), size)
             except LmdError as error:
                 return name, error
 
@@ -172,7 +239,8 @@ def load(path: str | Path, device: torch.device | str = "cpu") -> Predictor:
     path = Path(path)
     if path.suffix.lower() == ".onnx":
         return Predictor(OnnxEngine(path))
-    return Predictor(TorchEngine(*load_model(path), device))
+    folder = path if path.is_dir() else path.parent
+    return Predictor(TorchEngine(*load_model(path), device), folder)
 
 
 def find_images(paths: Iterable[str | Path]) -> list[Path]:
@@ -191,7 +259,8 @@ def find_images(paths: Iterable[str | Path]) -> list[Path]:
     return found
 
 
-def _as_pixels(image: Image, name: str, size: int) -> NDArray[np.uint8]:
+def as_pixels(image: Image, name: str, size: int) -> NDArray[np.uint8]:
+    """RGB ``(H, W, 3)`` of a file or an array; a JPEG may be decoded at a fraction of its size."""
     if isinstance(image, str | Path):
         return read_image(image, at_least=size)
     if image.dtype != np.uint8 or image.ndim != 3 or image.shape[2] != 3 or image.size == 0:

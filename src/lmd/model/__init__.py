@@ -1,6 +1,6 @@
 """The model: an encoder, a classifier, and the files of a trained one."""
 
-from lmd.model.files import ModelSpec, load_model, save_model
+from lmd.model.files import ModelSpec, load_model, save_model, weights_digest
 from lmd.model.network import (
     CosineClassifier,
     Model,
@@ -18,4 +18,5 @@ __all__ = [
     "channels_last",
     "load_model",
     "save_model",
+    "weights_digest",
 ]

@@ -67,6 +67,7 @@ def _page(run: RunFiles, others: Sequence[RunFiles]) -> dict[str, Any]:
         "confusion_figure": figures.confusion_figure(record, classes),
         "curves": figures.curve_figures(run.history),
         "calibration": _calibration(run, metrics),
+        "novelty": words.novelty(record),
         "facts": view.facts(record),
         "comparison": comparison(run, others, classes) if others else None,
     }
