@@ -143,7 +143,7 @@ def load_neighbours(folder: Path, classes: Sequence[str], width: int) -> Neighbo
 
 
 def _arrays(path: Path) -> dict[str, NDArray[Any]]:
-    file = np.load(path, allow_pickle=False)
+    file = np.load(BytesIO(path.read_bytes()), allow_pickle=False)
     if not isinstance(file, np.lib.npyio.NpzFile):
         raise ValueError("it is not an .npz file")
     with file:

@@ -26,7 +26,7 @@ def overlay(picture: Pixels, heat: NDArray[np.float32]) -> Pixels:
     lighter with the heat.
     """
     colours = colour_map()[(heat * 255).round().astype(np.uint8)].astype(np.float32)
-    cover = (OPACITY * np.sqrt(heat.clip(0, 1)))[:, :, None]
+    cover = OPACITY * heat.clip(0, 1)[:, :, None]
     return np.asarray((picture * (1 - cover) + colours * cover).round().clip(0, 255), np.uint8)
 
 
@@ -52,7 +52,9 @@ def side_by_side(pictures: Sequence[Pixels], captions: Sequence[tuple[str, str]]
         left, top = GAP + i * (room + GAP), GAP
         canvas.paste(Image.fromarray(picture), (left, top))
         draw.text((left, top + high + 6), shorten(title, room, 8.2), "#1c2126", large)
-        draw.text((left, top + high + 26), shorten(note, room - 70, 7.0), "#5b646d", small)
+        # The font has no narrow spaces.
+        words = shorten(note.replace("\u202f", " "), room - 70, 7.0)
+        draw.text((left, top + high + 26), words, "#5b646d", small)
         if i > 0:
             bar = Image.fromarray(np.repeat(colour_map()[None, ::4], BAR, axis=0))
             canvas.paste(bar, (left + room - bar.width, top + high + 30))
