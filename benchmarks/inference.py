@@ -19,7 +19,8 @@ from common import Result, finish, median_ratio, one_thread, photographs, pixels
 
 from lmd.data.loaders import Normalise
 from lmd.deploy.export import export_onnx
-from lmd.deploy.predict import OnnxEngine, Predictor, TorchEngine
+from lmd.deploy.engines import OnnxEngine, TorchEngine
+from lmd.deploy.predict import Predictor
 from lmd.model import Model, ModelSpec, Preprocessing, build_model, load_model, save_model
 
 SIZE, BATCH, CLASSES, FILES = 64, 64, 8, 512

@@ -10,7 +10,8 @@ from typer.testing import CliRunner
 
 from lmd import model as models
 from lmd.base.errors import LmdError
-from lmd.deploy.predict import OnnxEngine, TorchEngine, load
+from lmd.deploy.engines import OnnxEngine, TorchEngine
+from lmd.deploy.predict import load
 from lmd.model import ModelSpec, build_model, save_model
 
 onnx = pytest.importorskip("onnx", reason="the extra 'onnx' is not installed")

@@ -5,16 +5,14 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
-from rich import box
-from rich.console import Console
-from rich.table import Column, Table
 
 from lmd import __version__
 from lmd.base.errors import LmdError
 from lmd.cli.benchmark import benchmark, table
 from lmd.cli.choose import choose_command
 from lmd.cli.data import data_app
-from lmd.cli.describe import describe
+from lmd.cli.describe import methods
+from lmd.cli.explain import explain, index, show_size
 from lmd.cli.options import (
     SOURCES,
     AllowOutside,
@@ -23,6 +21,7 @@ from lmd.cli.options import (
     Device,
     GroupColumn,
     ImageColumn,
+    KeepFeatures,
     LabelColumn,
     Overwrite,
     Prevalence,
@@ -134,6 +133,7 @@ def train(
     root: Root = None,
     allow_outside: AllowOutside = False,
     skip_bad: SkipBad = False,
+    keep_features: KeepFeatures = False,
     device: Device = "auto",
     quiet: Quiet = False,
 ) -> None:
@@ -154,11 +154,14 @@ def train(
         resume=resume,
         overwrite=overwrite,
         skip_bad=skip_bad,
+        keep_features=keep_features,
         columns=given_columns(context),
         device=device,
         quiet=quiet,
     )
     _print_scores(run.read_record())
+    if keep_features:
+        show_size(run.path / "neighbours.npz")
     typer.secho(f"\nThe report: {run.path / 'report.html'}", bold=True)
 
 
@@ -198,8 +201,8 @@ def export(
     overwrite: Overwrite = False,
 ) -> None:
     """Export a trained model as one ONNX file: uint8 RGB pixels in, probabilities out."""
+    from lmd.deploy.engines import OnnxEngine
     from lmd.deploy.export import export_onnx
-    from lmd.deploy.predict import OnnxEngine
 
     written = export_onnx(run, onnx, overwrite=overwrite)
     engine = OnnxEngine(written)
@@ -213,28 +216,10 @@ def export(
     typer.echo(f"Try it: lmd predict {written} IMAGES --out predictions.csv")
 
 
-@app.command()
-def methods(
-    name: Annotated[
-        str | None,
-        typer.Argument(help="The method to describe.", show_default="list all methods"),
-    ] = None,
-) -> None:
-    """List all methods, or describe one: paper, stages, settings and profiles."""
-    from lmd.methods import METHODS, find_method
-
-    if name is not None:
-        typer.echo(describe(find_method(name)))
-        return
-    # A name has to be whole to be copied.
-    table = Table(Column("method", no_wrap=True), "title", "stages", box=box.SIMPLE_HEAD)
-    for row in METHODS.values():
-        table.add_row(row.key, row.title, " → ".join(row.stages))
-    Console().print(table)
-    typer.echo("`lmd methods NAME` describes a method: its paper, settings and profiles.")
-
-
 app.command()(predict)
+app.command()(methods)
+app.command()(explain)
+app.command()(index)
 app.command("choose")(choose_command)
 app.command()(benchmark)
 app.command()(table)

@@ -1,7 +1,12 @@
-"""One method in plain text, as `lmd methods NAME` prints it: 80 columns, no colours."""
+"""`lmd methods`: all methods, or one in plain text of 80 columns without colours."""
 
 import textwrap
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+from rich import box
+from rich.console import Console
+from rich.table import Table
 
 if TYPE_CHECKING:
     from lmd.contract.method import Method
@@ -43,3 +48,22 @@ def _text(value: object) -> str:
     if isinstance(value, bool) or value is None:
         return str(value).lower()
     return str(value)
+
+
+def methods(
+    name: Annotated[
+        str | None,
+        typer.Argument(help="The method to describe.", show_default="list all methods"),
+    ] = None,
+) -> None:
+    """List all methods, or describe one: paper, stages, settings and profiles."""
+    from lmd.methods import METHODS, find_method
+
+    if name is not None:
+        typer.echo(describe(find_method(name)))
+        return
+    table = Table(*("method", "title", "stages"), box=box.SIMPLE_HEAD)
+    for row in METHODS.values():
+        table.add_row(row.key, row.title, " → ".join(row.stages))
+    Console().print(table)
+    typer.echo("`lmd methods NAME` describes a method: its paper, settings and profiles.")

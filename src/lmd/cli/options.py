@@ -11,6 +11,21 @@ Quiet = Annotated[bool, typer.Option("--quiet", help="Show no progress.")]
 Overwrite = Annotated[
     bool, typer.Option("--overwrite", help="Replace the output file if it exists.")
 ]
+KeepFeatures = Annotated[
+    bool,
+    typer.Option(
+        "--keep-features",
+        help="Keep the features of the training images, for the nearest cases of `lmd explain`.",
+    ),
+]
+UnlikeAbove = Annotated[
+    float | None,
+    typer.Option(
+        help="Flag images farther from the training images than this share of the validation "
+        "images.",
+        show_default="0.99",
+    ),
+]
 SOURCES = "A folder of class folders, a .csv manifest, an .npz, or 'synthetic'."
 
 # How to read a .csv manifest.

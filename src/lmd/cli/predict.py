@@ -14,6 +14,7 @@ from lmd.cli.options import (
     Prevalence,
     ReferAbove,
     SkipBad,
+    UnlikeAbove,
 )
 
 
@@ -27,6 +28,7 @@ def predict(
     coverage: Coverage = None,
     refer_above: ReferAbove = None,
     skip_bad: SkipBad = False,
+    unlike_above: UnlikeAbove = None,
     overwrite: Overwrite = False,
     device: Device = "auto",
 ) -> None:
@@ -51,6 +53,7 @@ def predict(
             costs=costs,
             coverage=coverage,
             refer_above=refer_above,
+            unlike_above=unlike_above,
         )
     found.write_csv(out)
     if coverage is not None and found.rule.sets is not None:
@@ -61,3 +64,5 @@ def predict(
     for problem in found.skipped:
         typer.secho(f"skipped: {problem}", fg="yellow", err=True)
     typer.echo(f"{len(found.names)} images predicted, {len(found.skipped)} skipped: {out}")
+    if found.unlike_training is not None:
+        typer.echo(f"{int(found.unlike_training.sum())} images are unlike the training images")

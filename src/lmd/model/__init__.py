@@ -1,7 +1,14 @@
 """The model: an encoder, a classifier, and the files of a trained one."""
 
 from lmd.model.answers import HeldOut, Prior
-from lmd.model.files import ModelSpec, add_answers, load_model, read_spec, save_model
+from lmd.model.files import (
+    ModelSpec,
+    add_answers,
+    load_model,
+    read_spec,
+    save_model,
+    weights_digest,
+)
 from lmd.model.network import (
     CosineClassifier,
     Model,
@@ -23,4 +30,5 @@ __all__ = [
     "load_model",
     "read_spec",
     "save_model",
+    "weights_digest",
 ]

@@ -157,6 +157,11 @@ def load_model(path: Path) -> tuple[Model, ModelSpec]:
     return model.eval(), spec
 
 
+def weights_digest(path: Path) -> str:
+    """SHA-256 of the weights, as the description of the model in ``path`` has it."""
+    return _read_spec(_locate(Path(path))[0])[0]
+
+
 def _locate(path: Path) -> tuple[Path, Path]:
     if path.is_dir():
         path = path / "model.json"

@@ -1,14 +1,8 @@
 """The page of an examination: every finding with thumbnails of the images concerned."""
 
-import base64
-import io
 from collections.abc import Mapping
 from pathlib import Path, PurePosixPath
 from typing import Any
-
-import numpy as np
-from numpy.typing import NDArray
-from PIL import Image
 
 from lmd import __version__
 from lmd.base.files import atomic_write
@@ -16,6 +10,7 @@ from lmd.data.doctor import Cleaned, Examination, Finding, as_json
 from lmd.data.findings import LISTS
 from lmd.data.table import PARTS
 from lmd.report.page import environment
+from lmd.report.pictures import data_uri
 
 PICTURES = 24  # for one finding
 SETS = 8
@@ -77,7 +72,7 @@ def _picture(found: Examination, i: int, shown: dict[int, str]) -> dict[str, str
     case, look = found.scan.cases[i], found.looks[i]
     if i not in shown:
         pixels = found.pixels(i)
-        shown[i] = "" if pixels is None else data_uri(pixels)
+        shown[i] = "" if pixels is None else data_uri(pixels, SIDE)
     size = f"{look.size[0]} × {look.size[1]}" if look.size[0] else ""
     return {
         "uri": shown[i],
@@ -86,12 +81,3 @@ def _picture(found: Examination, i: int, shown: dict[int, str]) -> dict[str, str
         "caption": " · ".join(filter(None, (case.label, case.part, size))),
         "reason": look.reason or "cannot be shown",
     }
-
-
-def data_uri(pixels: NDArray[np.uint8]) -> str:
-    """A small JPEG of an image ``(H, W, 3)``, to be embedded in a page."""
-    image = Image.fromarray(pixels)
-    image.thumbnail((SIDE, SIDE))
-    file = io.BytesIO()
-    image.save(file, "JPEG", quality=72)
-    return "data:image/jpeg;base64," + base64.b64encode(file.getvalue()).decode()

@@ -71,6 +71,7 @@ def _page(run: RunFiles, others: Sequence[RunFiles]) -> dict[str, Any]:
         "tempered": calibration_view(run),
         "sets": sets_view(run, classes),
         "decisions": decisions_view(run, classes),
+        "novelty": words.novelty(record),
         "facts": view.facts(record),
         "comparison": comparison(run, others, classes) if others else None,
     }

@@ -47,6 +47,33 @@ def measure(key: str, value: float | None) -> str:
     return f"{value:.3f}".replace("-", "−")
 
 
+def novelty(record: Record) -> list[str]:
+    """What the report says about the flag for images unlike the training images."""
+    found = record.novelty
+    if found is None:
+        return []
+    sentences = [
+        "The model flags an image as unlike the training images if its features are farther from "
+        f"every class of the training part than those of {percent(found.above, 0)} of the "
+        f"{thousands(found.images)} validation images. Do not rely on the prediction for such an "
+        "image: it may be of another kind, from another device, or of a disease that the model "
+        "does not know. An image without a flag may still be one of these."
+    ]
+    if found.flagged is not None:
+        sentences.append(
+            f"In the test part it flags {percent(found.flagged.value)} of the images (95 % "
+            f"interval {interval('recall', found.flagged)}). These are false flags, because the "
+            "test images are of the same kind as the training images."
+        )
+    if (found.images + 1) * (1 - found.above) < 1 - 1e-9:
+        sentences.append(
+            f"{thousands(found.images)} validation images are too few for "
+            f"{percent(found.above, 0)}: the most distant one gives the threshold, so that about "
+            f"1 in {thousands(found.images + 1)} images of the same kind is flagged."
+        )
+    return sentences
+
+
 def interval(key: str, found: Estimate) -> str:
     """The interval of a metric; empty if there is none.
 

@@ -21,6 +21,8 @@ RUN_FILES = (
     "history.csv",
     "model.safetensors",
     "model.json",
+    "novelty.safetensors",
+    "neighbours.npz",
     "report.html",
 )
 

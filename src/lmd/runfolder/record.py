@@ -39,6 +39,9 @@ class Request(Plain):
     settings: dict[str, Any] = Field(default={})
     columns: dict[str, Any] = Field(default={}, description="how a manifest is read")
     skip_bad: bool = Field(default=False, description="leave out images that cannot be read")
+    keep_features: bool = Field(
+        default=False, description="keep the features of the training images in `neighbours.npz`"
+    )
 
 
 class MethodInfo(Plain):
@@ -105,6 +108,19 @@ class StageInfo(Plain):
     chosen: dict[str, float] = Field(default={}, description="values that the stage chose")
 
 
+class NoveltyInfo(Plain):
+    """Images that the shipped model flags as unlike the training images."""
+
+    above: float = Field(
+        description="share of the validation images that are nearer than the threshold"
+    )
+    threshold: float = Field(description="an image farther from the training images is flagged")
+    images: int = Field(description="validation images that gave the threshold")
+    flagged: Estimate | None = Field(
+        default=None, description="share of the test images that are flagged: false flags"
+    )
+
+
 class Machine(Plain):
     """The machine that made the run."""
 
@@ -161,6 +177,9 @@ class Record(Plain):
     )
     definitions: dict[str, Definition] = Field(
         default={}, description="of every number, by its key"
+    )
+    novelty: NoveltyInfo | None = Field(
+        default=None, description="null without a validation part and in older records"
     )
     notes: list[str] = Field(default=[], description="what to know when reading the numbers")
     timings: dict[str, float] = Field(default={}, description="seconds, by activity")

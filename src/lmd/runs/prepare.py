@@ -39,7 +39,9 @@ class Ready:
         task = Task(counts, self.model.classifier.in_features)
         return self.method.stages_for(self.model, task, self.request.settings)
 
-    def spec(self, temperature: float, prior: Prior | None, held_out: HeldOut | None) -> ModelSpec:
+    def spec(
+        self, temperature: float, prior: Prior | None = None, held_out: HeldOut | None = None
+    ) -> ModelSpec:
         """The description of the shipped model."""
         return ModelSpec(
             classes=self.data.table.classes,

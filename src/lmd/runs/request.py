@@ -71,7 +71,8 @@ def train_command(
     for key, value in request.columns.items():
         option = "--" + key.replace("_", "-")
         words += ([option] if value else []) if isinstance(value, bool) else [option, str(value)]
-    return words + (["--skip-bad"] if request.skip_bad else [])
+    words += ["--skip-bad"] if request.skip_bad else []
+    return words + (["--keep-features"] if request.keep_features else [])
 
 
 def as_toml(value: Any) -> str:

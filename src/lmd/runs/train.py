@@ -11,6 +11,7 @@ from lmd.base.distributed import NotShareable, in_turn, joined, own_device, rank
 from lmd.base.errors import LmdError
 from lmd.base.progress import Display
 from lmd.data.loaders import Normalise
+from lmd.deploy.engines import TorchEngine
 from lmd.methods import DEFAULT, find_method
 from lmd.model import save_model
 from lmd.report import write_report
@@ -18,6 +19,7 @@ from lmd.runfolder.folder import RunFiles, RunFolder
 from lmd.runfolder.predictions import Predictions
 from lmd.runfolder.record import Record, Request
 from lmd.runs.decide import answers_of
+from lmd.runs.features import Kept, keep, size_line
 from lmd.runs.prepare import Ready, announce, prepare
 from lmd.runs.provenance import source_digest
 from lmd.runs.recording import finished_record, first_record
@@ -37,6 +39,7 @@ def train(
     resume: bool = False,
     overwrite: bool = False,
     skip_bad: bool = False,
+    keep_features: bool = False,
     columns: Mapping[str, Any] | None = None,
     device: str = "auto",
     quiet: bool = False,
@@ -48,8 +51,8 @@ def train(
     ``data`` is anything that ``lmd.data.sources.open_table`` accepts; ``settings`` may have keys of
     the protocol and of the method. ``resume`` continues an interrupted run in ``out``, which ends
     with the same weights as without the interruption. Runs with the same folder ``first_stages``
-    train a first stage that they share only once. ``command`` is for the record; by default it is
-    derived from the arguments.
+    train a first stage that they share only once. With ``keep_features`` the run folder gets
+    ``neighbours.npz``. ``command`` is for the record; by default it is derived from the arguments.
     """
     resolved = resolve(find_method(method), protocol, settings or {}, profile)
     request = Request(
@@ -60,6 +63,7 @@ def train(
         settings=resolved.settings,
         columns=dict(columns or {}),
         skip_bad=skip_bad,
+        keep_features=keep_features,
     )
     words = train_command(request, protocol, settings or {})
     typed = command or shlex.join([*words, *(["--out", str(out)] if out is not None else [])])
@@ -73,14 +77,22 @@ def train(
             ready = prepare(request, here, display)
             record = _start(run, ready, typed, resolved.notes, resume=resume)
             announce(ready, record.method.notes, display)
+            if ready.request.keep_features:
+                images = int(ready.data.counts("train").sum())
+                display.say(f"  {size_line(images, ready.model.classifier.in_features)}")
             trainer = fit(run, ready, record, display, resume=resume, first_stages=first_stages)
-            display.start("scoring", 3)
+            display.start("scoring", 4)
             predictions, temperature = predict_parts(ready, trainer)
             display.step(1)
+            kept = Kept()
             if rank() == 0:
-                record = finished_record(record, trainer, predictions, temperature)
+                with trainer.timings.of("features"):
+                    kept = _keep(ready, predictions, temperature)
                 display.step(2)
-            in_turn(partial(_write, run, ready, record, predictions))
+                record = finished_record(record, trainer, predictions, temperature)
+                record = record.replaced(novelty=kept.info)
+                display.step(3)
+            in_turn(partial(_write, run, ready, record, predictions, kept))
             display.stop()
     return run
 
@@ -179,12 +191,23 @@ def _first_stages(folder: str | Path | None, record: Record) -> FirstStages | No
     return FirstStages(Path(folder), context)
 
 
-def _write(run: RunFolder, ready: Ready, record: Record, predictions: Predictions) -> None:
+def _keep(ready: Ready, predictions: Predictions, temperature: float) -> Kept:
+    """What is kept of the features, computed with the model as it is shipped."""
+    engine = TorchEngine(ready.model, ready.spec(temperature), ready.device)
+    test = predictions.parts.get("test")
+    groups = test.groups if test is not None else None
+    return keep(engine, ready.data, groups, neighbours=ready.request.keep_features)
+
+
+def _write(
+    run: RunFolder, ready: Ready, record: Record, predictions: Predictions, kept: Kept
+) -> None:
     """Write the files of a finished run, the record and the report last."""
     if rank() > 0:
         return
     spec = ready.spec(record.model.temperature, *answers_of(record, predictions))
     save_model(ready.model, run.path, spec)
+    kept.write(run.path)
     run.write_predictions(predictions)
     run.write_record(record)
     write_report(RunFiles(run.path, record, predictions, record.history))
