@@ -84,6 +84,8 @@ class Model(nn.Module):
 
         The linear classifier gets a weight of zero for each of them, so the logits do not change.
         """
+        if not levels:
+            return
         old = self.classifier
         unknown = sorted({*levels} - {*self.inner})
         if unknown or self.levels or not isinstance(old, nn.Linear):
@@ -91,8 +93,6 @@ class Model(nn.Module):
                 f"levels: cannot add {', '.join(levels)} to this model; its levels are: "
                 f"{', '.join(self.inner) or 'none'}"
             )
-        if not levels:
-            return
         ordered = tuple(name for name in self.inner if name in levels)
         width = old.in_features + sum(self.inner[name] for name in ordered)
         new = nn.Linear(width, old.out_features, bias=old.bias is not None).to(old.weight)
