@@ -158,6 +158,24 @@ def test_sampling_of_both_steps():
     assert stage.class_weights(run) == [None]
 
 
+def test_moments_of_all_views():
+    stage, _, run, _ = setup(m_views="all", m_sampling="natural")
+    draw, seen = run.features, []
+
+    def shifted(drawn="natural", part="train", view="eval"):
+        features, labels = draw(drawn, part)
+        if part == "train":
+            seen.append(view)
+        return features + {"eval": 0.0, "weak": 1.0, "strong": 2.0}[view], labels
+
+    run.features = shifted
+    stage.start_epoch(run, None)
+    assert seen == ["eval", "weak", "strong"]
+    plain, labels = draw()
+    expected = torch.stack([plain[labels == k].mean(0) + 1 for k in range(3)])
+    torch.testing.assert_close(stage.gaussians.mean, expected)
+
+
 def test_a_first_draw_that_misses_a_class_takes_its_images():
     stage, _, run, _ = setup()
     draw = run.features

@@ -135,7 +135,7 @@ def _row(key: str, title: str, stages: tuple[str, str], **preset: bool) -> Metho
         "validation scores are optimistic.",
         preset=preset,
         profiles={"corrected": _CORRECTED, "paper": _PAPER, "official": _OFFICIAL},
-        first_settings=tuple(RRLSettings.model_fields) if preset.get("rrl", True) else (),
+        first_settings=tuple(RRLSettings.model_fields) if preset.get("rrl", True) else ("tau",),
     )
 
 
