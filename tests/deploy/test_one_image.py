@@ -94,7 +94,7 @@ def test_all_forms_get_equal_answers(forms, model):
     np.testing.assert_array_equal(found, np.repeat(found[:1], len(forms), axis=0))
     for name, image in forms.items():
         alone = predictor.predict(image).probabilities
-        np.testing.assert_allclose(alone, found[:1], atol=1e-6, err_msg=name)
+        np.testing.assert_allclose(alone, found[:1], atol=1e-5, err_msg=name)
 
 
 def test_the_graph_gives_the_answers_of_predict_for_any_size(forms, model, exported):
@@ -123,7 +123,8 @@ def test_one_path_a_folder_and_grey_arrays(tmp_path, model):
     found = predictor.predict([grey, grey[:, :, None], stacked, Image.fromarray(grey)])
     assert found.names == ("image 0", "image 1", "image 2", "image 3")
     np.testing.assert_array_equal(found.probabilities, [found.probabilities[0]] * 4)
-    np.testing.assert_allclose(predictor.predict(grey).probabilities[0], found.probabilities[0])
+    alone = predictor.predict(grey).probabilities
+    np.testing.assert_allclose(alone, found.probabilities[:1], atol=1e-5)
     assert len(predictor.predict(np.stack([stacked, stacked])).names) == 2
 
 
@@ -158,7 +159,7 @@ def test_models_without_a_rule_keep_theirs(tmp_path, model, exported):
     assert not np.array_equal(small, full)
     for image, pixels in ((jpeg, small), (read_image(jpeg), full)):
         np.testing.assert_allclose(
-            old.predict(image).probabilities, old.engine.probabilities(pixels[None]), atol=1e-6
+            old.predict(image).probabilities, old.engine.probabilities(pixels[None]), atol=1e-5
         )
     from lmd.deploy.export import export_onnx
 
