@@ -70,6 +70,12 @@ def test_evaluate_completes_a_run_of_an_earlier_version(run: RunFolder) -> None:
         rescore(run.path, wanted=Wanted(prevalence="uniform"))
 
 
+def test_a_method_that_became_another_name_keeps_its_prior(run: RunFolder) -> None:
+    with edited(run.path) as record:
+        record["method"]["key"], record["model"]["prior"] = "logit_adjust", None
+    assert rescore(run.path, resamples=10).model.prior == "uniform"
+
+
 def test_sets_are_scored_on_the_test_part_with_thresholds_of_validation(run: RunFolder) -> None:
     record = rescore(run.path, resamples=10, wanted=Wanted(coverage=0.95))
     assert record.sets is not None

@@ -6,7 +6,7 @@ from typing import Any
 import numpy as np
 
 from lmd.base.errors import LmdError
-from lmd.methods import METHODS
+from lmd.methods import ALSO, METHODS
 from lmd.model import HeldOut, Prior
 from lmd.runfolder.predictions import Predictions
 from lmd.runfolder.record import Part, Record
@@ -22,7 +22,7 @@ COVERAGE = 0.9  # of the report's prediction sets, unless another one is asked f
 
 def with_prior(record: Record) -> Record:
     """The record with the prior of its method, if an earlier version did not write it."""
-    method = METHODS.get(record.method.key)
+    method = METHODS.get(record.method.key) or ALSO.get(record.method.key)
     if record.model.prior is not None or method is None:
         return record
     return record.replaced(model=record.model.model_copy(update={"prior": method.prior}))
