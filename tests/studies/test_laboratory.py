@@ -1,0 +1,95 @@
+"""The laboratory: its rule, and how decisions build on one another."""
+
+import importlib.util
+import json
+import subprocess
+import sys
+from argparse import Namespace
+from pathlib import Path
+from types import ModuleType
+
+import pytest
+from toys import ROOT
+
+from lmd.methods import find_method
+
+SCRIPT = ROOT / "studies" / "laboratory.py"
+
+
+@pytest.fixture(scope="module")
+def laboratory() -> ModuleType:
+    spec = importlib.util.spec_from_file_location("laboratory", SCRIPT)
+    assert spec is not None
+    assert spec.loader is not None
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module
+
+
+def blocks(*points: float) -> dict[tuple[int, int], float]:
+    return {(1 + i % 3, i // 3): value / 100 for i, value in enumerate(points)}
+
+
+BEFORE = blocks(50, 50, 50, 50, 50, 50)
+
+
+@pytest.mark.parametrize(
+    ("after", "adopted"),
+    [
+        (blocks(52, 53, 51, 52, 53, 51), True),
+        (blocks(50, 50, 50, 50, 50, 50), False),  # no gain
+        (blocks(60, 41, 52, 58, 43, 52), False),  # the second task loses eight points
+        (blocks(58, 49, 49, 50, 50, 50), False),  # one lucky run: the error is as large
+        (blocks(54, 49.2, 52, 54, 49.2, 52), True),  # a task loses less than a point
+    ],
+)
+def test_a_change_is_adopted_by_the_rule(
+    laboratory: ModuleType, after: dict[tuple[int, int], float], adopted: bool
+) -> None:
+    assert laboratory.gain(BEFORE, after)["adopted"] is adopted
+
+
+def test_gain_error_and_tasks(laboratory: ModuleType) -> None:
+    found = laboratory.gain(BEFORE, blocks(51, 52, 53, 53, 52, 51))
+    assert found["gain"] == pytest.approx(2)
+    assert found["error"] == pytest.approx((4 / 5) ** 0.5 / 6**0.5)
+    assert found["tasks"] == pytest.approx([2, 2, 2])
+
+
+def test_later_changes_build_on_what_was_adopted(
+    laboratory: ModuleType, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    known = {"{}": 50.0, '{"a": 1}': 53.0, '{"a": 1, "b": 2}': 52.0, '{"a": 1, "c": 3}': 55.0}
+    asked = []
+
+    class Known(laboratory.Laboratory):  # type: ignore[name-defined, misc]
+        def scores(self, method: str, settings: dict[str, int]) -> dict[tuple[int, int], float]:
+            asked.append(json.dumps(settings, sort_keys=True))
+            value = known[asked[-1]]
+            return blocks(*(value + 0.1 * i for i in range(6)))
+
+    changes = [{"name": key, "settings": {key: i}} for i, key in enumerate("abc", start=1)]
+    plan = {"method": "lmd", "start": {}, "change": changes, "seeds": [0, 1], "tasks": 3}
+    Known(plan, Namespace(out=tmp_path)).decide()
+    assert asked == list(known)
+    written = json.loads((tmp_path / "decisions.json").read_text())
+    assert written["settings"] == {"a": 1, "c": 3}
+    assert [change["adopted"] for change in written["changes"]] == [True, False, True]
+    assert "b: -1.00" in capsys.readouterr().out
+
+
+def test_the_decisions_of_the_study_are_settings_of_the_method() -> None:
+    import tomllib
+
+    plan = tomllib.loads((ROOT / "studies" / "ham10000" / "decisions.toml").read_text())
+    method, settings = find_method(plan["method"]), dict(plan["start"])
+    method.settings(settings)
+    for change in plan["change"]:
+        assert change["settings"].keys() <= method.defaults().keys()
+        method.settings(settings | change["settings"])
+
+
+def test_missing_options_are_named() -> None:
+    done = subprocess.run([sys.executable, SCRIPT], capture_output=True, text=True, check=False)
+    assert done.returncode == 2
+    assert "--manifest and --out are needed" in done.stderr
