@@ -119,7 +119,7 @@ allow_outside = true
         (BASE + 'methods = ["ce"]\nreference = "x"', "unknown method 'x'"),
         (
             BASE + 'methods = ["ce", "lmd"]\nprofile = "x"',
-            "the profiles are: default, official, paper",
+            "the profiles are: corrected, default, official, paper",
         ),
         (BASE + "methods = [", "not valid TOML"),
     ],

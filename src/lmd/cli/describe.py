@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 from rich import box
 from rich.console import Console
-from rich.table import Table
+from rich.table import Column, Table
 
 if TYPE_CHECKING:
     from lmd.contract.method import Method
@@ -62,7 +62,8 @@ def methods(
     if name is not None:
         typer.echo(describe(find_method(name)))
         return
-    table = Table(*("method", "title", "stages"), box=box.SIMPLE_HEAD)
+    # A name has to be whole to be copied.
+    table = Table(Column("method", no_wrap=True), "title", "stages", box=box.SIMPLE_HEAD)
     for row in METHODS.values():
         table.add_row(row.key, row.title, " → ".join(row.stages))
     Console().print(table)
