@@ -68,7 +68,14 @@ def test_the_discriminant_ranks_by_mahalanobis_distance():
 
 def test_the_e_step_with_bounded_fdc_and_still_statistics():
     model = small_model(3)
-    settings = ICCSettings(lambda_e=0.5, shrinkage=0.5, weight_penalty=0.01, encoder_lr=0.01)
+    settings = ICCSettings(
+        lambda_e=0.5,
+        fdc_form="bounded",
+        e_statistics=False,
+        shrinkage=0.5,
+        weight_penalty=0.01,
+        encoder_lr=0.01,
+    )
     stage = ICC(model, Task(COUNTS, 16), settings)
     groups = prepare(stage)
     labels = torch.arange(3).repeat_interleave(COUNTS)
@@ -86,6 +93,7 @@ def test_the_e_step_with_bounded_fdc_and_still_statistics():
 def test_the_e_step_sees_the_prior():
     model = small_model(3)
     settings = {"lambda_e": 0.0, "shrinkage": 0.5, "weight_penalty": 0.01}
+    settings |= {"e_tau": 1.0, "e_statistics": False}
     images = torch.randn(41, 3, 8, 8, generator=torch.Generator().manual_seed(0))
     labels = torch.arange(3).repeat_interleave(COUNTS)
     stage = ICC(model, Task(COUNTS, 16), ICCSettings(**settings))

@@ -1,7 +1,7 @@
 """LMD: Relation-aware Representation Learning, then Iterative Classifier Calibration.
 
-The default is the method as it works best here; ``docs/results`` has the evidence for each change.
-The profile ``corrected`` is the paper's method with its slips corrected, ``paper`` follows the
+The default is the profile ``corrected``, the paper's method with its slips corrected, until a study
+shows that a change of it earns something (``studies/ham10000``). The profile ``paper`` follows the
 equations to the letter, and ``official`` behaves like the released code. Each difference is a
 setting, with the number of its row in ``docs/paper-vs-code.md``.
 """

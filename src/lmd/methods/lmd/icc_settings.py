@@ -25,13 +25,13 @@ class ICCSettings(Settings):
     """Settings of stage 2; the rows are those of ``docs/paper-vs-code.md``."""
 
     iterations: Annotated[Count | None, "EM iterations; none: the protocol's epochs."] = None
-    levels: Annotated[Depth, "Inner levels of the encoder among the features (row 31)."] = 2
+    levels: Annotated[Depth, "Inner levels of the encoder among the features (row 31)."] = 0
     classifier: Annotated[
         Classifier, "Average with stage 1's classifier, correct it, or drop it (row 32)."
-    ] = "averaged"
-    m_views: Annotated[Seen, "Moments of the eval view, or of all views (row 33)."] = "all"
+    ] = "fresh"
+    m_views: Annotated[Seen, "Moments of the eval view, or of all views (row 33)."] = "eval"
     mean_images: Annotated[NonNegative, "Images that pull a class mean to the centre (row 34)."] = (
-        30.0
+        0.0
     )
     covariance_images: Annotated[
         NonNegative, "Images that pull a covariance to the pooled one (row 34)."
@@ -57,14 +57,14 @@ class ICCSettings(Settings):
     e_sampling: Annotated[Sampling, "How the E step draws images."] = "natural"
     e_tau: Annotated[
         NonNegative, "The E step's label loss sees z + tau ln(prior); 0 is plain (row 26)."
-    ] = 1.0
-    e_statistics: Annotated[bool, "Let the E step update BatchNorm statistics (row 35)."] = False
+    ] = 0.0
+    e_statistics: Annotated[bool, "Let the E step update BatchNorm statistics (row 35)."] = True
     label_loss: Annotated[LabelLoss, "Plain or generalised cross-entropy (row 16)."] = "ce"
     label_gradient: Annotated[bool, "Whether the label loss reaches the encoder (row 16)."] = True
     lambda_e: Annotated[NonNegative, "Weight of feature distribution consistency."] = 1e-4
     fdc_form: Annotated[
         Form, "Psi - Phi, or the bounded cross-entropy over distances (row 36)."
-    ] = "bounded"
+    ] = "difference"
     fdc_temperature: Annotated[Positive, "Temperature of the bounded form (row 36)."] = 10.0
     fdc_sign: Annotated[Literal[1, -1], "1 is Psi - Phi, -1 the opposite (row 17)."] = 1
     distance: Annotated[Distance, "Mahalanobis, or the printed formula (row 18)."] = "mahalanobis"

@@ -31,13 +31,13 @@ class RRLSettings(Settings):
 
     tau: Annotated[
         NonNegative, "Cross-entropy sees z + tau ln(prior); 0 is the plain one (row 26)."
-    ] = 1.0
+    ] = 0.0
     ce_view: Annotated[
         Literal["label", "weak", "strong"], "View for cross-entropy; label: the protocol's (row 1)."
     ] = "label"
     warmup: Annotated[Share, "Share of all steps with cross-entropy alone (row 2)."] = 0.2
     gram: Annotated[Gram, "Gram matrices with rows of length 1, or raw (row 3)."] = "normalised"
-    centre: Annotated[bool, "Centre the features before the Gram matrices (row 27)."] = True
+    centre: Annotated[bool, "Centre the features before the Gram matrices (row 27)."] = False
     channel_divisor: Annotated[Divisor, "Divisor of the channel loss (row 4)."] = "channels"
     kl: Annotated[Direction, "Which way the KL divergence is taken (row 5)."] = "teacher_student"
     lambda_1: Annotated[NonNegative, "Weight of the consistency losses (row 6)."] = 10.0
