@@ -10,18 +10,22 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 __version__ = "0.1.0"
-__all__ = ["METHODS", "LmdError", "load", "train"]
+__all__ = ["METHODS", "LmdError", "calibrate", "load", "load_classifier", "train"]
 
 if TYPE_CHECKING:
     from lmd.base.errors import LmdError
+    from lmd.deploy.classifier import load_classifier
     from lmd.deploy.predict import load
     from lmd.methods import METHODS
+    from lmd.runs.calibrate import calibrate
     from lmd.runs.train import train
 
 _HOMES = {
     "METHODS": "lmd.methods",
     "LmdError": "lmd.base.errors",
+    "calibrate": "lmd.runs.calibrate",
     "load": "lmd.deploy.predict",
+    "load_classifier": "lmd.deploy.classifier",
     "train": "lmd.runs.train",
 }
 

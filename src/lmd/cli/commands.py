@@ -9,6 +9,7 @@ import typer
 from lmd import __version__
 from lmd.base.errors import LmdError
 from lmd.cli.benchmark import benchmark, table
+from lmd.cli.calibrate import calibrate_command
 from lmd.cli.choose import choose_command
 from lmd.cli.data import data_app
 from lmd.cli.describe import methods
@@ -221,6 +222,7 @@ app.command()(methods)
 app.command()(explain)
 app.command()(index)
 app.command("choose")(choose_command)
+app.command("calibrate")(calibrate_command)
 app.command()(benchmark)
 app.command()(table)
 app.add_typer(data_app, name="data")

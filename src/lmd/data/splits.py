@@ -158,3 +158,29 @@ def _assign(
             chosen[unit] = part
             filled[:, part] += held[unit]
     return chosen
+
+
+def grouped_folds(table: Table, count: int = 5, seed: int = 0) -> NDArray[np.int64]:
+    """A fold for each image ``(N,)``, stratified by class; groups stay whole.
+
+    -1 is in no fold: images of a class with a single image (group) are always for training.
+    """
+    names = table.ids if table.groups is None else table.groups
+    units, members = np.unique(names, return_inverse=True)
+    held = np.zeros((len(units), len(table.classes)), dtype=np.int64)
+    np.add.at(held, (members, table.labels), 1)
+    of_class = (held > 0).sum(axis=0)
+    queue = np.array(hash_order([str(unit) for unit in units], f"{seed}/folds"))
+    filled = np.zeros((count, len(table.classes)))
+    chosen = np.full(len(units), -2, dtype=np.int64)
+    chosen[(held[:, of_class == 1] > 0).any(axis=1)] = -1
+    for c in np.argsort(of_class, kind="stable"):
+        for unit in queue[(held[queue, c] > 0) & (chosen[queue] == -2)]:
+            chosen[unit] = min(range(count), key=lambda f: (filled[f, c], filled[f].sum()))
+            filled[chosen[unit]] += held[unit]
+    if not (chosen >= 0).any():
+        raise LmdError(
+            f"{table.source or 'the table'} has no class with two training images (groups): give a "
+            "validation part, or more images"
+        )
+    return chosen[members]

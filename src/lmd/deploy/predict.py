@@ -16,6 +16,7 @@ from lmd.data.pixels import rgb_pixels
 from lmd.data.reading import read_image
 from lmd.data.resizing import resize, resize_v1
 from lmd.data.sources.walk import images_below
+from lmd.deploy.classifier import NAME as CLASSIFIER
 from lmd.deploy.decisions import rule_of
 from lmd.deploy.engines import OnnxEngine, TorchEngine
 from lmd.deploy.neighbours import Neighbours
@@ -147,6 +148,11 @@ def load(path: str | Path, device: torch.device | str = "cpu") -> Predictor:
     path = Path(path)
     if path.suffix.lower() == ".onnx":
         return Predictor(OnnxEngine(path))
+    if (path / CLASSIFIER).is_file() and not (path / "model.json").exists():
+        raise LmdError(
+            f"{path} has a classifier of features, not of images: encode the images first, and "
+            "use lmd.load_classifier"
+        )
     folder = path if path.is_dir() else path.parent
     return Predictor(TorchEngine(*load_model(path), device), folder)
 

@@ -73,6 +73,7 @@ def _page(run: RunFiles, others: Sequence[RunFiles]) -> dict[str, Any]:
         "decisions": decisions_view(run, classes),
         "novelty": words.novelty(record),
         "facts": view.facts(record),
+        "candidates": view.candidate_rows(record),
         "comparison": comparison(run, others, classes) if others else None,
     }
 

@@ -11,6 +11,7 @@ from lmd.scoring.tiers import TIERS
 
 Row = dict[str, Any]
 UNKNOWN = Estimate(value=None)
+_CHOSEN_BY = "balanced_accuracy"
 
 
 def class_rows(record: Record) -> list[Row]:
@@ -56,6 +57,30 @@ def metric_rows(record: Record) -> list[Row]:
             }
         )
     return rows
+
+
+def candidate_rows(record: Record) -> list[Row]:
+    """One row for each classifier that ``lmd calibrate`` compared."""
+
+    def shown(found: Estimate | None) -> Row | None:
+        if found is None:
+            return None
+        texts = {"text": measure(_CHOSEN_BY, found.value), "interval": interval(_CHOSEN_BY, found)}
+        return {"value": found.value, **texts}
+
+    return [
+        {
+            "title": row.title,
+            "chosen": row.chosen,
+            "held_out": shown(row.held_out),
+            "test": shown(row.test),
+            "worst_class": row.worst_class,
+            "worst_value": row.worst_recall,
+            "worst_recall": measure("recall", row.worst_recall),
+            "settings": ", ".join(f"{key} {value:g}" for key, value in row.settings.items()),
+        }
+        for row in record.candidates
+    ]
 
 
 def find_metric(metrics: Sequence[Row], key: str) -> Row | None:

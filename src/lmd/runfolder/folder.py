@@ -23,6 +23,7 @@ RUN_FILES = (
     "model.json",
     "novelty.safetensors",
     "neighbours.npz",
+    "classifier.npz",
     "report.html",
 )
 

@@ -121,6 +121,19 @@ class NoveltyInfo(Plain):
     )
 
 
+class Candidate(Plain):
+    """One of the classifiers that ``lmd calibrate`` compared on the same frozen features."""
+
+    key: str
+    title: str
+    chosen: bool = Field(description="whether it is the shipped one")
+    settings: dict[str, float] = Field(description="chosen on held-out images")
+    held_out: Estimate = Field(description="balanced accuracy where the choice was made")
+    test: Estimate | None = Field(description="balanced accuracy of the test part, if there is one")
+    worst_class: str = Field(description="class with the lowest recall, of test or else held out")
+    worst_recall: float
+
+
 class Machine(Plain):
     """The machine that made the run."""
 
@@ -174,6 +187,9 @@ class Record(Plain):
     )
     decisions: Decisions | None = Field(
         default=None, description="of the reported part; the last `lmd evaluate` states the mix"
+    )
+    candidates: list[Candidate] = Field(
+        default=[], description="what `lmd calibrate` compared, existing classifier first"
     )
     definitions: dict[str, Definition] = Field(
         default={}, description="of every number, by its key"

@@ -49,7 +49,7 @@ def first_record(run: RunFolder, ready: Ready, command: str, notes: list[str]) -
             notes=notes,
         ),
         protocol=request.protocol,
-        data=_data(request, ready.data),
+        data=data_info(request, ready.data),
         tiers=ready.data.tiers,
         model=ModelInfo(
             backbone=protocol.backbone,
@@ -66,7 +66,8 @@ def first_record(run: RunFolder, ready: Ready, command: str, notes: list[str]) -
     )
 
 
-def _data(request: Request, data: Prepared) -> DataInfo:
+def data_info(request: Request, data: Prepared) -> DataInfo:
+    """What the record says about the images."""
     table, factor = data.table, imbalance_factor(data.counts("train"))
     return DataInfo(
         source=table.source,

@@ -1,7 +1,7 @@
 """The numbers of a record from predictions: metrics, intervals, per-class table, notes."""
 
 import math
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from typing import Any
 
 import numpy as np
@@ -44,7 +44,7 @@ def score(
             f"{len(train_counts)}"
         )
     sample = Sample(labels, probabilities, tiers.assignment, groups)
-    metrics = _metrics(sample, resamples, seed)
+    metrics = metric_estimates(sample, resamples=resamples, seed=seed)
     return PartScores(
         metrics=metrics,
         per_class=[_class_score(sample, k, name, train_counts) for k, name in enumerate(classes)],
@@ -95,10 +95,15 @@ def _estimate(value: float, low: float, high: float) -> Estimate:
     return Estimate(**{k: float(x) if math.isfinite(x) else None for k, x in numbers.items()})
 
 
-def _metrics(sample: Sample, resamples: int, seed: int) -> dict[str, Estimate]:
-    draws = bootstrap(sample, resamples=resamples, seed=seed)
+def metric_estimates(
+    sample: Sample, keys: Iterable[str] = METRICS, *, resamples: int = 1000, seed: int = 0
+) -> dict[str, Estimate]:
+    """The metrics ``keys`` with their intervals."""
+    keys = list(keys)
+    draws = bootstrap(sample, keys, resamples=resamples, seed=seed)
     found = {}
-    for key, metric in METRICS.items():
+    for key in keys:
+        metric = METRICS[key]
         value = metric.value(sample)
         low, high = interval(draws[key], value)
         if metric.mean_recall and low == high:

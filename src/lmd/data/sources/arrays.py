@@ -48,13 +48,13 @@ def _fill(scan: Scan, arrays: Mapping[str, NDArray[Any]]) -> None:
     for prefix, part in names.items():
         block = _pixels(f"{prefix}images", arrays[f"{prefix}images"])
         blocks.append(block)
-        labels.append(_labels(f"{prefix}labels", arrays, len(block)))
+        labels.append(label_column(f"{prefix}labels", arrays, len(block)))
         ids += [f"{part}/{i}" if part else str(i) for i in range(len(block))]
         parts += [part] * len(block)
     if not ids:
         raise LmdError("It has no images: its arrays are empty")
     scan.images = ArrayImages(tuple(blocks))
-    scan.classes, named = _classes(np.concatenate(labels), arrays.get("classes"))
+    scan.classes, named = class_names(np.concatenate(labels), arrays.get("classes"))
     groups = _column(arrays, "groups", len(ids))
     splits = _column(arrays, "splits", len(ids))
     scan.grouped, scan.split = groups is not None, splits is not None or all(parts)
@@ -102,7 +102,8 @@ def _pixels(name: str, images: NDArray[Any]) -> NDArray[np.uint8]:
     )
 
 
-def _labels(name: str, arrays: Mapping[str, NDArray[Any]], n: int) -> NDArray[Any]:
+def label_column(name: str, arrays: Mapping[str, NDArray[Any]], n: int) -> NDArray[Any]:
+    """Labels ``(N,)``, integers or strings, from the array ``name``."""
     if name not in arrays:
         raise LmdError(f"It has the arrays {', '.join(arrays)}, but not {name}")
     labels = arrays[name]
@@ -116,7 +117,9 @@ def _labels(name: str, arrays: Mapping[str, NDArray[Any]], n: int) -> NDArray[An
     return labels.reshape(-1)
 
 
-def _classes(labels: NDArray[Any], given: NDArray[Any] | None) -> tuple[tuple[str, ...], list[str]]:
+def class_names(
+    labels: NDArray[Any], given: NDArray[Any] | None
+) -> tuple[tuple[str, ...], list[str]]:
     """Class names in their order, and the name of each label ``(N,)``."""
     if given is None:
         values = [str(label) for label in labels.tolist()]

@@ -175,12 +175,14 @@ def minimise(
     penalty: float,
     anchor: Tensor | None = None,
     iterations: int = 200,
+    change: float = 1e-10,
 ) -> Solution:
     """The argmin of ``objective(W, b) + penalty/2 |W - anchor|^2`` by L-BFGS.
 
     It starts from ``weight (K, C)`` and ``bias (K,)``; without an ``anchor (K, C)`` that is zero.
     ``objective`` sees features minus ``centre (C,)``. ``metric (C, C)`` is the covariance of all
-    features: in its coordinates the curvature is about the same in every direction.
+    features: in its coordinates the curvature is about the same in every direction. It ends when
+    the value changes by less than ``change``.
     """
     weight, bias = weight.double().cpu(), bias.double().cpu()
     pull = torch.zeros_like(weight) if anchor is None else anchor.double().cpu()
@@ -194,7 +196,7 @@ def minimise(
         max_iter=iterations,
         max_eval=2 * iterations,
         tolerance_grad=1e-6,
-        tolerance_change=1e-10,
+        tolerance_change=change,
         history_size=20,
         line_search_fn="strong_wolfe",
     )

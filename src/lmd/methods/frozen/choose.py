@@ -1,0 +1,234 @@
+"""Candidates on frozen features, and the choice of one on held-out images."""
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from functools import partial
+from typing import Any
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
+from torch.nn import functional as F
+
+from lmd.contract.weighting import log_priors
+from lmd.methods.balanced_softmax import PAPER as BALANCED
+from lmd.methods.decoupling import PAPER as DECOUPLING
+from lmd.methods.decoupling import tau_normalise
+from lmd.methods.frozen.fits import PAIRS, PENALTIES, Fits, Pair, Rows, fit, room_for_gaussians
+from lmd.methods.frozen.linear import Linear, Scaling
+from lmd.methods.lmd import METHODS as LMD
+from lmd.methods.logit_adjustment import PAPER as ADJUSTMENT
+from lmd.scoring.choosing import simplest
+from lmd.scoring.confusion import mean_recall
+
+TAUS = tuple(step / 10 for step in range(21))
+
+# What the classifiers are called; those after "plain" are the candidates, from simple to complex:
+# the fewer values are fitted to the images, the simpler.
+TITLES = {
+    "existing": "Existing classifier",
+    "plain": "Plain regression (CE)",
+    "existing_adjusted": "Existing classifier, logits adjusted",
+    "existing_tau": "Existing classifier, tau-norm",
+    "means": "Nearest class means",
+    "balanced": "Balanced Softmax regression",
+    "adjusted": "Plain regression, logits adjusted",
+    "tau": "Plain regression, tau-norm",
+    "gaussians": "Class Gaussians (LMD's M step)",
+}
+
+PAPERS = {
+    **dict.fromkeys(("existing_tau", "means", "tau"), DECOUPLING),
+    **dict.fromkeys(("existing_adjusted", "adjusted"), ADJUSTMENT),
+    "balanced": BALANCED,
+    "gaussians": LMD[0].paper,
+}
+
+Make = Callable[[Fits], Linear]
+Setting = Mapping[str, float]
+Tick = Callable[[int, int], None]
+
+
+@dataclass(frozen=True)
+class Problem:
+    """Scaled training features, and either validation features or ``folds (N,)`` of training.
+
+    ``groups`` are of the held-out images. ``head`` is an existing classifier for features as they
+    are; ``scaling`` says what was done to them. ``mean_images`` is for ``fit``.
+    """
+
+    classes: int
+    scaling: Scaling
+    train: Rows
+    validation: Rows | None
+    folds: NDArray[np.int64] | None
+    groups: NDArray[Any] | None = None
+    head: Linear | None = None
+    mean_images: float = 0.0
+    seed: int = 0
+
+
+@dataclass(frozen=True)
+class Chosen:
+    """The chosen setting of one kind of classifier.
+
+    ``classifier`` is for features as they are; ``held_out (M, K)`` are logits of held-out images.
+    """
+
+    key: str
+    setting: Setting
+    classifier: Linear
+    held_out: NDArray[np.float64]
+
+
+@dataclass(frozen=True)
+class Outcome:
+    """One classifier of each kind, the ``best`` of the candidates, and what was left out."""
+
+    tried: Mapping[str, Chosen]
+    best: str
+    notes: tuple[str, ...]
+
+
+@dataclass(frozen=True)
+class _Option:
+    setting: Setting
+    make: Make
+
+
+def _shifted(of: Linear, counts: Tensor, tau: float) -> Linear:
+    """Logits minus ``τ ln π`` (Menon et al., ICLR 2021, Eq. 9)."""
+    return Linear(of.weight, of.bias - tau * log_priors(counts.double()))
+
+
+def _options(problem: Problem, penalty: float, pairs: Sequence[Pair]) -> dict[str, list[_Option]]:
+    """The candidates by kind, each from strong to weak regularisation.
+
+    ``penalty`` is that of the plain regression. Adjusting a plain regression with τ = 1 is what
+    theory asks for; an existing classifier is changed as little as possible.
+    """
+
+    def adjusted(tau: float, fits: Fits) -> Linear:
+        return _shifted(fits.regressions[penalty], fits.counts, tau)
+
+    def normalised(tau: float, fits: Fits) -> Linear:
+        return Linear.of(tau_normalise(fits.regressions[penalty].weight, tau))
+
+    found: dict[str, list[_Option]] = {}
+    if problem.head is not None:
+        head, raw = problem.scaling.unfold(problem.head), problem.head.weight
+        scaled = {t: problem.scaling.unfold(Linear.of(tau_normalise(raw, t))) for t in TAUS}
+        found["existing_adjusted"] = [
+            _Option({"tau": t}, lambda fits, t=t: _shifted(head, fits.counts, t)) for t in TAUS
+        ]
+        found["existing_tau"] = [_Option({"tau": t}, lambda fits, t=t: scaled[t]) for t in TAUS]
+    found["means"] = [_Option({}, lambda fits: fits.means)]
+    found["balanced"] = [
+        _Option({"penalty": p}, lambda fits, p=p: _shifted(fits.regressions[p], fits.counts, 1))
+        for p in PENALTIES
+    ]
+    nearest = sorted(TAUS, key=lambda t: (abs(t - 1), t))
+    found["adjusted"] = [
+        _Option({"penalty": penalty, "tau": t}, partial(adjusted, t)) for t in nearest
+    ]
+    found["tau"] = [_Option({"penalty": penalty, "tau": t}, partial(normalised, t)) for t in TAUS]
+    if pairs:
+        found["gaussians"] = [
+            _Option({"shrinkage": s, "penalty": p}, lambda fits, s=s, p=p: fits.gaussians[s, p])
+            for s, p in sorted(pairs, reverse=True)
+        ]
+    return found
+
+
+def calibrate_features(problem: Problem, tick: Tick = lambda done, total: None) -> Outcome:
+    """Fit all candidates, choose one of each kind and the best kind on held-out images.
+
+    Rule: of those within one standard error of the best balanced accuracy, the most regularised,
+    and then the simplest kind. The plain regression has the penalty with the least cross-entropy.
+    """
+    width = problem.train.features.shape[1]
+    pairs = PAIRS if room_for_gaussians(problem.classes, width) else ()
+    notes = () if pairs else (_too_many(problem.classes, width),)
+    trials, labels = _trials(problem, pairs, tick)
+
+    def held_out(make: Make) -> Tensor:
+        parts = [(rows, make(fits).logits(x)) for fits, rows, x in trials]
+        logits = torch.empty(len(labels), problem.classes, dtype=torch.float64)
+        for rows, found in parts:
+            logits[rows] = found
+        return logits
+
+    true = labels.numpy()
+    plain = {p: held_out(lambda fits, p=p: fits.regressions[p]) for p in PENALTIES}
+    penalty = min(plain, key=lambda p: F.cross_entropy(plain[p], labels).item())
+    picked = {"plain": _Option({"penalty": penalty}, lambda fits: fits.regressions[penalty])}
+    right: dict[str, NDArray[np.bool_]] = {}
+    scores: dict[str, float] = {}
+    for key, options in _options(problem, penalty, pairs).items():
+        guesses = [held_out(option.make).argmax(1).numpy() for option in options]
+        hits = [guess == true for guess in guesses]
+        values = [mean_recall(true, guess) for guess in guesses]
+        i = simplest(hits, values, true, problem.groups)
+        picked[key], right[key], scores[key] = options[i], hits[i], values[i]
+    keys = list(right)
+    best = keys[simplest(list(right.values()), list(scores.values()), true, problem.groups)]
+    final = _final(problem, picked, trials[0][0] if problem.validation is not None else None)
+    tick(len(trials) + 1, len(trials) + 1)
+    tried = {}
+    for key, option in picked.items():
+        classifier = option.make(final)
+        logits = held_out(option.make)
+        if problem.validation is not None:
+            logits = classifier.logits(problem.validation.features)
+        folded = problem.scaling.fold(classifier)
+        tried[key] = Chosen(key, dict(option.setting), folded, logits.numpy())
+    return Outcome(tried, best, notes)
+
+
+def _trials(
+    problem: Problem, pairs: Sequence[Pair], tick: Tick
+) -> tuple[list[tuple[Fits, Tensor, Tensor]], Tensor]:
+    """Rough fits with the rows and features held out from each, and all held-out labels."""
+    train, validation = problem.train, problem.validation
+    given: dict[str, Any] = {"mean_images": problem.mean_images, "seed": problem.seed}
+    if validation is not None:
+        tick(0, 2)
+        fits = fit(train, problem.classes, PENALTIES, pairs, **given)
+        tick(1, 2)
+        every = torch.arange(len(validation.labels))
+        return [(fits, every, validation.features)], validation.labels
+    assert problem.folds is not None
+    folds = torch.from_numpy(problem.folds)
+    held = folds >= 0
+    place = held.cumsum(0) - 1
+    numbers = folds[held].unique().tolist()
+    trials = []
+    for done, number in enumerate(numbers):
+        tick(done, len(numbers) + 1)
+        out = folds == number
+        rest = Rows(train.features[~out], train.labels[~out])
+        fits = fit(rest, problem.classes, PENALTIES, pairs, **given)
+        del rest
+        trials.append((fits, place[out], train.features[out]))
+    tick(len(numbers), len(numbers) + 1)
+    return trials, train.labels[held]
+
+
+def _final(problem: Problem, picked: Mapping[str, _Option], before: Fits | None) -> Fits:
+    """Exact fits on all training images, for the chosen settings alone."""
+    penalties = {s["penalty"] for key in ("plain", "balanced") for s in (picked[key].setting,)}
+    virtual = picked.get("gaussians")
+    pairs = [(virtual.setting["shrinkage"], virtual.setting["penalty"])] if virtual else []
+    given: dict[str, Any] = {"mean_images": problem.mean_images, "seed": problem.seed}
+    if before is None:
+        before = Fits(torch.zeros(0), {}, {}, Linear.of(torch.zeros(0, 0)))
+    return fit(problem.train, problem.classes, sorted(penalties), pairs, before=before, **given)
+
+
+def _too_many(classes: int, width: int) -> str:
+    size = 4 * classes * width * width / 1e9
+    return (
+        f"Class Gaussians were left out: {classes} covariances of {width} features would need "
+        f"{size:.1f} GB."
+    )

@@ -1,0 +1,211 @@
+"""Where ``lmd calibrate`` takes features from: a file, a run, or images through an encoder."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+
+from lmd.base.errors import LmdError
+from lmd.base.progress import Display
+from lmd.data.features import FeatureTable, read_features
+from lmd.data.loaders import Normalise, evaluation_batches
+from lmd.data.prepare import Prepared, prepare_data
+from lmd.model import Model, ModelSpec, build_model, channels_last, load_model
+from lmd.model.backbones import names
+from lmd.protocol import Protocol, load_protocol
+from lmd.runfolder.folder import RunFolder
+
+BATCH = 64
+# Images that pull a class mean to the centre if the encoder was trained on them, as in LMD.
+MEAN_IMAGES = 30.0
+
+
+@dataclass(frozen=True)
+class Asked:
+    """How images are read and encoded; only ``data`` is needed, for an encoder."""
+
+    data: str | None = None
+    backbone: str | None = None
+    weights: str | None = None
+    output: str | None = None
+    protocol: str | None = None
+    settings: dict[str, Any] = field(default_factory=dict)
+    columns: dict[str, Any] = field(default_factory=dict)
+    skip_bad: bool = False
+
+    def words(self) -> list[str]:
+        """The options of the command that ask for this."""
+        from lmd.runs.request import as_toml
+
+        found: list[str] = []
+        for key in ("data", "backbone", "weights", "output", "protocol"):
+            if (value := getattr(self, key)) is not None:
+                found += [f"--{key}", str(value)]
+        for key, value in self.settings.items():
+            found += ["--set", f"{key}={as_toml(value)}"]
+        for key, value in self.columns.items():
+            option = "--" + key.replace("_", "-")
+            found += [option] if value is True else [option, str(value)]
+        return found + (["--skip-bad"] if self.skip_bad else [])
+
+
+@dataclass(frozen=True)
+class Source:
+    """Features, where they are from, and the image model that the classifier completes, if any."""
+
+    data: FeatureTable
+    origin: str
+    encoder: str
+    weights: str
+    notes: list[str]
+    model: Model | None = None
+    spec: ModelSpec | None = None
+    widths: Sequence[int] | None = None
+    mean_images: float = 0.0
+
+
+def open_source(source: str, asked: Asked, device: torch.device, display: Display) -> Source:
+    """The features of a file, a run folder, a backbone or an ONNX file."""
+    path = Path(source)
+    suffix = path.suffix.lower()
+    images = suffix == ".onnx" or asked.backbone is not None or _is_backbone(source)
+    if images and asked.data is None:
+        raise LmdError(f"{source} is an encoder: give its images with --data (a folder or a .csv)")
+    if not images and asked.data is not None:
+        raise LmdError(
+            "--data is for encoders: SOURCE must then be a backbone "
+            f"({', '.join(names())}), a weight file with --backbone, or an .onnx file; it is "
+            f"{source!r}"
+        )
+    if suffix == ".npz":
+        return Source(read_features(path), source, "none: features were given", "none", [])
+    if suffix == ".onnx":
+        from lmd.runs.encode_onnx import open_onnx
+
+        return open_onnx(path, asked, display)
+    if images:
+        return _from_backbone(source, asked, device, display)
+    if path.is_dir():
+        return _from_run(path, device, display)
+    raise LmdError(
+        f"SOURCE must be an .npz file of features, a run folder, a backbone ({', '.join(names())}) "
+        f"or an .onnx file; it is {source!r}, which "
+        + ("is another kind of file" if path.exists() else "does not exist")
+    )
+
+
+def _is_backbone(source: str) -> bool:
+    return source.startswith("timm/") or source in names()
+
+
+def _from_run(path: Path, device: torch.device, display: Display) -> Source:
+    """The features of a run's images through its own encoder."""
+    record = RunFolder.open(path).read_record()
+    if record.status != "finished":
+        raise LmdError(f"{path} is not finished: run `lmd train --resume --out {path}`")
+    model, spec = load_model(path)
+    if spec.preprocessing.resize != "v2":
+        raise LmdError(
+            f"{path} was trained with an earlier rule of reading images: train it again first"
+        )
+    asked = record.request
+    protocol = Protocol.model_validate(asked.protocol)
+    display.start("decoding images", 1)
+    data = prepare_data(
+        asked.data, protocol, columns=asked.columns, skip_bad=asked.skip_bad, tick=display.step
+    )
+    if data.fingerprint() != record.data.fingerprint:
+        raise LmdError(f"the images of {asked.data} have changed since {path} was trained")
+    found = encode_images(model, spec.preprocessing, data, device, display)
+    head = model.classifier
+    given: dict[str, Any] = {}
+    if isinstance(head, torch.nn.Linear):
+        given["weight"] = head.weight.detach().double().numpy()
+        given["bias"] = np.zeros(len(head.weight))
+        if head.bias is not None:
+            given["bias"] = head.bias.detach().double().numpy()
+    else:
+        with torch.no_grad():
+            given["logits"] = head(torch.from_numpy(found)).numpy()
+    return Source(
+        FeatureTable(data.table, found, **given),
+        record.data.source,
+        record.model.backbone,
+        f"of the run {path.name}",
+        list(record.data.notes),
+        model,
+        spec,
+        model.widths,
+        MEAN_IMAGES,
+    )
+
+
+def _from_backbone(source: str, asked: Asked, device: torch.device, display: Display) -> Source:
+    """The features of images through a backbone with published weights or those of a file."""
+    name, weights = source, asked.weights or "imagenet"
+    if asked.backbone is not None:
+        if asked.weights is not None or _is_backbone(source):
+            raise LmdError("--backbone names the backbone of the weight file SOURCE: give one file")
+        name, weights = asked.backbone, source
+    if weights not in ("imagenet", "none") and not Path(weights).is_file():
+        raise LmdError(f"weight file {weights} does not exist")
+    given = {**asked.settings, "backbone": name, "weights": weights}
+    protocol = load_protocol(asked.protocol, given)
+    size = protocol.image_size
+    model, preprocessing = build_model(name, weights, 2, image_size=size)
+    data = prepared(asked, protocol, display)
+    found = encode_images(model, preprocessing, data, device, display)
+    spec = ModelSpec(
+        classes=data.table.classes,
+        backbone=name,
+        head="linear",
+        feature_dim=found.shape[1],
+        preprocessing=preprocessing,
+        method="",
+        class_counts=tuple(int(n) for n in data.counts("train")),
+    )
+    table = FeatureTable(data.table, found)
+    return Source(table, str(asked.data), name, weights, notes_of(data), model, spec)
+
+
+def prepared(asked: Asked, protocol: Protocol, display: Display) -> Prepared:
+    """The decoded images of ``--data`` in their parts."""
+    display.start("decoding images", 1)
+    return prepare_data(
+        str(asked.data),
+        protocol,
+        columns=asked.columns,
+        skip_bad=asked.skip_bad,
+        tick=display.step,
+    )
+
+
+def notes_of(data: Prepared) -> list[str]:
+    """What the record says about these images."""
+    left_out = len(data.skipped)
+    notes = [f"{left_out} images could not be used and were left out."] if left_out else []
+    if data.table.synthetic:
+        notes.append("The images are synthetic: these numbers say nothing about patients.")
+    return notes
+
+
+@torch.no_grad()
+def encode_images(
+    model: Model, preprocessing: Any, data: Prepared, device: torch.device, display: Display
+) -> NDArray[np.float32]:
+    """Features ``(N, C)`` of the evaluation view of all images."""
+    encoder = channels_last(model.to(device)).eval().encoder
+    normalise = Normalise.of(preprocessing.mean, preprocessing.std, device)
+    found = np.empty((len(data.pixels), model.classifier.in_features), np.float32)
+    display.start("encoding images", len(found))
+    for rows, images in evaluation_batches(data.pixels, BATCH):
+        found[rows] = encoder(normalise(images)).float().cpu().numpy()
+        display.step(rows.stop, len(found))
+    if not np.isfinite(found).all():
+        raise LmdError("the encoder gives NaN or infinite features: its weights are damaged")
+    model.cpu()
+    return found
