@@ -59,7 +59,8 @@ def feature_table(arrays: Mapping[str, NDArray[Any]], source: str) -> FeatureTab
         raise LmdError(f"{source}: features is empty, its shape is {features.shape}")
     labels = label_column("labels", whole, n)
     weight, bias, logits = _head(source, whole, n, width)
-    known = next((len(a.T if a is logits else a) for a in (weight, logits) if a is not None), None)
+    known = None if logits is None else logits.shape[1]
+    known = known if weight is None else len(weight)
     given = whole.get("classes")
     if given is None and known is not None and labels.dtype.kind in "iu":
         given = np.arange(known).astype(str)  # rows of the classifier are the labels
@@ -198,9 +199,9 @@ def _parts(arrays: Mapping[str, NDArray[Any]], n: int, source: str) -> NDArray[n
     distinct, places = np.unique(words, return_inverse=True)
     names = [part_name(str(word)) for word in distinct]
     if None in names:
-        word = distinct[names.index(None)]
+        word = str(distinct[names.index(None)])
         raise LmdError(
-            f"{source}: split must be train, validation or test in every row; it is also {str(word)!r}"
+            f"{source}: split must be train, validation or test in every row; it is also {word!r}"
         )
     return np.array(names, dtype="U10")[places]
 

@@ -56,7 +56,9 @@ class FeatureClassifier:
 
     def predict(self, features: NDArray[Any]) -> NDArray[np.str_]:
         """The most probable class of each row, ``(N,)`` names."""
-        return np.array(self.classes)[self.predict_proba(features).argmax(axis=1)]
+        names: NDArray[np.str_] = np.array(self.classes, dtype=np.str_)
+        found: NDArray[np.str_] = names[self.predict_proba(features).argmax(axis=1)]
+        return found
 
     def save(self, path: str | Path) -> None:
         """Write all arrays as one ``.npz`` file without pickles."""

@@ -102,41 +102,63 @@ def _shifted(of: Linear, counts: Tensor, tau: float) -> Linear:
     return Linear(of.weight, of.bias - tau * log_priors(counts.double()))
 
 
+def _plain(penalty: float, fits: Fits) -> Linear:
+    return fits.regressions[penalty]
+
+
+def _adjusted(penalty: float, tau: float, fits: Fits) -> Linear:
+    return _shifted(fits.regressions[penalty], fits.counts, tau)
+
+
+def _normalised(penalty: float, tau: float, fits: Fits) -> Linear:
+    return Linear.of(tau_normalise(fits.regressions[penalty].weight, tau))
+
+
+def _gaussians(pair: Pair, fits: Fits) -> Linear:
+    return fits.gaussians[pair]
+
+
+def _means(fits: Fits) -> Linear:
+    return fits.means
+
+
+def _existing(head: Linear, tau: float, fits: Fits) -> Linear:
+    return _shifted(head, fits.counts, tau)
+
+
 def _options(problem: Problem, penalty: float, pairs: Sequence[Pair]) -> dict[str, list[_Option]]:
     """The candidates by kind, each from strong to weak regularisation.
 
     ``penalty`` is that of the plain regression. Adjusting a plain regression with τ = 1 is what
     theory asks for; an existing classifier is changed as little as possible.
     """
-
-    def adjusted(tau: float, fits: Fits) -> Linear:
-        return _shifted(fits.regressions[penalty], fits.counts, tau)
-
-    def normalised(tau: float, fits: Fits) -> Linear:
-        return Linear.of(tau_normalise(fits.regressions[penalty].weight, tau))
-
     found: dict[str, list[_Option]] = {}
     if problem.head is not None:
         head, raw = problem.scaling.unfold(problem.head), problem.head.weight
-        scaled = {t: problem.scaling.unfold(Linear.of(tau_normalise(raw, t))) for t in TAUS}
         found["existing_adjusted"] = [
-            _Option({"tau": t}, lambda fits, t=t: _shifted(head, fits.counts, t)) for t in TAUS
+            _Option({"tau": tau}, partial(_existing, head, tau)) for tau in TAUS
         ]
-        found["existing_tau"] = [_Option({"tau": t}, lambda fits, t=t: scaled[t]) for t in TAUS]
-    found["means"] = [_Option({}, lambda fits: fits.means)]
-    found["balanced"] = [
-        _Option({"penalty": p}, lambda fits, p=p: _shifted(fits.regressions[p], fits.counts, 1))
-        for p in PENALTIES
-    ]
-    nearest = sorted(TAUS, key=lambda t: (abs(t - 1), t))
+        # The norms are those of the classifier as it is; τ-norm adds no prior.
+        scaled = [problem.scaling.unfold(Linear.of(tau_normalise(raw, tau))) for tau in TAUS]
+        found["existing_tau"] = [
+            _Option({"tau": tau}, partial(_existing, one, 0.0))
+            for tau, one in zip(TAUS, scaled, strict=True)
+        ]
+    found["means"] = [_Option({}, _means)]
+    found["balanced"] = [_Option({"penalty": p}, partial(_adjusted, p, 1.0)) for p in PENALTIES]
+    nearest = sorted(TAUS, key=lambda tau: (abs(tau - 1), tau))
     found["adjusted"] = [
-        _Option({"penalty": penalty, "tau": t}, partial(adjusted, t)) for t in nearest
+        _Option({"penalty": penalty, "tau": tau}, partial(_adjusted, penalty, tau))
+        for tau in nearest
     ]
-    found["tau"] = [_Option({"penalty": penalty, "tau": t}, partial(normalised, t)) for t in TAUS]
+    found["tau"] = [
+        _Option({"penalty": penalty, "tau": tau}, partial(_normalised, penalty, tau))
+        for tau in TAUS
+    ]
     if pairs:
         found["gaussians"] = [
-            _Option({"shrinkage": s, "penalty": p}, lambda fits, s=s, p=p: fits.gaussians[s, p])
-            for s, p in sorted(pairs, reverse=True)
+            _Option({"shrinkage": pair[0], "penalty": pair[1]}, partial(_gaussians, pair))
+            for pair in sorted(pairs, reverse=True)
         ]
     return found
 
@@ -160,9 +182,9 @@ def calibrate_features(problem: Problem, tick: Tick = lambda done, total: None) 
         return logits
 
     true = labels.numpy()
-    plain = {p: held_out(lambda fits, p=p: fits.regressions[p]) for p in PENALTIES}
+    plain = {p: held_out(partial(_plain, p)) for p in PENALTIES}
     penalty = min(plain, key=lambda p: F.cross_entropy(plain[p], labels).item())
-    picked = {"plain": _Option({"penalty": penalty}, lambda fits: fits.regressions[penalty])}
+    picked = {"plain": _Option({"penalty": penalty}, partial(_plain, penalty))}
     right: dict[str, NDArray[np.bool_]] = {}
     scores: dict[str, float] = {}
     for key, options in _options(problem, penalty, pairs).items():

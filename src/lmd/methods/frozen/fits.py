@@ -75,7 +75,9 @@ def streamed_cross_entropy(features: Tensor, labels: Tensor) -> Objective:
     """Mean cross-entropy of ``(N, C)`` as a function of weight and bias, in blocks of float32."""
 
     def objective(weight: Tensor, bias: Tensor) -> Tensor:
-        found: Tensor = _CrossEntropy.apply(weight, bias, features, labels)
+        found: Tensor = _CrossEntropy.apply(  # type: ignore[no-untyped-call]
+            weight, bias, features, labels
+        )
         return found
 
     return objective

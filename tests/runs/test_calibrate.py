@@ -1,0 +1,273 @@
+"""`lmd calibrate` from a file, a run, a backbone and an ONNX file; the page's code and commands."""
+
+import re
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from PIL import Image
+from toys import ROOT, toy_images
+from typer.testing import CliRunner
+
+import lmd
+from lmd.base.errors import LmdError
+from lmd.cli.commands import app
+from lmd.data.prepare import prepare_data
+from lmd.protocol import Protocol
+from lmd.runs.calibrate import calibrate_run
+from lmd.runs.encode import Asked
+from lmd.runs.rescore import compare_runs, rescore
+
+PAGE = (ROOT / "docs" / "calibrate.md").read_text(encoding="utf-8")
+QUICK = {"backbone": "resnet8", "weights": "none", "image_size": 16, "epochs": 1}
+QUICK |= {"batch_size": 16, "workers": 0, "split": (0.5, 0.25, 0.25)}
+PARTS = {"train": (120, 40, 8), "validation": (20, 12, 8), "test": (20, 20, 20)}
+
+
+def arrays(parts: dict[str, tuple[int, ...]] = PARTS) -> dict[str, Any]:
+    """Three overlapping classes in six dimensions, far from the origin."""
+    rng = np.random.default_rng(0)
+    centres = rng.normal(size=(3, 6))
+    rows = [(part, k) for part, counts in parts.items() for k, n in enumerate(counts)
+            for _ in range(n)]  # fmt: skip
+    labels = np.array([k for _, k in rows])
+    features = centres[labels] + rng.normal(size=(len(rows), 6)) + 10
+    names = np.array(["nv", "mel", "df"])
+    return {"features": features, "labels": names[labels], "split": np.array([p for p, _ in rows])}
+
+
+@pytest.fixture(scope="module")
+def images(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("calibrate") / "skin"
+    found = toy_images((48, 24, 12))
+    for i, (pixels, label) in enumerate(zip(found.pixels, found.labels, strict=True)):
+        path = folder / ("nv", "mel", "df")[label] / f"{i}.png"
+        path.parent.mkdir(parents=True, exist_ok=True)
+        Image.fromarray(pixels).save(path)
+    return folder
+
+
+def test_the_python_of_the_page(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    names: dict[str, Any] = {}
+    code = "\n".join(re.findall(r"```python\n(.*?)```", PAGE, flags=re.S))
+    exec(compile(code, "calibrate.md", "exec"), names)
+    classifier, features = names["classifier"], names["features"]
+    np.testing.assert_allclose(names["p"], classifier.predict_proba(features))
+    np.testing.assert_array_equal(
+        names["same"].predict_proba(features), classifier.predict_proba(features)
+    )
+    right = classifier.predict(features) == names["labels"]
+    assert right[names["labels"] == "dermatofibroma"].mean() > 0.6
+    command = re.search(r"lmd (calibrate features\.npz.*)", PAGE)
+    assert command is not None
+    done = CliRunner().invoke(app, command[1].split(), catch_exceptions=False)
+    assert done.exit_code == 0
+    assert "cross-validation" in done.output
+    assert "There is no test part" in done.output
+    assert "Class Gaussians" in done.output
+    shipped = lmd.load_classifier("runs/skin-calibrated")
+    np.testing.assert_allclose(shipped.predict_proba(features), classifier.predict_proba(features))
+
+
+def test_a_file_of_features_becomes_a_run(tmp_path: Path) -> None:
+    given = arrays() | {"weight": np.eye(3, 6), "bias": np.zeros(3)}
+    given["classes"] = np.array(["nv", "mel", "df"])
+    np.savez(tmp_path / "f.npz", **given)
+    run = calibrate_run(tmp_path / "f.npz", out=tmp_path / "run", quiet=True)
+    record = run.read_record()
+    assert record.status == "finished"
+    assert record.data.counts == {part: list(counts) for part, counts in PARTS.items()}
+    keys = [row.key for row in record.candidates]
+    assert keys[:3] == ["existing", "plain", "existing_adjusted"]
+    (shipped,) = [row for row in record.candidates if row.chosen]
+    by_key = {row.key: row for row in record.candidates}
+    assert shipped.test is not None
+    assert shipped.test.value == pytest.approx(record.metrics["test"]["balanced_accuracy"].value)
+    assert shipped.held_out.value is not None
+    assert by_key["existing"].held_out.value is not None
+    assert shipped.held_out.value > by_key["existing"].held_out.value
+    # predictions are those of the shipped file
+    test = given["split"] == "test"
+    classifier = lmd.load_classifier(run.path)
+    saved = run.read_predictions().parts["test"].probabilities
+    np.testing.assert_allclose(classifier.predict_proba(given["features"][test]), saved, atol=1e-6)
+    page = (run.path / "report.html").read_text(encoding="utf-8")
+    assert "Before and after" in page
+    assert shipped.title in page
+    again = rescore(run.path, resamples=50)
+    assert again.candidates == record.candidates
+    with pytest.raises(LmdError, match="classifier of features"):
+        lmd.load(run.path)
+    before = {p: p.read_bytes() for p in run.path.glob("*.*")}
+    with pytest.raises(LmdError, match="--overwrite"):
+        calibrate_run(tmp_path / "f.npz", out=run.path, quiet=True)
+    assert {p: p.read_bytes() for p in run.path.glob("*.*")} == before
+    calibrate_run(tmp_path / "f.npz", out=run.path, overwrite=True, quiet=True)
+
+
+def test_the_choice_does_not_see_the_test_part() -> None:
+    given = arrays()
+    other = {k: v.copy() for k, v in given.items()}
+    test = given["split"] == "test"
+    other["features"][test] = 0
+    one, two = (lmd.calibrate(**each) for each in (given, other))
+    np.testing.assert_array_equal(one.weight, two.weight)
+    assert one.temperature == two.temperature
+    assert one.candidates != two.candidates
+
+
+def test_logits_of_an_existing_classifier_are_the_first_row() -> None:
+    given = arrays()
+    logits = np.zeros((len(given["labels"]), 3))
+    found = lmd.calibrate(**given, logits=logits, classes=["nv", "mel", "df"])
+    assert found.candidates[0].key == "existing"
+    assert found.candidates[0].held_out.value == pytest.approx(1 / 3)
+    assert found.candidates[2].key == "means"
+
+
+def test_without_validation_groups_stay_together_and_small_classes_are_named(
+    tmp_path: Path,
+) -> None:
+    given = arrays({"train": (40, 20, 1)})
+    np.savez(tmp_path / "f.npz", **given, groups=np.arange(61) // 2)
+    run = calibrate_run(tmp_path / "f.npz", out=tmp_path / "run", quiet=True)
+    record = run.read_record()
+    notes = " ".join(record.notes)
+    assert "Only one training image of df" in notes
+    assert "cross-validation" in notes
+    assert "no test part" in notes
+    assert run.read_predictions().parts["validation"].labels.min() == 1
+    assert record.data.grouped
+
+
+def test_a_run_gets_a_new_classifier(tmp_path: Path, images: Path) -> None:
+    old = lmd.train(images, method="ce", settings=QUICK, out=tmp_path / "old", quiet=True)
+    run = calibrate_run(old.path, out=tmp_path / "new", quiet=True)
+    record = run.read_record()
+    assert record.data.fingerprint == old.read_record().data.fingerprint
+    before, saved = old.read_predictions().parts["test"], run.read_predictions().parts["test"]
+    np.testing.assert_array_equal(saved.ids, before.ids)
+    existing = record.candidates[0].test
+    assert existing is not None
+    expected = old.read_record().metrics["test"]["balanced_accuracy"].value
+    assert existing.value == pytest.approx(expected)
+    paths = [images / name for name in saved.ids]
+    found = lmd.load(run.path).predict(paths)
+    np.testing.assert_allclose(found.probabilities, saved.probabilities, atol=1e-4)
+    prior = lmd.load(run.path).engine.spec.prior
+    assert prior is not None
+    assert prior.kind == "uniform"
+    assert "minus old" in compare_runs(run.path, old.path, resamples=20)
+    for image in images.glob("df/*"):
+        moved = image
+    kept = moved.read_bytes()
+    moved.unlink()
+    try:
+        with pytest.raises(LmdError, match="have changed since"):
+            calibrate_run(old.path, out=tmp_path / "other", quiet=True)
+    finally:
+        moved.write_bytes(kept)
+    assert not (tmp_path / "other").exists()
+
+
+def test_a_backbone_with_images(tmp_path: Path, images: Path) -> None:
+    settings = {"image_size": 16, "split": [0.5, 0.25, 0.25]}
+    asked = Asked(data=str(images), weights="none", settings=settings)
+    run = calibrate_run("resnet8", asked=asked, out=tmp_path / "run", quiet=True)
+    record = run.read_record()
+    assert record.model.backbone == "resnet8"
+    assert "--data" in record.command
+    saved = run.read_predictions().parts["test"]
+    found = lmd.load(run.path).predict([images / name for name in saved.ids])
+    np.testing.assert_allclose(found.probabilities, saved.probabilities, atol=1e-4)
+    weights = tmp_path / "w.pth"
+    model = lmd.deploy.predict.load(run.path).engine.model  # type: ignore[attr-defined]
+    torch.save(model.encoder.state_dict(), weights)
+    asked = Asked(data=str(images), backbone="resnet8", settings=settings)
+    again = calibrate_run(weights, asked=asked, out=tmp_path / "again", quiet=True)
+    other = again.read_predictions().parts["test"].probabilities
+    np.testing.assert_allclose(other, saved.probabilities, atol=1e-4)
+
+
+def test_an_onnx_encoder(tmp_path: Path, images: Path) -> None:
+    onnx = pytest.importorskip("onnx")
+    pytest.importorskip("onnxruntime")
+    helper, kind = onnx.helper, onnx.TensorProto.FLOAT
+    nodes = [
+        helper.make_node("ReduceMean", ["images"], ["maps"], axes=[2, 3], keepdims=1),
+        helper.make_node("Flatten", ["maps"], ["colours"]),
+    ]
+    graph = helper.make_graph(
+        nodes, "encoder",
+        [helper.make_tensor_value_info("images", kind, ["n", 3, 16, 16])],
+        [helper.make_tensor_value_info("colours", kind, ["n", 3]),
+         helper.make_tensor_value_info("maps", kind, ["n", 3, 1, 1])],
+    )  # fmt: skip
+    opset = [helper.make_opsetid("", 13)]
+    path = tmp_path / "encoder.onnx"
+    path.write_bytes(
+        helper.make_model(graph, opset_imports=opset, ir_version=8).SerializeToString()
+    )
+    asked = Asked(data=str(images), output="colours", settings={"split": [0.5, 0.25, 0.25]})
+    run = calibrate_run(path, asked=asked, out=tmp_path / "run", quiet=True)
+    protocol = Protocol(image_size=16, split=(0.5, 0.25, 0.25))
+    pixels = prepare_data(str(images), protocol).part("test").pixels
+    mean, std = np.array([0.485, 0.456, 0.406]), np.array([0.229, 0.224, 0.225])
+    colours = (pixels.mean((1, 2)) / 255 - mean) / std
+    saved = run.read_predictions().parts["test"].probabilities
+    found = lmd.load_classifier(run.path).predict_proba(colours)
+    np.testing.assert_allclose(found, saved, atol=1e-4)
+    for asked, message in (
+        (Asked(data=str(images)), "colours, maps"),
+        (Asked(data=str(images), output="maps"), r"must be \(N, C\)"),
+        (Asked(), "--data"),
+    ):
+        with pytest.raises(LmdError, match=message):
+            calibrate_run(path, asked=asked, out=tmp_path / "no", quiet=True)
+    assert not (tmp_path / "no").exists()
+
+
+@pytest.mark.parametrize(
+    ("source", "asked", "message"),
+    [
+        ("nothing", Asked(), "does not exist"),
+        ("nothing.npz", Asked(), "does not exist"),
+        ("f.npz", Asked(data="x"), "--data is for encoders"),
+        ("resnet18", Asked(), "give its images with --data"),
+        ("w.pth", Asked(backbone="resnet18", data="x"), r"weight file w\.pth does not exist"),
+        ("resnet18", Asked(backbone="resnet18", data="x"), "--backbone names"),
+        (".", Asked(), "not a run folder"),
+    ],
+)
+def test_a_source_that_cannot_be_used_leaves_nothing_behind(
+    source: str, asked: Asked, message: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    with pytest.raises(LmdError, match=message):
+        calibrate_run(source, asked=asked, out=tmp_path / "run", quiet=True)
+    assert not (tmp_path / "run").exists()
+
+
+def test_features_of_another_width_are_refused() -> None:
+    found = lmd.calibrate(**arrays())
+    with pytest.raises(LmdError, match="C = 6"):
+        found.predict_proba(np.zeros((2, 5)))
+    with pytest.raises(LmdError, match="finite"):
+        found.predict_proba(np.full((2, 6), np.nan))
+
+
+def test_a_damaged_classifier_file_is_refused(tmp_path: Path) -> None:
+    path = tmp_path / "classifier.npz"
+    lmd.calibrate(**arrays()).save(path)
+    whole = dict(np.load(path))
+    np.savez(path, **whole | {"bias": np.zeros(2)})
+    with pytest.raises(LmdError, match="do not fit"):
+        lmd.load_classifier(path)
+    path.write_bytes(b"PK")
+    with pytest.raises(LmdError, match="not a classifier file"):
+        lmd.load_classifier(tmp_path)
+    with pytest.raises(LmdError, match="cannot be read"):
+        lmd.load_classifier(tmp_path / "absent.npz")
