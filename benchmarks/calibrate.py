@@ -2,8 +2,8 @@
 
     python benchmarks/calibrate.py [--json FILE] [--threads 2]
 
-Each side runs in a separate process. scikit-learn fits one LogisticRegression, with the penalty that
-`lmd.calibrate` chose for its plain regression; `lmd.calibrate` fits, compares and scores all
+Each side runs in a separate process. scikit-learn fits one LogisticRegression, with the penalty
+that `lmd.calibrate` chose for its plain regression; `lmd.calibrate` fits, compares and scores all
 candidates. The targets are for two cores that do nothing else. The seconds of the processor, which
 other work disturbs less, are shown too.
 """

@@ -27,7 +27,7 @@ from lmd.runs.decide import answers_of
 from lmd.runs.encode import Asked, Source, open_source
 from lmd.runs.frozen import Calibrated, solve
 from lmd.runs.provenance import commit, machine, now
-from lmd.runs.recording import data_info
+from lmd.runs.recording import NO_VALIDATION, data_info
 from lmd.runs.score import scored
 from lmd.scoring.tiers import assign_tiers
 
@@ -131,7 +131,8 @@ def _record(
     counts = table.part("train").counts()
     tiers = assign_tiers(counts, table.classes, "thirds")
     request = Request(data=found.origin, method=KEY)
-    data = data_info(request, Prepared(table, np.zeros(0, np.uint8), (), tiers))
+    data = data_info(request, Prepared(table, np.zeros(0, np.uint8), found.skipped, tiers))
+    notes = [note for note in data.notes if note != NO_VALIDATION] + found.notes
     where = "by cross-validation" if done.crossed else "on the validation part"
     chosen = done.outcome.tried[best]
     values = np.concatenate([chosen.classifier.weight.flatten(), chosen.classifier.bias])
@@ -157,7 +158,7 @@ def _record(
             chosen=dict(chosen.setting),
         ),
         protocol={},
-        data=data.model_copy(update={"source": found.origin, "notes": found.notes}),
+        data=data.model_copy(update={"source": found.origin, "notes": notes}),
         tiers=tiers,
         model=ModelInfo(
             backbone=found.encoder,

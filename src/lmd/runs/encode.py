@@ -61,7 +61,8 @@ class Source:
     origin: str
     encoder: str
     weights: str
-    notes: list[str]
+    skipped: tuple[str, ...] = ()
+    notes: list[str] = field(default_factory=list)
     model: Model | None = None
     spec: ModelSpec | None = None
     widths: Sequence[int] | None = None
@@ -82,7 +83,7 @@ def open_source(source: str, asked: Asked, device: torch.device, display: Displa
             f"{source!r}"
         )
     if suffix == ".npz":
-        return Source(read_features(path), source, "none: features were given", "none", [])
+        return Source(read_features(path), source, "none: features were given", "none")
     if suffix == ".onnx":
         from lmd.runs.encode_onnx import open_onnx
 
@@ -136,11 +137,11 @@ def _from_run(path: Path, device: torch.device, display: Display) -> Source:
         record.data.source,
         record.model.backbone,
         f"of the run {path.name}",
-        list(record.data.notes),
-        model,
-        spec,
-        model.widths,
-        MEAN_IMAGES,
+        data.skipped,
+        model=model,
+        spec=spec,
+        widths=model.widths,
+        mean_images=MEAN_IMAGES,
     )
 
 
@@ -169,7 +170,7 @@ def _from_backbone(source: str, asked: Asked, device: torch.device, display: Dis
         class_counts=tuple(int(n) for n in data.counts("train")),
     )
     table = FeatureTable(data.table, found)
-    return Source(table, str(asked.data), name, weights, notes_of(data), model, spec)
+    return Source(table, str(asked.data), name, weights, data.skipped, model=model, spec=spec)
 
 
 def prepared(asked: Asked, protocol: Protocol, display: Display) -> Prepared:
@@ -182,15 +183,6 @@ def prepared(asked: Asked, protocol: Protocol, display: Display) -> Prepared:
         skip_bad=asked.skip_bad,
         tick=display.step,
     )
-
-
-def notes_of(data: Prepared) -> list[str]:
-    """What the record says about these images."""
-    left_out = len(data.skipped)
-    notes = [f"{left_out} images could not be used and were left out."] if left_out else []
-    if data.table.synthetic:
-        notes.append("The images are synthetic: these numbers say nothing about patients.")
-    return notes
 
 
 @torch.no_grad()

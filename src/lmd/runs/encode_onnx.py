@@ -11,7 +11,7 @@ from lmd.base.progress import Display
 from lmd.data.features import FeatureTable
 from lmd.data.loaders import evaluation_batches
 from lmd.protocol import load_protocol
-from lmd.runs.encode import BATCH, Asked, Source, notes_of, prepared
+from lmd.runs.encode import BATCH, Asked, Source, prepared
 
 # Mean and standard deviation of ImageNet's images, with which nearly all encoders are trained.
 MEAN, STD = (0.485, 0.456, 0.406), (0.229, 0.224, 0.225)
@@ -48,13 +48,12 @@ def open_onnx(path: Path, asked: Asked, display: Display) -> Source:
     features = np.concatenate(found)
     if not np.isfinite(features).all():
         raise LmdError(f"{path} gives NaN or infinite features")
-    notes = notes_of(data)
-    notes.append(
+    note = (
         f"Features are the output {name} of {path.name}, of RGB images with ImageNet's mean and "
         "deviation."
     )
     table = FeatureTable(data.table, features)
-    return Source(table, str(asked.data), path.name, "in the file", notes)
+    return Source(table, str(asked.data), path.name, "in the file", data.skipped, [note])
 
 
 def _session(path: Path) -> Any:

@@ -117,6 +117,10 @@ def finished_record(
     )
 
 
+# Not true of what chooses by cross-validation.
+NO_VALIDATION = "There is no validation part: nothing was chosen on held-out images."
+
+
 def _data_notes(data: Prepared) -> list[str]:
     notes = []
     if data.table.synthetic:
@@ -130,5 +134,5 @@ def _data_notes(data: Prepared) -> list[str]:
             "better than they would be for new patients."
         )
     if data.counts("validation").sum() == 0:
-        notes.append("There is no validation part: nothing was chosen on held-out images.")
+        notes.append(NO_VALIDATION)
     return notes
