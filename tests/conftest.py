@@ -19,6 +19,8 @@ from lmd.model import build_model
 from lmd.protocol import Protocol
 from lmd.training import FirstStages, Trainer
 
+collect_ignore = ["campaign"]  # takes hours: `make campaign`
+
 
 @pytest.fixture(autouse=True)
 def _one_thread() -> None:
