@@ -15,7 +15,8 @@ from lmd.base.errors import LmdError
 from lmd.data.cache import decode
 from lmd.data.doctor import examine
 from lmd.data.sources import scan_source
-from lmd.deploy.predict import Predictor, TorchEngine, load
+from lmd.deploy.engines import TorchEngine
+from lmd.deploy.predict import Predictor, load
 from lmd.model import ModelSpec, build_model, save_model
 from lmd.runs.rescore import rescore
 

@@ -117,7 +117,7 @@ KINDS: dict[str, Kind] = {
     "unlisted_folder": Kind(
         "Folders that cannot be listed",
         "error",
-        "Make them readable, or leave them out with --skip-bad.",
+        "Make them readable, remove links in circles, or leave them out with --skip-bad.",
     ),
     "special_file": Kind(
         "Pipes, sockets and devices",

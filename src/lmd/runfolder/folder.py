@@ -76,9 +76,14 @@ class RunFolder:
             raise LmdError(f"{path} is not a run folder: it has no record.json")
         return cls(path)
 
-    def lacks(self) -> list[str]:
-        """The files of a finished run that are not there."""
-        return [name for name in RUN_FILES[1:] if not (self.path / name).exists()]
+    def lacks(self, record: Record) -> set[str]:
+        """The files of this finished run that are not there; it needs no checkpoint."""
+        wanted = {*RUN_FILES[1:]}
+        if record.novelty is None:
+            wanted.remove("novelty.safetensors")
+        if not record.request.keep_features:
+            wanted.remove("neighbours.npz")
+        return {name for name in wanted if not (self.path / name).exists()}
 
     def read(self) -> "RunFiles":
         """Read all files; only the record must exist."""

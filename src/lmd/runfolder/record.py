@@ -218,8 +218,8 @@ class Record(Plain):
         size = len(self.data.classes)
         if "train" not in self.data.counts:
             raise ValueError("data.counts has no entry for train")
-        for name, of in (("per_class", self.per_class), ("confusion", self.confusion)):
-            if not of.keys() >= self.metrics.keys():
+        for name in ("per_class", "confusion"):
+            if not getattr(self, name).keys() >= self.metrics.keys():
                 raise ValueError(f"{name} must have all parts of metrics")
         lists: dict[str, Any] = {"tiers.assignment": self.tiers.assignment}
         for name, of in (

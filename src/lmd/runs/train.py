@@ -176,9 +176,12 @@ def _complete(run: RunFolder) -> bool:
     What a finished run lacks and its other files contain is written again: a run may have been
     killed while its report was written.
     """
-    if not run.record_path.exists() or run.read_record().status != "finished":
+    if not run.record_path.exists():
         return False
-    lacks = set(run.lacks())
+    record = run.read_record()
+    if record.status != "finished":
+        return False
+    lacks = run.lacks(record)
     if lacks - {"report.html", "history.csv"}:
         return False
     if lacks and rank() == 0:

@@ -197,7 +197,7 @@ def _oddities(path: Path, data: bytes, image: Image.Image) -> dict[str, str]:
     if form in {"JPEG", "MPO"} and data.rfind(b"\xff\xd9") < data.rfind(b"\xff\xda"):
         odd["end_missing"] = "no end marker"
     if image.has_transparency_data and any(
-        strip.getextrema()[3][0] < 255 for _, strip in strips(image)
+        strip.getchannel("A").getextrema()[0] != 255 for _, strip in strips(image)
     ):
         odd["alpha"] = "transparent"
     return odd
