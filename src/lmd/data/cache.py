@@ -12,6 +12,7 @@ from numpy.typing import NDArray
 from lmd.base.errors import LmdError
 from lmd.base.folders import cache_folder
 from lmd.data.pixel_file import PixelFile, clear_leftovers
+from lmd.data.pixels import quiet_pillow
 from lmd.data.resizing import resize
 from lmd.data.table import Table
 
@@ -112,7 +113,7 @@ def _read(
         write(i, pixels)
         return None
 
-    with ThreadPoolExecutor(max_workers=os.cpu_count() or 1) as pool:
+    with quiet_pillow(), ThreadPoolExecutor(max_workers=os.cpu_count() or 1) as pool:
         for done, (i, problem) in enumerate(zip(wanted, pool.map(one, wanted), strict=True)):
             if tick is not None:
                 tick(done + 1, len(wanted))

@@ -1,6 +1,8 @@
 """From an image in memory to RGB pixels: one rule for files, Pillow images and arrays."""
 
+import warnings
 from collections.abc import Iterator
+from contextlib import contextmanager
 from typing import Any
 
 import numpy as np
@@ -12,6 +14,18 @@ from lmd.base.errors import LmdError
 Pixels = NDArray[np.uint8]
 ORIENTATION = 0x0112  # the EXIF tag
 BLOCK = 1 << 20  # values that are converted at once
+
+
+@contextmanager
+def quiet_pillow() -> Iterator[None]:
+    """Suppress Pillow's warnings about odd metadata and large sizes, which lmd checks itself.
+
+    Filters are global to the process: code that decodes in threads enters this before they start.
+    """
+    with warnings.catch_warnings():
+        warnings.filterwarnings("ignore", module=r"PIL\.")
+        warnings.simplefilter("ignore", Image.DecompressionBombWarning)
+        yield
 
 
 def rgb_pixels(image: Any, name: str) -> Pixels:

@@ -1,7 +1,6 @@
 """From an image file to RGB pixels."""
 
 import hashlib
-import warnings
 from collections.abc import Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
@@ -14,7 +13,7 @@ from PIL import Image
 
 from lmd.base.errors import LmdError
 from lmd.base.paths import FILE, FOLDER, MISSING, listing_problem, what_is
-from lmd.data.pixels import ORIENTATION, pillow_pixels, scaled
+from lmd.data.pixels import ORIENTATION, pillow_pixels, quiet_pillow, scaled
 from lmd.data.room import room_for
 
 DICOM_SUFFIXES = frozenset({".dcm", ".dicom"})
@@ -64,10 +63,7 @@ def read_image(
 
         return read_dicom(path, old=old)
     try:
-        with warnings.catch_warnings():
-            # Pillow warns about odd metadata, and about sizes that are checked below.
-            warnings.filterwarnings("ignore", module=r"PIL\.")
-            warnings.simplefilter("ignore", Image.DecompressionBombWarning)
+        with quiet_pillow():
             return _decode(path, at_least, old)
     except (LmdError, MemoryError):
         raise

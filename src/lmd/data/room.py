@@ -1,7 +1,6 @@
 """A limit on the pixels that threads decode at once, so that huge images fit into the memory."""
 
 import threading
-import warnings
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
@@ -10,6 +9,7 @@ from pathlib import Path
 from PIL import Image
 
 from lmd.base.paths import FILE, what_is
+from lmd.data.pixels import quiet_pillow
 
 SMALL = 1 << 22  # images of fewer pixels are decoded without asking
 
@@ -61,10 +61,8 @@ def pixels_of(path: Path) -> int:
             header = pydicom.dcmread(path, stop_before_pixels=True, specific_tags=wanted)
             found = int(header.Rows) * int(header.Columns)
         else:
-            with warnings.catch_warnings():
-                warnings.simplefilter("ignore")  # about odd metadata; reading the pixels checks it
-                with Image.open(path) as image:
-                    found = image.width * image.height
+            with quiet_pillow(), Image.open(path) as image:
+                found = image.width * image.height
     except Exception:  # Broken files raise many kinds of errors; reading the pixels names them.
         return 0
     return found if found <= MAX_PIXELS else 0  # larger ones are not decoded

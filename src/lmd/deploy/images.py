@@ -32,7 +32,7 @@ def find_images(paths: Iterable[str | Path]) -> list[Path | LmdError]:
         if kind == FOLDER:
             tree = tree_below(path)
             refused = [unreadable(at, why) for at, why in (tree.unlisted | tree.special).items()]
-            inside = [*images_of(tree.files, path), *refused]
+            inside: list[Path | LmdError] = [*images_of(tree.files, path), *refused]
             if not inside:
                 raise LmdError(f"there are no images in the folder {path}")
             found += inside

@@ -11,6 +11,7 @@ import torch
 from numpy.typing import NDArray
 
 from lmd.base.errors import LmdError
+from lmd.data.pixels import quiet_pillow
 from lmd.deploy.decisions import rule_of
 from lmd.deploy.engines import OnnxEngine, TorchEngine
 from lmd.deploy.images import Given, Image, find_images, fitted, listed
@@ -133,7 +134,7 @@ class Predictor:
             except MemoryError:
                 return name, LmdError(f"image {name} needs more memory than there is: shrink it")
 
-        with ThreadPoolExecutor() as pool:
+        with quiet_pillow(), ThreadPoolExecutor() as pool:
             items = iter(enumerate(images))
             waiting = [pool.submit(one, item) for item in islice(items, batch_size)]
             while waiting:
