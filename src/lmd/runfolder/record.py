@@ -218,9 +218,6 @@ class Record(Plain):
         size = len(self.data.classes)
         if "train" not in self.data.counts:
             raise ValueError("data.counts has no entry for train")
-        for name in ("per_class", "confusion"):
-            if not getattr(self, name).keys() >= self.metrics.keys():
-                raise ValueError(f"{name} must have all parts of metrics")
         lists: dict[str, Any] = {"tiers.assignment": self.tiers.assignment}
         for name, of in (
             ("data.counts", self.data.counts),
@@ -236,6 +233,9 @@ class Record(Plain):
         for name, entries in lists.items():
             if len(entries) != size:
                 raise ValueError(f"{name} has {len(entries)} entries for {size} classes")
+        for name in ("per_class", "confusion"):
+            if not getattr(self, name).keys() >= self.metrics.keys():
+                raise ValueError(f"{name} must have all parts of metrics")
         return self
 
 
