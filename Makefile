@@ -2,7 +2,7 @@
 PYTHON ?= python3
 BIN := .venv/bin
 
-.PHONY: demo test check bench format clean
+.PHONY: demo test check bench campaign format clean
 
 .venv/installed: pyproject.toml
 	$(PYTHON) -m venv .venv
@@ -24,6 +24,10 @@ check: .venv/installed
 
 bench: .venv/installed
 	$(BIN)/python benchmarks/run.py
+
+# Kills, full disks and hostile files; takes hours. Options: make campaign CAMPAIGN='--kills 10'
+campaign: .venv/installed
+	$(BIN)/python tests/campaign/run.py $(CAMPAIGN)
 
 format: .venv/installed
 	$(BIN)/ruff format .

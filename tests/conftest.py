@@ -1,6 +1,8 @@
 """Small real data and trainers that many tests share."""
 
+import errno
 import json
+import os
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -16,6 +18,8 @@ from lmd.data.loaders import Normalise
 from lmd.model import build_model
 from lmd.protocol import Protocol
 from lmd.training import FirstStages, Trainer
+
+collect_ignore = ["campaign"]  # takes hours: `make campaign`
 
 
 @pytest.fixture(autouse=True)
@@ -83,3 +87,27 @@ def make_trainer(tmp_path: Path) -> MakeTrainer:
         )
 
     return make
+
+
+@pytest.fixture
+def unlistable(monkeypatch: pytest.MonkeyPatch) -> Callable[[Path], None]:
+    """``unlistable(folder)``: nobody may list it; root may list anything, so the call fails."""
+    closed: list[Path] = []
+    listing = {"scandir": os.scandir, "listdir": os.listdir}
+
+    def close(folder: Path) -> None:
+        closed.append(folder)
+        if os.geteuid() != 0:
+            folder.chmod(0o300)
+
+    def refusing(name: str) -> Callable[[Any], Any]:
+        def call(folder: Any = ".") -> Any:
+            if Path(folder) in closed:
+                raise PermissionError(errno.EACCES, os.strerror(errno.EACCES), str(folder))
+            return listing[name](folder)
+
+        return call
+
+    for name in listing:
+        monkeypatch.setattr(os, name, refusing(name))
+    return close

@@ -268,7 +268,7 @@ def test_the_command_with_torchrun(tmp_path: Path) -> None:
     said = torchrun(2, *words, *as_words(settings))
     assert said.count("The report:") == 1
     decoded = Path(os.environ["LMD_CACHE"]) / "images"
-    assert len(list(decoded.glob("*.npy"))) == 1
+    assert len(list(decoded.glob("*.pixels"))) == 1
 
     one = train(data, settings=settings, out=tmp_path / "one", device="cpu", quiet=True)
     found = load_file(one.path / "model.safetensors")

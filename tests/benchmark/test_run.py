@@ -17,9 +17,9 @@ from typer import Typer
 from typer.testing import CliRunner
 
 from lmd.base.errors import LmdError
+from lmd.base.lock import locked
 from lmd.benchmark.estimate import Clock
 from lmd.benchmark.local import Local, environment
-from lmd.benchmark.lock import locked
 from lmd.benchmark.plan import Plan, PlannedRun, write_plan
 from lmd.benchmark.planning import plan_grid
 from lmd.benchmark.progress import Snapshot, open_board

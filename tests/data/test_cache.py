@@ -1,3 +1,9 @@
+import errno
+import fcntl
+import os
+import subprocess
+import sys
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -34,8 +40,6 @@ class Counting:
 
 
 def counted(folder: Path) -> tuple[Table, Counting]:
-    from dataclasses import replace
-
     table = open_table(folder)
     counting = Counting(table)
     return replace(table, images=counting), counting
@@ -104,3 +108,127 @@ def test_pixels_of_another_rule_are_not_used(folder: Path, tmp_path: Path, monke
     table, counting = counted(folder)
     decode(table, 16, folder=tmp_path / "cache")
     assert counting.reads == 6
+
+
+def cached(folder: Path, tmp_path: Path) -> tuple[Path, np.ndarray]:
+    """The cache file of a data set, and the right pixels."""
+    _, pixels, _ = decode(open_table(folder), 16, folder=tmp_path / "cache")
+    (file,) = (tmp_path / "cache").iterdir()
+    return file, np.array(pixels)
+
+
+def broken(data: bytes, how: str) -> bytes:
+    flipped = bytearray(data)
+    flipped[1000] ^= 1
+    return {
+        "cut": data[: len(data) // 2],
+        "empty": b"",
+        "zeroed": bytes(len(data)),
+        "half zeroed": bytes(3000) + data[3000:],
+        "one image short": data[16 * 16 * 3 :],
+        "other shape": data + data,
+        "flipped": bytes(flipped),
+        "other checksums": data[:-20] + bytes(20),
+    }[how]
+
+
+@pytest.mark.parametrize(
+    "how",
+    ["cut", "empty", "zeroed", "half zeroed", "one image short", "other shape", "flipped",
+     "other checksums"],
+)  # fmt: skip
+def test_a_damaged_cache_is_said_and_decoded_again(folder: Path, tmp_path: Path, how: str) -> None:
+    file, right = cached(folder, tmp_path)
+    file.write_bytes(broken(file.read_bytes(), how))
+    said: list[str] = []
+    for _ in range(2):
+        _, pixels, _ = decode(open_table(folder), 16, folder=tmp_path / "cache", say=said.append)
+        np.testing.assert_array_equal(pixels, right)
+    assert len(said) == 1  # the second time it is whole
+    assert f"{file} is damaged" in said[0]
+
+
+def test_only_damaged_images_are_decoded_again(folder: Path, tmp_path: Path) -> None:
+    file, right = cached(folder, tmp_path)
+    file.write_bytes(broken(file.read_bytes(), "flipped"))
+    table, counting = counted(folder)
+    _, pixels, _ = decode(table, 16, folder=tmp_path / "cache")
+    np.testing.assert_array_equal(pixels, right)
+    assert counting.reads == 1
+
+
+def test_a_failure_is_not_remembered(folder: Path, tmp_path: Path) -> None:
+    class Failing:
+        fails = True
+
+        def __init__(self, table: Table) -> None:
+            self.images = table.images
+
+        def read(self, row: int) -> np.ndarray:
+            if row == 2 and self.fails:
+                raise LmdError("permission denied")
+            return self.images.read(row)
+
+    table = open_table(folder)
+    table = replace(table, images=Failing(table))
+    with pytest.raises(LmdError, match="permission denied"):
+        decode(table, 16, folder=tmp_path / "cache")
+    first, _, skipped = decode(table, 16, folder=tmp_path / "cache", skip_bad=True)
+    assert (len(first), skipped) == (5, ("permission denied",))
+    Failing.fails = False
+    whole, pixels, skipped = decode(table, 16, folder=tmp_path / "cache")
+    assert (len(whole), skipped) == (6, ())
+    np.testing.assert_array_equal(pixels[2], resize(table.read(2), 16))
+
+
+def test_leftovers_of_killed_runs_are_removed_and_those_of_others_kept(
+    folder: Path, tmp_path: Path
+) -> None:
+    cache = tmp_path / "cache"
+    cache.mkdir()
+    (cache / "dead.part").write_bytes(b"x")
+    with (cache / "alive.part").open("wb") as file:
+        fcntl.flock(file, fcntl.LOCK_EX)
+        decode(open_table(folder), 16, folder=cache)
+    assert sorted(path.suffix for path in cache.iterdir()) == [".part", ".pixels"]
+    assert (cache / "alive.part").exists()
+
+
+FULL = """
+import pathlib, resource, sys
+from lmd.base.errors import LmdError
+from lmd.data.cache import decode
+from lmd.data.sources import open_table
+resource.setrlimit(resource.RLIMIT_FSIZE, (3000, 3000))
+try:
+    decode(open_table(sys.argv[1]), 16, folder=pathlib.Path(sys.argv[2]))
+except LmdError as error:
+    print(error)
+"""
+
+
+def test_no_room_for_the_cache_is_one_line(folder: Path, tmp_path: Path) -> None:
+    done = subprocess.run(
+        [sys.executable, "-c", FULL, str(folder), str(tmp_path / "cache")],
+        capture_output=True,
+        text=True,
+        check=True,  # not ended by a signal
+    )
+    assert "LMD_CACHE" in done.stdout
+    assert done.stdout.count("\n") == 1
+    assert done.stderr == ""
+    assert list((tmp_path / "cache").iterdir()) == []
+
+
+def test_space_is_reserved_before_an_image_is_decoded(
+    folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def full(_descriptor: int, _offset: int, length: int) -> None:
+        assert length > 6 * 16 * 16 * 3
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+    monkeypatch.setattr(os, "posix_fallocate", full)
+    table, counting = counted(folder)
+    with pytest.raises(LmdError, match="No space left on device"):
+        decode(table, 16, folder=tmp_path / "cache")
+    assert counting.reads == 0

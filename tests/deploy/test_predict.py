@@ -1,11 +1,16 @@
 """Which images a prediction is made for."""
 
+import os
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
+from PIL import Image
 
 from lmd.base.errors import LmdError
-from lmd.deploy.predict import find_images
+from lmd.deploy.engines import TorchEngine
+from lmd.deploy.predict import Predictor, find_images
+from lmd.model import ModelSpec, build_model
 
 
 def test_a_folder_is_searched_as_in_training(tmp_path: Path) -> None:
@@ -15,6 +20,27 @@ def test_a_folder_is_searched_as_in_training(tmp_path: Path) -> None:
     (tmp_path / "deep" / "IM0001").write_bytes(bytes(128) + b"DICM")
     found = [path.relative_to(tmp_path).as_posix() for path in find_images([tmp_path])]
     assert found == ["b.png", "deep/IM0001", "deep/a.JPG"]
+
+
+def test_what_cannot_be_listed_or_read_is_named_or_counted(
+    tmp_path: Path, unlistable: Callable[[Path], None]
+) -> None:
+    for name in ("good.png", "closed/a.png"):
+        (tmp_path / name).parent.mkdir(exist_ok=True)
+        Image.new("RGB", (20, 20), "red").save(tmp_path / name)
+    os.mkfifo(tmp_path / "pipe.png")
+    (tmp_path / "loop").symlink_to(tmp_path)
+    unlistable(tmp_path / "closed")
+    model, preprocessing = build_model("resnet8", "none", 2, image_size=16)
+    width = model.classifier.in_features
+    spec = ModelSpec(("a", "b"), "resnet8", "linear", width, preprocessing, "CE", (9, 5))
+    predictor = Predictor(TorchEngine(model, spec))
+    with pytest.raises(LmdError, match=r"closed cannot be read \(Permission denied\)"):
+        predictor.predict(find_images([tmp_path]))
+    found = predictor.predict(find_images([tmp_path]), skip_bad=True)
+    assert [Path(name).name for name in found.names] == ["good.png"]
+    assert len(found.skipped) == 3
+    assert sum("pipe.png cannot be read (a pipe)" in why for why in found.skipped) == 1
 
 
 def test_files_are_taken_as_they_are_and_nothing_is_an_error(tmp_path: Path) -> None:

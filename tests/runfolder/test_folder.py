@@ -1,6 +1,7 @@
 """The run folder: what is written is read, and damaged files give one line."""
 
 import contextlib
+import zipfile
 from pathlib import Path
 from typing import Any
 
@@ -99,7 +100,7 @@ def test_foreign_files_are_one_line(run: RunFolder) -> None:
     _one_line(run, "no array 'classes'")
     with run.predictions_path.open("wb") as file:
         np.save(file, np.arange(3))
-    _one_line(run, "not an .npz file")
+    _one_line(run, "not an .npz archive")
     run.predictions_path.unlink()
     _one_line(run, "No such file")
 
@@ -117,6 +118,53 @@ def test_predictions_of_another_run_are_refused(run: RunFolder) -> None:
         run.read()
 
 
+def test_predictions_of_fewer_images_are_refused(run: RunFolder) -> None:
+    with edited_arrays(run.path) as arrays:
+        for key in [key for key in arrays if key.startswith("validation")]:
+            del arrays[key]
+    with pytest.raises(LmdError, match="another number of validation images"):
+        run.read()
+
+
+def test_declared_sizes_are_checked_before_memory_is_taken(run: RunFolder) -> None:
+    for shape in ("(10000000000000,)", "(3, 3000000000000)", "(-1,)"):
+        header = f"{{'descr': '<f4', 'fortran_order': False, 'shape': {shape}, }}"
+        header = header.ljust(117) + "\n"
+        npy = b"\x93NUMPY\x01\x00" + len(header).to_bytes(2, "little") + header.encode()
+        with zipfile.ZipFile(run.predictions_path, "w") as archive:
+            archive.writestr("classes.npy", npy + bytes(40))
+        _one_line(run, r"array 'classes\.npy' declares")
+
+
+def test_zip_files_of_other_things_are_one_line(run: RunFolder) -> None:
+    with zipfile.ZipFile(run.predictions_path, "w") as archive:
+        archive.writestr("classes.txt", "nevus")
+    _one_line(run, r"its entry 'classes\.txt' is no array")
+    np.savez(run.predictions_path, classes=np.array(["a"]))
+    encrypted = bytearray(run.predictions_path.read_bytes())
+    for mark, place in ((b"PK\x03\x04", 6), (b"PK\x01\x02", 8)):
+        encrypted[encrypted.index(mark) + place] |= 1
+    run.predictions_path.write_bytes(encrypted)
+    _one_line(run, "it is encrypted")
+
+
+@pytest.mark.parametrize(
+    ("array", "words"),
+    [
+        (np.array([["0.5"] * 3] * 4), "must be floats"),
+        (np.full((4, 3), np.nan), "must be from 0 to 1"),
+        (np.full((4, 3), 7.0), "must be from 0 to 1"),
+    ],
+)
+def test_probabilities_that_are_none_are_one_line(
+    run: RunFolder, array: np.ndarray, words: str
+) -> None:
+    with edited_arrays(run.path) as arrays:
+        n = len(arrays["test_labels"])
+        arrays["test_probabilities"] = np.resize(array, (n, 3))
+    _one_line(run, words)
+
+
 def test_history_is_read_as_written(tmp_path: Path) -> None:
     run = RunFolder(tmp_path)
     assert run.read_history() == []
@@ -127,7 +175,18 @@ def test_history_is_read_as_written(tmp_path: Path) -> None:
     assert run.history_path.read_text().splitlines()[0] == ",".join(everything)
 
 
-@pytest.mark.parametrize("content", [b"\xff\xfe", b"x,y\n1,2\n", b'stage,epoch\n"1'])
+@pytest.mark.parametrize(
+    "content",
+    [
+        b"\xff\xfe",
+        b"x,y\n1,2\n",
+        b'stage,epoch\n"1',
+        bytes(range(256)),
+        b"stage,epoch\none,1\n",
+        b"stage,epoch\n1,\n",
+        b"stage,epoch\n1,-3\n",
+    ],
+)
 def test_a_damaged_history_is_one_line(tmp_path: Path, content: bytes) -> None:
     run = RunFolder(tmp_path)
     run.history_path.write_bytes(content)

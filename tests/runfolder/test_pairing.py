@@ -44,6 +44,8 @@ def test_other_labels_are_refused(runs: tuple[RunFolder, RunFolder]) -> None:
 def test_fewer_images_are_refused(runs: tuple[RunFolder, RunFolder]) -> None:
     with edited_arrays(runs[1].path) as arrays:
         arrays |= {f"test_{k}": arrays[f"test_{k}"][1:] for k in ("ids", "labels", "probabilities")}
+    with edited(runs[1].path) as record:
+        record["data"]["counts"]["test"][0] -= 1
     for first, second in (runs, runs[::-1]):
         with pytest.raises(LmdError, match="other images"):
             paired(first.read(), second.read())

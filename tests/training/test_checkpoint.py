@@ -1,6 +1,14 @@
 """Checkpoints that do not belong to the run are refused."""
 
+import json
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
 import pytest
+import torch
+from safetensors import safe_open
+from safetensors.torch import save_file
 from toys import MakeTrainer
 
 from lmd.base.errors import LmdError
@@ -18,3 +26,46 @@ def test_a_checkpoint_that_is_not_ours_is_refused(make_trainer: MakeTrainer) -> 
     (trainer.folder / "checkpoint" / "state.safetensors").write_bytes(b"\x80\x04pickle" * 9)
     with pytest.raises(LmdError, match="not a checkpoint"):
         trainer.fit(resume=True)
+
+
+def rewrite(path: Path, change: Callable[[dict[str, Any], dict[str, Any]], object]) -> None:
+    """Change the tensors and the payload of a checkpoint."""
+    with safe_open(path, framework="pt") as file:
+        payload = json.loads(file.metadata()["lmd"])
+        tensors = {key: file.get_tensor(key).clone() for key in file.keys()}  # noqa: SIM118
+    change(tensors, payload)
+    save_file(tensors, path, metadata={"lmd": json.dumps(payload)})
+
+
+WEIGHT = "model.classifier.weight"
+
+
+@pytest.mark.parametrize(
+    ("change", "words"),
+    [
+        (lambda _t, p: p.pop("progress"), "field 'progress': Input should be"),
+        (lambda _t, p: p["progress"].pop("epoch"), "field 'progress.epoch': Field required"),
+        (lambda _t, p: p["progress"].update(epoch="two"), r"field 'progress\.epoch'"),
+        (lambda _t, p: p["progress"].update(history=3), r"field 'progress\.history'"),
+        (lambda _t, p: p.pop("optimizer"), "field 'optimizer' must be an object"),
+        (lambda _t, p: p.update(format=1), "not a checkpoint of this version"),
+        (lambda t, _p: t.pop(WEIGHT), r"of model it lacks \[classifier\.weight\]"),
+        (lambda t, _p: t.update({"model.more": torch.ones(1)}), r"and has \[more\]"),
+        (lambda t, _p: t.update({WEIGHT: torch.ones(2, 2)}), r"weight is torch.float32 \(2, 2\)"),
+        (lambda t, _p: t.update({WEIGHT: t[WEIGHT].half()}), "is torch.float16"),
+        (lambda t, _p: t.update({"optimizer.9999.x": torch.ones(1)}), "fits no parameter"),
+        (lambda t, _p: t.update({"optimizer.a.b": torch.ones(1)}), "fits no parameter"),
+    ],
+)
+def test_a_damaged_checkpoint_is_one_line(
+    make_trainer: MakeTrainer, change: Any, words: str
+) -> None:
+    make_trainer(METHODS["ce"], epochs=1).fit()
+    trainer = make_trainer(METHODS["ce"], epochs=2)
+    path = trainer.folder / "checkpoint" / "state.safetensors"
+    rewrite(path, change)
+    with pytest.raises(LmdError, match=words) as caught:
+        trainer.fit(resume=True)
+    assert str(path) in str(caught.value)
+    assert "\n" not in str(caught.value)
+    assert "remove it to train" in str(caught.value)

@@ -4,6 +4,7 @@ import contextlib
 import errno
 import io
 import os
+import re
 import secrets
 from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
@@ -62,6 +63,24 @@ def atomic_write_all(contents: Mapping[Path, Content]) -> None:
         for temporary in staged.values():
             with contextlib.suppress(OSError):
                 temporary.unlink(missing_ok=True)
+
+
+def clear_leftovers(*folders: Path) -> None:
+    """Remove the temporary files of writers that were killed; no other may be at work there."""
+    for folder in folders:
+        with contextlib.suppress(OSError):
+            for path in folder.iterdir():
+                if is_leftover(path):
+                    path.unlink(missing_ok=True)
+
+
+def is_leftover(path: Path) -> bool:
+    """Whether a file has the name of a temporary file.
+
+    >>> is_leftover(Path("run/.record.json.0123456789ab.tmp")), is_leftover(Path("run/a.tmp"))
+    (True, False)
+    """
+    return re.fullmatch(r"\..+\.[0-9a-f]{12}\.tmp", path.name) is not None
 
 
 def _write(path: Path, temporary: Path, content: Content) -> None:

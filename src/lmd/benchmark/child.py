@@ -24,6 +24,14 @@ def main() -> int:
     job: dict[str, Any] = json.loads(sys.stdin.read())
     signal.signal(signal.SIGTERM, _stop)
     threading.Thread(target=_watch, args=(os.getppid(),), daemon=True).start()
+    try:
+        return _guarded(job)
+    except KeyboardInterrupt:
+        print("stopped; the last finished epoch is saved", file=sys.stderr)
+        return 130
+
+
+def _guarded(job: dict[str, Any]) -> int:
     from lmd.base.errors import DivergedError, LmdError
     from lmd.benchmark.local import DIVERGED
 
@@ -32,9 +40,6 @@ def main() -> int:
     except LmdError as error:
         print(f"error: {error}", file=sys.stderr)
         return DIVERGED if isinstance(error, DivergedError) else 1
-    except KeyboardInterrupt:
-        print("stopped; the last finished epoch is saved", file=sys.stderr)
-        return 130
     return 0
 
 
@@ -71,7 +76,8 @@ def _watch(parent: int) -> None:
     os._exit(1)
 
 
-def _stop(_signal: int, _frame: FrameType | None) -> None:
+def _stop(number: int, _frame: FrameType | None) -> None:
+    signal.signal(number, signal.SIG_IGN)  # a second one must not interrupt the first
     raise KeyboardInterrupt
 
 

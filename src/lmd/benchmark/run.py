@@ -10,6 +10,7 @@ from contextlib import AbstractContextManager
 from dataclasses import dataclass, field
 from pathlib import Path
 
+from lmd.base.files import clear_leftovers
 from lmd.benchmark.estimate import Clock
 from lmd.benchmark.local import DIVERGED, Backend, first_stages, log_path
 from lmd.benchmark.plan import Plan, PlannedRun, Trial, write_plan
@@ -51,6 +52,7 @@ def run_plan(
     is interrupted, or ``time.monotonic()`` passes the ``deadline``, it stops its runs; they
     continue from their last epoch next time.
     """
+    clear_leftovers(folder)
     disk = inspect(plan, folder)
     write_plan(plan, folder)
     done = {name for name, found in disk.items() if found.status == "finished"}

@@ -48,7 +48,7 @@ def benchmark(
     ] = False,
 ) -> None:
     """Train the missing runs of a grid; run the same command again to continue."""
-    from lmd.benchmark.lock import locked
+    from lmd.base.lock import locked
     from lmd.benchmark.planning import plan_grid
     from lmd.benchmark.progress import open_board
     from lmd.benchmark.run import run_plan

@@ -59,9 +59,9 @@ def choose_command(
     Frequent classes play the rare ones, so that differences can be measured on many images. The
     test part of the data is not used. The same command continues a study that was interrupted.
     """
+    from lmd.base.lock import locked
     from lmd.benchmark.choosing import compare, write_study
     from lmd.benchmark.local import Local
-    from lmd.benchmark.lock import locked
     from lmd.benchmark.planning import plan_grid
     from lmd.benchmark.progress import open_board
     from lmd.benchmark.run import run_plan

@@ -1,10 +1,8 @@
 """A cache of decoded and resized images, so that a JPEG is decoded only once."""
 
 import hashlib
-import json
 import os
-import tempfile
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
@@ -13,10 +11,13 @@ from numpy.typing import NDArray
 
 from lmd.base.errors import LmdError
 from lmd.base.folders import cache_folder
+from lmd.data.pixel_file import PixelFile, clear_leftovers
+from lmd.data.pixels import quiet_pillow
 from lmd.data.resizing import resize
 from lmd.data.table import Table
 
 Tick = Callable[[int, int], None]
+Say = Callable[[str], None]
 # Changes with the rules of reading and resizing, so that no pixels of another rule are used.
 RULE = "v2"
 IN_MEMORY = ("synthetic", "arrays")
@@ -29,70 +30,93 @@ def decode(
     folder: Path | None = None,
     skip_bad: bool = False,
     tick: Tick | None = None,
+    say: Say | None = None,
 ) -> tuple[Table, NDArray[np.uint8], tuple[str, ...]]:
     """Table and pixels ``(N, size, size, 3)`` of all readable images, and the problems of others.
 
     Pixels of files are kept in ``folder`` (default: ``cache_folder()``) under a name that changes
-    with the files. An unreadable image is an ``LmdError`` unless ``skip_bad``.
+    with the files. Only decoded images are kept, each with a checksum: an image that could not be
+    read is read again next time, and damaged pixels are decoded again, which ``say`` is told. An
+    unreadable image is an ``LmdError`` unless ``skip_bad``.
     """
     if table.kind in IN_MEMORY:
         pixels = np.empty((len(table), size, size, 3), np.uint8)
-        problems = dict(_fill(pixels, table, size, tick))
+        problems = dict(_read(table, range(len(table)), size, pixels.__setitem__, tick))
         return _without_bad(table, pixels, problems, skip_bad)
-    target = (folder or cache_folder("images")) / f"{_key(table, size)}.npy"
-    sidecar = target.with_suffix(".json")
-    if not (target.exists() and sidecar.exists()):
-        _write(target, sidecar, table, size, tick)
-    problems = {int(i): str(why) for i, why in json.loads(sidecar.read_text()).items()}
-    return _without_bad(table, np.load(target, mmap_mode="r"), problems, skip_bad)
+    file = PixelFile(_place(table, size, folder), len(table), size)
+    with _explained(file.path):
+        clear_leftovers(file.path.parent)
+        kept, damage = file.check()
+        if damage and say is not None:
+            say(f"  the image cache {file.path} is damaged ({damage}): it is made again")
+        problems = _complete(file, table, kept, tick)
+        return _without_bad(table, file.pixels(), problems, skip_bad)
 
 
-def _key(table: Table, size: int) -> str:
+def _complete(
+    file: PixelFile, table: Table, kept: NDArray[np.bool_], tick: Tick | None
+) -> dict[int, str]:
+    """Decode the images that the file lacks; returns the problems of those that it still lacks."""
+    wanted = np.flatnonzero(~kept).tolist()
+    if not kept.any():
+        with file.rewritten(kept) as write:
+            return dict(_read(table, wanted, file.size, write, tick))
+    found: dict[int, NDArray[np.uint8]] = {}
+    problems = dict(_read(table, wanted, file.size, found.__setitem__, tick))
+    if found:
+        with file.rewritten(kept) as write:
+            for i, pixels in found.items():
+                write(i, pixels)
+    return problems
+
+
+def _place(table: Table, size: int, folder: Path | None) -> Path:
     digest = hashlib.sha256(f"{RULE} {size} {table.signature}".encode())
     digest.update(np.ascontiguousarray(table.rows).tobytes())
-    return digest.hexdigest()[:32]
+    return (folder or cache_folder("images")) / f"{digest.hexdigest()[:32]}.pixels"
 
 
-def _write(target: Path, sidecar: Path, table: Table, size: int, tick: Tick | None) -> None:
-    try:
-        target.parent.mkdir(parents=True, exist_ok=True)
-        handle, name = tempfile.mkstemp(dir=target.parent, suffix=".part")
-        os.close(handle)
-        part = Path(name)
-        try:
-            shape = (len(table), size, size, 3)
-            pixels = np.lib.format.open_memmap(part, mode="w+", dtype=np.uint8, shape=shape)
-            problems = dict(_fill(pixels, table, size, tick))
-            pixels.flush()
-            del pixels
-            sidecar.write_text(json.dumps(problems))
-            part.replace(target)
-        finally:
-            part.unlink(missing_ok=True)
-    except OSError as error:
-        raise LmdError(
-            f"cannot write the image cache {target.parent} ({error.strerror}): free some space "
-            "there, or set LMD_CACHE to another folder"
-        ) from error
+class _explained:
+    """Turns an ``OSError`` into a line that says what to do."""
+
+    def __init__(self, path: Path) -> None:
+        self.folder = path.parent
+
+    def __enter__(self) -> None:
+        return None
+
+    def __exit__(self, _kind: object, error: BaseException | None, _trace: object) -> None:
+        if isinstance(error, OSError):
+            raise LmdError(
+                f"cannot use the image cache {self.folder} ({error.strerror or error}): free some "
+                "space there, or set LMD_CACHE to another folder"
+            ) from error
 
 
-def _fill(
-    pixels: NDArray[np.uint8], table: Table, size: int, tick: Tick | None
+def _read(
+    table: Table,
+    wanted: Sequence[int],
+    size: int,
+    write: Callable[[int, NDArray[np.uint8]], object],
+    tick: Tick | None,
 ) -> Iterator[tuple[int, str]]:
-    """Decode every image into ``pixels``; yields index and reason of unreadable ones."""
+    """Decode images and ``write`` them; yields index and reason of unreadable ones."""
 
     def one(i: int) -> str | None:
         try:
-            pixels[i] = resize(table.read(i), size)
+            with table.room(i):
+                pixels = resize(table.read(i), size)
         except LmdError as error:
-            pixels[i] = 0
             return str(error)
+        except MemoryError:
+            return f"image {table.ids[i]} needs more memory than there is"
+        write(i, pixels)
         return None
 
-    with ThreadPoolExecutor(max_workers=os.cpu_count() or 1) as pool:
-        for i, problem in enumerate(pool.map(one, range(len(table)))):
+    with quiet_pillow(), ThreadPoolExecutor(max_workers=os.cpu_count() or 1) as pool:
+        for done, (i, problem) in enumerate(zip(wanted, pool.map(one, wanted), strict=True)):
             if tick is not None:
-                tick(i + 1, len(table))
+                tick(done + 1, len(wanted))
             if problem is not None:
                 yield i, problem
 

@@ -6,7 +6,9 @@ from typing import Literal
 
 Severity = Literal["error", "warning", "note"]
 # Kinds with files or lines as names; the text of other kinds contains the names already.
-LISTS = frozenset({"unlisted_file", "ragged_row", "empty_class_folder"})
+LISTS = frozenset(
+    {"unlisted_file", "ragged_row", "empty_class_folder", "unlisted_folder", "special_file"}
+)
 SEVERITIES: tuple[Severity, ...] = ("error", "warning", "note")
 
 
@@ -111,6 +113,16 @@ KINDS: dict[str, Kind] = {
     ),
     "empty_class_folder": Kind(
         "Empty class folders", "error", "Fill or remove them, or leave them out with --skip-bad."
+    ),
+    "unlisted_folder": Kind(
+        "Folders that cannot be listed",
+        "error",
+        "Make them readable, remove links in circles, or leave them out with --skip-bad.",
+    ),
+    "special_file": Kind(
+        "Pipes, sockets and devices",
+        "error",
+        "Remove them, or leave them out with --skip-bad.",
     ),
     "ignored_file": Kind(
         "Images ignored because of their names", "warning", "Add the suffix of their format."

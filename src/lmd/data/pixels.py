@@ -1,5 +1,8 @@
 """From an image in memory to RGB pixels: one rule for files, Pillow images and arrays."""
 
+import warnings
+from collections.abc import Iterator
+from contextlib import contextmanager
 from typing import Any
 
 import numpy as np
@@ -10,6 +13,19 @@ from lmd.base.errors import LmdError
 
 Pixels = NDArray[np.uint8]
 ORIENTATION = 0x0112  # the EXIF tag
+BLOCK = 1 << 20  # values that are converted at once
+
+
+@contextmanager
+def quiet_pillow() -> Iterator[None]:
+    """Suppress Pillow's warnings about odd metadata and large sizes, which lmd checks itself.
+
+    Filters are global to the process: code that decodes in threads enters this before they start.
+    """
+    with warnings.catch_warnings():
+        warnings.filterwarnings("ignore", module=r"PIL\.")
+        warnings.simplefilter("ignore", Image.DecompressionBombWarning)
+        yield
 
 
 def rgb_pixels(image: Any, name: str) -> Pixels:
@@ -38,7 +54,7 @@ def rgb_pixels(image: Any, name: str) -> Pixels:
 def array_pixels(array: NDArray[Any]) -> Pixels:
     """RGB ``(H, W, 3)`` of a grey, RGB or RGBA array; uint16 is scaled by its full range."""
     if array.dtype == np.uint16:
-        array = as_uint8(array / 65535)
+        array = scaled(array, 65535)
     if array.ndim == 3 and array.shape[2] == 4:
         return pillow_pixels(Image.fromarray(np.ascontiguousarray(array)))
     if array.ndim == 2:
@@ -55,28 +71,54 @@ def pillow_pixels(image: Image.Image) -> Pixels:
         grey = eight_bits(np.asarray(image), top)
         return np.repeat((255 - grey if inverted else grey)[:, :, None], 3, axis=2)
     if image.has_transparency_data:
-        image = image.convert("RGBA")
-        black = Image.new("RGBA", image.size, (0, 0, 0, 255))
-        image = Image.alpha_composite(black, image)
+        return _on_black(image)
     return np.array(image if image.mode == "RGB" else image.convert("RGB"), dtype=np.uint8)
+
+
+def _on_black(image: Image.Image) -> Pixels:
+    found = np.empty((image.height, image.width, 3), np.uint8)
+    for rows, strip in strips(image):
+        opaque = Image.new("RGBA", strip.size, (0, 0, 0, 255))
+        found[rows] = np.asarray(Image.alpha_composite(opaque, strip))[:, :, :3]
+    return found
+
+
+def strips(image: Image.Image) -> Iterator[tuple[slice, Image.Image]]:
+    """Rows of an image and these rows as RGBA, so that no copy of a huge image is made."""
+    for rows in _row_blocks(image.height, image.width):
+        yield rows, image.crop((0, rows.start, image.width, rows.stop)).convert("RGBA")
+
+
+def _row_blocks(height: int, width: int) -> Iterator[slice]:
+    step = max(1, BLOCK // max(width, 1))
+    for first in range(0, height, step):
+        yield slice(first, min(first + step, height))
+
+
+def scaled(values: NDArray[Any], top: float, low: float = 0.0) -> Pixels:
+    """``as_uint8((values - low) / (top - low))``, by rows: floats need eight times the memory."""
+    found = np.empty(values.shape, np.uint8)
+    for rows in _row_blocks(len(values), int(np.prod(values.shape[1:]))):
+        wide = values[rows].astype(np.float64)
+        found[rows] = as_uint8((wide - low) / (top - low))
+    return found
 
 
 def eight_bits(values: NDArray[Any], top: int | None) -> Pixels:
     """Grey values scaled by ``top``, or without it floats by [0, 1] and others by their range."""
     if top is not None:
-        return as_uint8(values / top)
+        return scaled(values, top)
     if values.dtype.kind == "f" and values.min() >= 0 and values.max() <= 1:
-        return as_uint8(values.astype(np.float64))
+        return scaled(values, 1)
     return stretch(values)
 
 
 def stretch(values: NDArray[Any]) -> Pixels:
     """Scale the minimum to 0 and the maximum to 255; all 0 if they are equal."""
-    wide = values.astype(np.float64)
-    if not np.isfinite(wide).all():
+    low, high = float(values.min()), float(values.max())
+    if not np.isfinite([low, high]).all():  # the minimum of an array with a NaN is NaN
         raise ValueError("it has values that are not finite")
-    low, high = wide.min(), wide.max()
-    return as_uint8((wide - low) / (high - low) if high > low else wide - low)
+    return scaled(values, high, low) if high > low else np.zeros(values.shape, np.uint8)
 
 
 def as_uint8(unit: NDArray[np.floating[Any]]) -> Pixels:

@@ -9,7 +9,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from lmd.base.errors import LmdError
-from lmd.data.cache import Tick, decode
+from lmd.data.cache import Say, Tick, decode
 from lmd.data.imbalance import subsample
 from lmd.data.loaders import ImageSet
 from lmd.data.sources import open_table
@@ -53,6 +53,7 @@ def prepare_data(
     columns: Mapping[str, Any] | None = None,
     skip_bad: bool = False,
     tick: Tick | None = None,
+    say: Say | None = None,
 ) -> Prepared:
     """Open, split, thin out and decode a data set; errors list the images that cannot be read."""
     table = open_table(data, skip_bad=skip_bad, **(columns or {}))
@@ -61,7 +62,7 @@ def prepare_data(
     table = split(table, protocol.split, seed=protocol.split_seed, allow_leak=protocol.allow_leak)
     if protocol.shape == "pareto":
         table = _thin(table, protocol)
-    table, pixels, bad = decode(table, protocol.image_size, skip_bad=skip_bad, tick=tick)
+    table, pixels, bad = decode(table, protocol.image_size, skip_bad=skip_bad, tick=tick, say=say)
     require_training(table)
     if len(table.part("test")) == 0:
         raise LmdError("the test part is empty: give it a share with --set split=[0.7,0.1,0.2]")

@@ -1,8 +1,8 @@
 """From an image file to RGB pixels."""
 
 import hashlib
-import warnings
 from collections.abc import Sequence
+from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -12,7 +12,9 @@ from numpy.typing import NDArray
 from PIL import Image
 
 from lmd.base.errors import LmdError
-from lmd.data.pixels import ORIENTATION, as_uint8, pillow_pixels
+from lmd.base.paths import FILE, FOLDER, MISSING, listing_problem, what_is
+from lmd.data.pixels import ORIENTATION, pillow_pixels, quiet_pillow, scaled
+from lmd.data.room import room_for
 
 DICOM_SUFFIXES = frozenset({".dcm", ".dicom"})
 SUFFIXES = DICOM_SUFFIXES | {
@@ -34,6 +36,10 @@ class FileImages:
         """RGB ``(H, W, 3)``, decoded at every call."""
         return read_image(self.paths[row])
 
+    def room(self, row: int) -> AbstractContextManager[None]:
+        """Hold room in the memory for an image, see ``lmd.data.room``."""
+        return room_for(self.paths[row])
+
 
 def read_image(
     path: str | Path, *, at_least: int | None = None, old: bool = False
@@ -49,17 +55,15 @@ def read_image(
     bits, and DICOM without a window is always stretched.
     """
     path = Path(path)
-    if not path.is_file():
-        raise LmdError(f"image {path} does not exist or is not a file")
+    kind = what_is(path)
+    if kind != FILE:
+        raise _not_a_file(path, kind)
     if is_dicom(path):
         from lmd.data.sources.dicom import read_dicom
 
         return read_dicom(path, old=old)
     try:
-        with warnings.catch_warnings():
-            # Pillow warns about odd metadata, and about sizes that are checked below.
-            warnings.filterwarnings("ignore", module=r"PIL\.")
-            warnings.simplefilter("ignore", Image.DecompressionBombWarning)
+        with quiet_pillow():
             return _decode(path, at_least, old)
     except (LmdError, MemoryError):
         raise
@@ -74,6 +78,8 @@ def is_dicom(path: Path) -> bool:
     if path.suffix:
         return path.suffix.lower() in DICOM_SUFFIXES
     try:
+        if what_is(path) != FILE:
+            return False
         with path.open("rb") as file:
             return file.read(132)[128:] == b"DICM"
     except OSError:
@@ -83,6 +89,15 @@ def is_dicom(path: Path) -> bool:
 def is_image(path: Path) -> bool:
     """Whether a file is an image, by its suffix or by the mark of DICOM."""
     return path.suffix.lower() in SUFFIXES or (not path.suffix and is_dicom(path))
+
+
+def _not_a_file(path: Path, kind: str) -> LmdError:
+    if kind == MISSING:
+        return LmdError(f"image {path} does not exist or is not a file")
+    if kind == FOLDER:
+        why = listing_problem(path)
+        kind = "a folder" if why is None else f"a folder that cannot be listed: {why}"
+    return unreadable(path, f"it is {kind}" if kind.startswith("a ") else kind)
 
 
 def too_large(path: Path) -> LmdError:
@@ -136,6 +151,7 @@ def _deep_colour(path: Path, image: Image.Image) -> NDArray[np.uint8] | None:
     if found is None or found.dtype != np.uint16 or found.ndim != 3 or found.shape[2] < 3:
         return None
     order = [2, 1, 0, 3][: found.shape[2]]  # OpenCV has blue first
-    upright = Image.fromarray(as_uint8(found[:, :, order] / 65535))
+    upright = Image.fromarray(scaled(found, 65535)[:, :, order])
+    del found, data
     upright.getexif()[ORIENTATION] = image.getexif().get(ORIENTATION, 1)
     return pillow_pixels(upright)

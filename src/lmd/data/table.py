@@ -1,6 +1,7 @@
 """The table: all images with their classes, groups and parts, but without their pixels."""
 
 import hashlib
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, replace
 from typing import Protocol
 
@@ -72,6 +73,11 @@ class Table:
     def read(self, i: int) -> NDArray[np.uint8]:
         """RGB pixels ``(H, W, 3)`` of the i-th image."""
         return self.images.read(int(self.rows[i]))
+
+    def room(self, i: int) -> AbstractContextManager[None]:
+        """Wait for room in the memory for the i-th image, and hold it; files may be huge."""
+        room = getattr(self.images, "room", None)
+        return nullcontext() if room is None else room(int(self.rows[i]))
 
     def take(self, index: NDArray[np.int64] | NDArray[np.bool_]) -> "Table":
         """The chosen images, in the chosen order; the classes stay."""

@@ -11,6 +11,8 @@ from lmd.base.errors import LmdError
 from lmd.data.loaders import Normalise
 from lmd.model import Model, ModelSpec, channels_last, read_spec
 
+_EXPORT = "make it with `lmd export RUN --onnx FILE`"
+
 
 class TorchEngine:
     """The shipped model of a run folder, run by torch."""
@@ -69,18 +71,43 @@ class OnnxEngine:
             self._session = onnxruntime.InferenceSession(str(path), options, providers=providers)
         except Exception as error:  # onnxruntime's exceptions have no common base class
             raise LmdError(f"model file {path} is not a valid ONNX file ({error})") from error
-        about = self._session.get_modelmeta().custom_metadata_map
-        inputs = [i.name for i in self._session.get_inputs()]
-        if not {"classes", "spec"} <= about.keys() or inputs != ["images"]:
-            raise LmdError(
-                f"model file {path} was not written by lmd (it has no classes in its metadata): "
-                "make it with `lmd export RUN --onnx FILE`"
-            )
-        self.spec = read_spec(json.loads(about["spec"]), f"the metadata of model file {path}")
+        self.path, self.spec = path, self._checked_spec(path)
         self.classes, self.image_size = self.spec.classes, self.spec.preprocessing.image_size
         self.rule: str = self.spec.preprocessing.resize
 
     def probabilities(self, pixels: NDArray[np.uint8]) -> NDArray[np.float32]:
         """Of images already resized ``(B, S, S, 3)``: ``(B, K)``."""
-        found: NDArray[np.float32] = self._session.run(["probabilities"], {"images": pixels})[0]
+        try:
+            found: NDArray[np.float32] = self._session.run(["probabilities"], {"images": pixels})[0]
+        except Exception as error:  # onnxruntime's exceptions have no common base class
+            raise LmdError(f"model file {self.path} cannot be run ({error}): {_EXPORT}") from error
+        if found.shape != (len(pixels), len(self.classes)):
+            raise LmdError(
+                f"model file {self.path} gives probabilities of shape {found.shape} for "
+                f"{len(pixels)} images and {len(self.classes)} classes: {_EXPORT}"
+            )
         return found
+
+    def _checked_spec(self, path: Path) -> ModelSpec:
+        """The description in the file's metadata; inputs and outputs must be those of lmd."""
+        about = self._session.get_modelmeta().custom_metadata_map
+        inputs = {i.name: i for i in self._session.get_inputs()}
+        outputs = {o.name: o for o in self._session.get_outputs()}
+        why = ""
+        if not {"classes", "spec"} <= about.keys():
+            why = "it has no classes in its metadata"
+        elif list(inputs) != ["images"] or list(outputs) != ["probabilities"]:
+            names = f"{', '.join(inputs) or 'nothing'} to {', '.join(outputs) or 'nothing'}"
+            why = f"it goes from {names}, not from images to probabilities"
+        elif inputs["images"].type != "tensor(uint8)" or len(inputs["images"].shape) != 4:
+            why = f"its input is {inputs['images'].type} {inputs['images'].shape}"
+        elif outputs["probabilities"].type != "tensor(float)":
+            why = f"its output is {outputs['probabilities'].type}"
+        if why:
+            raise LmdError(f"model file {path} was not written by lmd ({why}): {_EXPORT}")
+        where = f"the metadata of model file {path}"
+        try:
+            content = json.loads(about["spec"])
+        except (ValueError, RecursionError) as error:
+            raise LmdError(f"{where} is not valid JSON ({error}): {_EXPORT}") from None
+        return read_spec(content, where)

@@ -12,8 +12,9 @@ from numpy.typing import NDArray
 from lmd.base.errors import LmdError
 from lmd.deploy.engines import TorchEngine
 from lmd.deploy.heat_map import evidence
+from lmd.deploy.images import Image, as_pixels, fitted
 from lmd.deploy.neighbours import FILE, NEAREST, Neighbour, Neighbours, load_neighbours
-from lmd.deploy.predict import Image, Predictor, as_pixels, fitted
+from lmd.deploy.predict import Predictor
 
 if TYPE_CHECKING:
     from lmd.deploy.novelty import Novelty

@@ -9,6 +9,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from lmd.base.arrays import read_npz
 from lmd.base.errors import LmdError
 from lmd.base.files import atomic_write
 from lmd.model import weights_digest
@@ -123,7 +124,7 @@ def load_neighbours(folder: Path, classes: Sequence[str], width: int) -> Neighbo
             "training images"
         )
     try:
-        found = _arrays(path)
+        found = read_npz(path)
     except Exception as error:  # zipfile, zlib and numpy raise many kinds for a damaged file
         why = " ".join(str(error).split()) or "it is cut short"
         raise LmdError(f"{path} cannot be read ({why}): {remedy}") from error
@@ -140,14 +141,6 @@ def load_neighbours(folder: Path, classes: Sequence[str], width: int) -> Neighbo
         classes=tuple(classes),
         names=tuple(found["names"].tolist()) if "names" in found else None,
     )
-
-
-def _arrays(path: Path) -> dict[str, NDArray[Any]]:
-    file = np.load(BytesIO(path.read_bytes()), allow_pickle=False)
-    if not isinstance(file, np.lib.npyio.NpzFile):
-        raise ValueError("it is not an .npz file")
-    with file:
-        return dict(file)
 
 
 def _problems(found: dict[str, NDArray[Any]], classes: Sequence[str], width: int) -> Iterator[str]:

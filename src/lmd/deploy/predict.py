@@ -1,6 +1,6 @@
 """Prediction with a shipped model, without importing any method."""
 
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from itertools import islice
 from pathlib import Path
@@ -9,16 +9,13 @@ from typing import TYPE_CHECKING
 import numpy as np
 import torch
 from numpy.typing import NDArray
-from PIL.Image import Image as PillowImage
 
 from lmd.base.errors import LmdError
-from lmd.data.pixels import rgb_pixels
-from lmd.data.reading import read_image
-from lmd.data.resizing import resize, resize_v1
-from lmd.data.sources.walk import images_below
+from lmd.data.pixels import quiet_pillow
 from lmd.deploy.classifier import NAME as CLASSIFIER
 from lmd.deploy.decisions import rule_of
 from lmd.deploy.engines import OnnxEngine, TorchEngine
+from lmd.deploy.images import Given, Image, find_images, fitted, listed
 from lmd.deploy.neighbours import Neighbours
 from lmd.deploy.novelty import Novelty, checked_above, load_novelty
 from lmd.deploy.prediction import Prediction
@@ -30,7 +27,7 @@ from lmd.scoring.rules import Wanted
 if TYPE_CHECKING:
     from lmd.deploy.explain import Explanation
 
-Image = str | Path | PillowImage | NDArray[np.uint8] | NDArray[np.uint16]
+__all__ = ["Predictor", "find_images", "load"]
 
 
 class Predictor:
@@ -47,7 +44,7 @@ class Predictor:
 
     def predict(
         self,
-        images: Image | Sequence[Image],
+        images: Given | Sequence[Given],
         *,
         batch_size: int = 64,
         skip_bad: bool = False,
@@ -68,7 +65,7 @@ class Predictor:
         """
         rule = rule_of(self.engine.spec, Wanted(prevalence, costs, coverage, refer_above))
         above = checked_above(unlike_above, self.novelty)
-        images = _listed(images)
+        images = listed(images)
         names: list[str] = []
         flags = [np.zeros(0, np.bool_)]
         batches = [np.zeros((0, len(self.classes)), np.float32)]
@@ -121,20 +118,24 @@ class Predictor:
         return self.engine.classified(features), self.novelty.unlike(features, above)
 
     def _read(
-        self, images: Sequence[Image], batch_size: int
+        self, images: Sequence[Given], batch_size: int
     ) -> Iterator[list[tuple[str, NDArray[np.uint8] | LmdError]]]:
         """Batches of names and pixels ``(S, S, 3)`` or errors, read one batch ahead."""
         size, rule = self.engine.image_size, self.engine.rule
 
-        def one(item: tuple[int, Image]) -> tuple[str, NDArray[np.uint8] | LmdError]:
+        def one(item: tuple[int, Given]) -> tuple[str, NDArray[np.uint8] | LmdError]:
             number, image = item
             name = str(image) if isinstance(image, str | Path) else f"image {number}"
+            if isinstance(image, LmdError):
+                return name, image
             try:
                 return name, fitted(image, name, size, rule)
             except LmdError as error:
                 return name, error
+            except MemoryError:
+                return name, LmdError(f"image {name} needs more memory than there is: shrink it")
 
-        with ThreadPoolExecutor() as pool:
+        with quiet_pillow(), ThreadPoolExecutor() as pool:
             items = iter(enumerate(images))
             waiting = [pool.submit(one, item) for item in islice(items, batch_size)]
             while waiting:
@@ -155,46 +156,3 @@ def load(path: str | Path, device: torch.device | str = "cpu") -> Predictor:
         )
     folder = path if path.is_dir() else path.parent
     return Predictor(TorchEngine(*load_model(path), device), folder)
-
-
-def find_images(paths: Iterable[str | Path]) -> list[Path]:
-    """The given files, and the images in the given folders."""
-    found: list[Path] = []
-    for path in map(Path, paths):
-        if path.is_dir():
-            inside = images_below(path)
-            if not inside:
-                raise LmdError(f"there are no images in the folder {path}")
-            found += inside
-        elif path.exists():
-            found.append(path)
-        else:
-            raise LmdError(f"image {path} does not exist")
-    return found
-
-
-def _listed(images: Image | Sequence[Image]) -> list[Image]:
-    """Single images; folders and arrays ``(N, H, W, C)`` are replaced by what they contain."""
-    several = isinstance(images, Iterable) and not isinstance(images, str | bytes | PillowImage)
-    if isinstance(images, np.ndarray):
-        several = images.ndim == 4
-    given: Iterable[Image] = images if several else [images]  # type: ignore[assignment, list-item]
-    found: list[Image] = []
-    for image in given:
-        folder = isinstance(image, str | Path) and Path(image).is_dir()
-        found += find_images([image]) if folder else [image]  # type: ignore[list-item]
-    return found
-
-
-def as_pixels(image: Image, name: str) -> NDArray[np.uint8]:
-    """RGB ``(H, W, 3)`` of a file, a Pillow image or an array."""
-    return read_image(image) if isinstance(image, str | Path) else rgb_pixels(image, name)
-
-
-def fitted(image: Image, name: str, size: int, rule: str) -> NDArray[np.uint8]:
-    """Pixels ``(size, size, 3)`` by the rule of the model."""
-    if rule != "v1":
-        return resize(as_pixels(image, name), size)
-    if isinstance(image, str | Path):
-        return resize_v1(read_image(image, at_least=size, old=True), size)
-    return resize_v1(rgb_pixels(image, name), size)

@@ -22,11 +22,14 @@ from torch import Tensor
 from lmd import __version__
 from lmd.base.errors import LmdError
 from lmd.base.files import atomic_write, atomic_write_all
+from lmd.base.paths import FILE, what_is
 from lmd.model.answers import HeldOut, Prior
-from lmd.model.network import STRICT, Model, Positive, Preprocessing, assemble
+from lmd.model.network import STRICT, Model, Preprocessing, assemble
 
 FORMAT = 1
-_Count = Annotated[int, Field(ge=0)]
+MAX_CLASSES = 100_000
+_Count = Annotated[int, Field(ge=0, le=10**12)]
+_Temperature = Annotated[float, Field(gt=1e-6, le=1e6)]
 
 
 @dataclass(frozen=True, config=STRICT)
@@ -38,15 +41,15 @@ class ModelSpec:
     ``prior`` and ``held_out`` are unknown in files of earlier versions.
     """
 
-    classes: Annotated[tuple[str, ...], Field(min_length=1)]
+    classes: Annotated[tuple[str, ...], Field(min_length=1, max_length=MAX_CLASSES)]
     backbone: str
     head: Literal["linear", "cosine"]
-    feature_dim: Annotated[int, Field(gt=0)]
+    feature_dim: Annotated[int, Field(gt=0, le=10**6)]
     preprocessing: Preprocessing
     method: str
     class_counts: tuple[_Count, ...]
-    temperature: Positive = 1.0
-    levels: tuple[str, ...] = ()
+    temperature: _Temperature = 1.0
+    levels: Annotated[tuple[str, ...], Field(max_length=100)] = ()
     prior: Prior | None = None
     held_out: HeldOut | None = None
     lmd_version: str = __version__
@@ -128,6 +131,8 @@ def load_model(path: Path) -> tuple[Model, ModelSpec]:
     """
     description, weights = _locate(Path(path))
     sha256, spec = _read_spec(description)
+    if what_is(weights) != FILE:
+        raise LmdError(f"model file {weights} is {what_is(weights)}, not a file")
     try:
         packed = weights.read_bytes()
     except OSError as error:

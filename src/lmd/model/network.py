@@ -119,6 +119,11 @@ def channels_last(model: Model) -> Model:
     return model.to(memory_format=torch.channels_last)  # type: ignore[call-overload, no-any-return]
 
 
+MAX_IMAGE_SIZE = 4096  # a batch of 64 such images has 13 GB; larger ones are a mistake
+_Mean = Annotated[float, Field(ge=-100, le=100)]
+_Std = Annotated[float, Field(gt=1e-6, le=100)]
+
+
 @dataclass(frozen=True, config=STRICT)
 class Preprocessing:
     """Square images of ``image_size`` pixels; values in 0..1 become ``(x - mean) / std``, RGB.
@@ -126,9 +131,9 @@ class Preprocessing:
     ``resize`` names the rule of decoding and resizing; files without it are older than ``"v2"``.
     """
 
-    image_size: Annotated[int, Field(gt=0)]
-    mean: tuple[float, float, float]
-    std: tuple[Positive, Positive, Positive]
+    image_size: Annotated[int, Field(gt=0, le=MAX_IMAGE_SIZE)]
+    mean: tuple[_Mean, _Mean, _Mean]
+    std: tuple[_Std, _Std, _Std]
     resize: Literal["v1", "v2"] = "v1"
 
 

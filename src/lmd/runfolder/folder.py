@@ -10,8 +10,9 @@ from pathlib import Path
 from typing import Any
 
 from lmd.base.errors import LmdError
-from lmd.base.files import atomic_write
-from lmd.runfolder.predictions import Predictions, read_predictions
+from lmd.base.files import atomic_write, clear_leftovers, is_leftover
+from lmd.base.lock import NAME as LOCK
+from lmd.runfolder.predictions import PARTS, Predictions, read_predictions
 from lmd.runfolder.record import HistoryRow, Record, read_record
 
 RUN_FILES = (
@@ -26,6 +27,7 @@ RUN_FILES = (
     "classifier.npz",
     "report.html",
 )
+_REMOVE = "remove the file: the record has the history of a finished run"
 
 
 class RunFolder:
@@ -37,9 +39,9 @@ class RunFolder:
         self.predictions_path = path / "predictions.npz"
         self.history_path = path / "history.csv"
 
-    @classmethod
-    def create(cls, path: Path, *, overwrite: bool = False) -> "RunFolder":
-        """Create a new run folder; a folder with a run is refused unless ``overwrite``."""
+    @staticmethod
+    def check_free(path: Path, *, overwrite: bool = False) -> None:
+        """An ``LmdError`` unless a run may be created here; nothing is changed."""
         if path.exists() and not path.is_dir():
             raise LmdError(f"{path} is a file: choose another folder with --out")
         if path.exists() and not _unborn(path):
@@ -52,9 +54,15 @@ class RunFolder:
                     f"{path} already holds a run: continue it with --resume, choose another "
                     "folder with --out, or replace it with --overwrite"
                 )
+
+    @classmethod
+    def create(cls, path: Path, *, overwrite: bool = False) -> "RunFolder":
+        """Create a new run folder; a folder with a run is refused unless ``overwrite``."""
+        cls.check_free(path, overwrite=overwrite)
+        try:
             for file in RUN_FILES:
                 (path / file).unlink(missing_ok=True)
-        try:
+            clear_leftovers(path, path / "checkpoint")
             (path / "checkpoint").mkdir(parents=True, exist_ok=True)
         except OSError as error:
             raise LmdError(f"cannot create the run folder {path}: {error.strerror}") from error
@@ -69,17 +77,35 @@ class RunFolder:
             raise LmdError(f"{path} is not a run folder: it has no record.json")
         return cls(path)
 
+    def lacks(self, record: Record) -> set[str]:
+        """The files of this finished run that are not there; it needs no checkpoint."""
+        wanted = {*RUN_FILES[1:]}
+        if record.novelty is None:
+            wanted.remove("novelty.safetensors")
+        if not record.request.keep_features:
+            wanted.remove("neighbours.npz")
+        return {name for name in wanted if not (self.path / name).exists()}
+
     def read(self) -> "RunFiles":
         """Read all files; only the record must exist."""
         record = self.read_record()
         found = self.read_predictions() if self.predictions_path.exists() else None
-        if found is not None and list(found.classes) != record.data.classes:
-            raise LmdError(
-                f"{self.predictions_path} has other classes than {self.record_path}: they belong "
-                "to different runs; restore the files, or train the run again"
-            )
+        if found is not None:
+            self._check_same_run(record, found)
         # Records of format 1 have no history.
         return RunFiles(self.path, record, found, record.history or self.read_history())
+
+    def _check_same_run(self, record: Record, found: Predictions) -> None:
+        other = "other classes" if list(found.classes) != record.data.classes else ""
+        for part in PARTS:
+            images, of = sum(record.data.counts.get(part, [])), found.parts.get(part)
+            if not other and images != (0 if of is None else len(of.labels)):
+                other = f"another number of {part} images ({images} in the record)"
+        if other:
+            raise LmdError(
+                f"{self.predictions_path} has {other} than {self.record_path}: they belong "
+                "to different runs; restore the files, or train the run again"
+            )
 
     def write_record(self, record: Record) -> None:
         """Replace ``record.json`` atomically."""
@@ -116,10 +142,21 @@ class RunFolder:
             text = self.history_path.read_text(encoding="utf-8")
             rows = list(csv.DictReader(io.StringIO(text, newline=""), strict=True))
         except (OSError, ValueError, csv.Error) as error:
-            raise LmdError(f"{self.history_path} cannot be read: {error}") from None
+            raise LmdError(f"{self.history_path} cannot be read: {error}; {_REMOVE}") from None
         if rows and not {"stage", "epoch"} <= rows[0].keys():
-            raise LmdError(f"{self.history_path} is not a history: it has no stage or no epoch")
-        return [{k: _cell(v) for k, v in row.items() if k is not None} for row in rows]
+            raise LmdError(
+                f"{self.history_path} is not a history: it has no stage or no epoch; {_REMOVE}"
+            )
+        found = [{k: _cell(v) for k, v in row.items() if k is not None} for row in rows]
+        for number, row in enumerate(found, start=1):
+            for key in ("stage", "epoch"):
+                value = row[key]
+                if not isinstance(value, int) or value < 1:
+                    raise LmdError(
+                        f"{self.history_path}: {key} of row {number} must be a whole number from "
+                        f"1 on, it is {value!r}; {_REMOVE}"
+                    )
+        return found
 
 
 @dataclass(frozen=True)
@@ -134,8 +171,10 @@ class RunFiles:
 
 def _unborn(path: Path) -> bool:
     """Whether a folder is empty, or left by a run that ended before it had a record."""
-    inside = list(path.iterdir())
-    return not inside or (inside == [path / "checkpoint"] and not any(inside[0].iterdir()))
+    inside = [p for p in path.iterdir() if p.name != LOCK and not is_leftover(p)]
+    return not inside or (
+        inside == [path / "checkpoint"] and all(map(is_leftover, inside[0].iterdir()))
+    )
 
 
 def _cell(text: str | None) -> int | float | str | None:

@@ -9,6 +9,7 @@ from typing import Any, get_args
 import numpy as np
 from numpy.typing import NDArray
 
+from lmd.base.arrays import read_npz
 from lmd.base.errors import LmdError
 from lmd.runfolder.record import Part
 
@@ -61,22 +62,15 @@ class Predictions:
 def read_predictions(path: Path) -> Predictions:
     """Read predictions; the error for a damaged file says what is wrong and what to do."""
     try:
-        return _parse(path.read_bytes())
+        return _parse(read_npz(path))
     except KeyError as error:
         why = f"it has no array {error}"
-    except OSError as error:
-        why = error.strerror or str(error)
-    except Exception as error:  # zipfile, zlib and numpy raise many kinds for a damaged file
-        why = " ".join(str(error).split()) or "it is cut short"
+    except (LmdError, ValueError, TypeError) as error:
+        why = str(error)
     raise LmdError(f"{path} cannot be read: {why}; restore the file, or train the run again")
 
 
-def _parse(content: bytes) -> Predictions:
-    file = np.load(BytesIO(content), allow_pickle=False)
-    if not isinstance(file, np.lib.npyio.NpzFile):
-        raise LmdError("it is not an .npz file")
-    with file:
-        arrays = dict(file)
+def _parse(arrays: Mapping[str, NDArray[Any]]) -> Predictions:
     parts = {
         part: PartPredictions(
             arrays[f"{part}_ids"],
@@ -104,5 +98,7 @@ def _check(part: str, of: PartPredictions, classes: int) -> None:
         raise LmdError(f"predictions: {part}_labels must be whole numbers, not {of.labels.dtype}")
     if not np.issubdtype(of.probabilities.dtype, np.floating):
         raise LmdError(f"predictions: {part}_probabilities must be floats")
+    if not np.all((of.probabilities >= 0) & (of.probabilities <= 1.001)):  # NaN fails too
+        raise LmdError(f"predictions: {part}_probabilities must be from 0 to 1")
     if images and not (of.labels.min() >= 0 and of.labels.max() < classes):
         raise LmdError(f"predictions: {part}_labels must be below {classes}, the number of classes")

@@ -210,6 +210,16 @@ class Record(Plain):
         """A validated copy with some fields replaced."""
         return type(self).model_validate(dict(self) | changes)
 
+    @field_validator("history")
+    @classmethod
+    def _numbered(cls, rows: list[HistoryRow]) -> list[HistoryRow]:
+        for number, row in enumerate(rows):
+            for key in ("stage", "epoch"):
+                value = row.get(key)
+                if not isinstance(value, int) or value < 1:
+                    raise ValueError(f"{key} of row {number} is no whole number from 1 on")
+        return rows
+
     @field_validator("history", mode="before")
     @classmethod
     def _finite(cls, rows: Any) -> Any:
@@ -222,6 +232,8 @@ class Record(Plain):
     def _sizes(self) -> Self:
         """Check that lists with one entry per class have K entries."""
         size = len(self.data.classes)
+        if "train" not in self.data.counts:
+            raise ValueError("data.counts has no entry for train")
         lists: dict[str, Any] = {"tiers.assignment": self.tiers.assignment}
         for name, of in (
             ("data.counts", self.data.counts),
@@ -237,6 +249,9 @@ class Record(Plain):
         for name, entries in lists.items():
             if len(entries) != size:
                 raise ValueError(f"{name} has {len(entries)} entries for {size} classes")
+        for name in ("per_class", "confusion"):
+            if not getattr(self, name).keys() >= self.metrics.keys():
+                raise ValueError(f"{name} must have all parts of metrics")
         return self
 
 

@@ -57,6 +57,8 @@ def explain_images(
         folder = Path(name)
         for number, path in enumerate(paths, 1):
             try:
+                if isinstance(path, LmdError):
+                    raise path
                 one = predictor.explain(path, neighbours=neighbours)
             except LmdError as error:
                 if not skip_bad:

@@ -70,6 +70,7 @@ def prepare(request: Request, device: torch.device, display: Display) -> Ready:
             columns=request.columns,
             skip_bad=request.skip_bad,
             tick=display.step,
+            say=display.say,
         )
     )
     display.stop()

@@ -2,6 +2,7 @@
 
 import shlex
 from collections.abc import Mapping
+from contextlib import ExitStack, suppress
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -9,11 +10,14 @@ from typing import Any
 from lmd.base.device import choose_device
 from lmd.base.distributed import NotShareable, in_turn, joined, own_device, rank
 from lmd.base.errors import LmdError
+from lmd.base.files import clear_leftovers
+from lmd.base.lock import locked
 from lmd.base.progress import Display
 from lmd.data.loaders import Normalise
 from lmd.deploy.engines import TorchEngine
 from lmd.methods import DEFAULT, find_method
 from lmd.model import save_model
+from lmd.protocol import load_protocol
 from lmd.report import write_report
 from lmd.runfolder.folder import RunFiles, RunFolder
 from lmd.runfolder.predictions import Predictions
@@ -50,8 +54,9 @@ def train(
 
     ``data`` is anything that ``lmd.data.sources.open_table`` accepts; ``settings`` may have keys of
     the protocol and of the method. ``resume`` continues an interrupted run in ``out``, which ends
-    with the same weights as without the interruption. Runs with the same folder ``first_stages``
-    train a first stage that they share only once. With ``keep_features`` the run folder gets
+    with the same weights as without the interruption, and completes the files of a finished one.
+    Only one training at a time works in a folder. Runs with the same folder ``first_stages`` train
+    a first stage that they share only once. With ``keep_features`` the run folder gets
     ``neighbours.npz``. ``command`` is for the record; by default it is derived from the arguments.
     """
     resolved = resolve(find_method(method), protocol, settings or {}, profile)
@@ -69,9 +74,9 @@ def train(
     typed = command or shlex.join([*words, *(["--out", str(out)] if out is not None else [])])
     folder = Path(out) if out is not None else default_folder(request)
     here = own_device(choose_device(device))
-    with joined(here):
-        run, request = in_turn(partial(_open, folder, request, resume, overwrite))
-        if run.record_path.exists() and run.read_record().status == "finished":
+    with joined(here), ExitStack() as held:
+        run, request = in_turn(partial(_open, held, folder, request, resume, overwrite))
+        if in_turn(partial(_complete, run)):
             return run
         with Display(quiet=quiet or rank() > 0) as display:
             ready = prepare(request, here, display)
@@ -136,21 +141,66 @@ def fit(
 
 
 def _open(
-    folder: Path, request: Request, resume: bool, overwrite: bool
+    held: ExitStack, folder: Path, request: Request, resume: bool, overwrite: bool
 ) -> tuple[RunFolder, Request]:
-    """The run to resume, or a new run, whose folder the first process creates."""
-    if resume and (folder / "record.json").exists():
-        return _reopen(folder, request, asked=bool(request.data))
-    if not request.data:
+    """The run to resume, or a new run, whose folder the first process creates and locks."""
+    begun = resume and (folder / "record.json").exists()
+    if not begun and not request.data:
         raise LmdError(f"there is no run to resume in {folder}: give DATA to start a new run")
+    if rank() == 0:
+        if not begun:
+            RunFolder.check_free(folder, overwrite=overwrite)
+        if not folder.exists():
+            held.callback(_forget_unborn, folder)
+        held.enter_context(locked(folder, "training", remove=True))
+        # Another training may have ended while this one waited for the lock.
+        begun = resume and (folder / "record.json").exists()
+        clear_leftovers(folder, folder / "checkpoint")
+    if begun:
+        return _reopen(folder, request, asked=bool(request.data))
     if rank() > 0:
         return RunFolder(folder), request
     return RunFolder.create(folder, overwrite=overwrite), request
 
 
+def _forget_unborn(folder: Path) -> None:
+    """Remove the folder of a run that ended before it had a record."""
+    with suppress(OSError):  # raised by the first one that is not empty
+        (folder / "checkpoint").rmdir()
+        folder.rmdir()
+
+
+def _complete(run: RunFolder) -> bool:
+    """Whether a run is finished and has all its files.
+
+    What a finished run lacks and its other files contain is written again: a run may have been
+    killed while its report was written.
+    """
+    if not run.record_path.exists():
+        return False
+    record = run.read_record()
+    if record.status != "finished":
+        return False
+    lacks = run.lacks(record)
+    if lacks - {"report.html", "history.csv"}:
+        return False
+    if lacks and rank() == 0:
+        files = run.read()
+        run.write_history(files.history)
+        write_report(files)
+    return True
+
+
 def _reopen(folder: Path, request: Request, *, asked: bool) -> tuple[RunFolder, Request]:
     run = RunFolder.open(folder)
     before = run.read_record().request
+    try:
+        find_method(before.method).settings(before.settings)
+        load_protocol(None, before.protocol)
+    except LmdError as error:
+        raise LmdError(
+            f"{run.record_path}: field 'request': {error}; restore the file, or start a new run"
+        ) from None
     old, new = before.model_dump(mode="json"), request.model_dump(mode="json")
     if asked and old != new:
         changed = [f"{k}: {old[k]} → {new[k]}" for k in old if old[k] != new[k]]

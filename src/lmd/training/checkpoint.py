@@ -5,6 +5,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
+from pydantic import BaseModel, Field, ValidationError
 from safetensors import SafetensorError, safe_open
 from safetensors.torch import save
 from torch import Tensor, nn
@@ -12,10 +13,26 @@ from torch.optim import Optimizer
 
 from lmd.base.errors import LmdError
 from lmd.base.files import atomic_write
+from lmd.base.text import shorten
 from lmd.contract.stage import Stage
 from lmd.model import Model
 
 FORMAT = 2
+_REMEDY = "remove it to train the run from the start with --resume"
+
+
+class Progress(BaseModel):
+    """How far training had come when a checkpoint was saved."""
+
+    run: str
+    taken_from: str | None = None
+    stage: int = Field(ge=0)
+    epoch: int = Field(ge=0)
+    best_score: float
+    history: list[dict[str, Any]]
+    stages: list[dict[str, Any]]
+    timings: dict[str, float]
+    val_recall: list[float] | None
 
 
 def save_checkpoint(
@@ -46,8 +63,8 @@ def save_checkpoint(
 class Checkpoint:
     """A loaded checkpoint; ``progress`` says how far training had come."""
 
-    def __init__(self, tensors: dict[str, Tensor], payload: dict[str, Any]) -> None:
-        self._tensors = tensors
+    def __init__(self, tensors: dict[str, Tensor], payload: dict[str, Any], path: Path) -> None:
+        self._tensors, self.path = tensors, path
         self._optimizer_scalars: dict[str, Any] = payload["optimizer"]
         self.progress: dict[str, Any] = payload["progress"]
 
@@ -58,24 +75,43 @@ class Checkpoint:
 
     def restore(self, model: Model, stage: Stage, optimizer: Optimizer | None) -> None:
         """Load the state into objects made by the same method."""
-        model.load_state_dict(self.part("model"))
-        expected = set(_own_state(stage, model))
         saved = self.part("stage")
-        if set(saved) != expected:
-            raise LmdError(
-                f"the checkpoint is of another method or version: it lacks "
-                f"{sorted(expected - set(saved))} and has {sorted(set(saved) - expected)}; "
-                "start a new run"
-            )
+        self._check("model", model.state_dict())
+        self._check("stage", _own_state(stage, model))
+        if self.part("best"):
+            self._check("best", model.state_dict())
+        model.load_state_dict(self.part("model"))
         stage.load_state_dict(saved, strict=False)
         if optimizer is None:
             return
+        parameters = [p for group in optimizer.param_groups for p in group["params"]]
         states: dict[int, dict[str, Any]] = {}
         for key, value in (self.part("optimizer") | self._optimizer_scalars).items():
-            index, name = key.split(".", 1)
-            states.setdefault(int(index), {})[name] = value
+            index, _, name = key.partition(".")
+            place = int(index) if index.isdecimal() else len(parameters)
+            shaped = not isinstance(value, Tensor) or value.ndim == 0
+            if place >= len(parameters) or not (shaped or value.shape == parameters[place].shape):
+                raise self._other(f"optimizer.{key} fits no parameter")
+            states.setdefault(place, {})[name] = value
         groups = optimizer.state_dict()["param_groups"]
         optimizer.load_state_dict({"state": states, "param_groups": groups})
+
+    def _check(self, prefix: str, expected: Mapping[str, Tensor]) -> None:
+        """The names, shapes and types of the tensors must be those that are expected."""
+        saved = self.part(prefix)
+        if saved.keys() != expected.keys():
+            lacks, has = sorted(expected.keys() - saved.keys()), sorted(saved.keys() - expected)
+            raise self._other(f"of {prefix} it lacks [{shorten(lacks)}] and has [{shorten(has)}]")
+        for name, tensor in expected.items():
+            wanted, found = (f"{t.dtype} {tuple(t.shape)}" for t in (tensor, saved[name]))
+            if wanted != found:
+                raise self._other(f"{prefix}.{name} is {found} and should be {wanted}")
+
+    def _other(self, why: str) -> LmdError:
+        return LmdError(
+            f"checkpoint {self.path} is of another method or version: {why}; remove it to train "
+            "the run from the start with --resume"
+        )
 
 
 def load_checkpoint(path: Path) -> Checkpoint | None:
@@ -86,11 +122,20 @@ def load_checkpoint(path: Path) -> Checkpoint | None:
         with safe_open(path, framework="pt") as file:
             payload = json.loads((file.metadata() or {}).get("lmd", "null"))
             tensors = {key: file.get_tensor(key) for key in file.keys()}  # noqa: SIM118
-    except SafetensorError as error:
-        raise LmdError(f"{path} is not a checkpoint of lmd ({error}): start a new run") from error
+    except (SafetensorError, OSError, ValueError, RecursionError) as error:
+        raise LmdError(f"{path} is not a checkpoint of lmd ({error}): {_REMEDY}") from error
     if not isinstance(payload, dict) or payload.get("format") != FORMAT:
-        raise LmdError(f"{path} is not a checkpoint of this version of lmd: start a new run")
-    return Checkpoint(tensors, payload)
+        raise LmdError(f"{path} is not a checkpoint of this version of lmd: {_REMEDY}")
+    try:
+        progress = Progress.model_validate(payload.get("progress"))
+    except ValidationError as error:
+        problem = error.errors()[0]
+        field = ".".join(map(str, ("progress", *problem["loc"])))
+        raise LmdError(f"{path}: field {field!r}: {problem['msg']}; {_REMEDY}") from None
+    scalars = payload.get("optimizer")
+    if not isinstance(scalars, dict):
+        raise LmdError(f"{path}: field 'optimizer' must be an object; {_REMEDY}")
+    return Checkpoint(tensors, {"optimizer": scalars, "progress": progress.model_dump()}, path)
 
 
 def clone_state(module: nn.Module) -> dict[str, Tensor]:

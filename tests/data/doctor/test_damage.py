@@ -22,6 +22,7 @@ from lmd.base.errors import LmdError
 from lmd.data.cache import decode
 from lmd.data.doctor import KINDS, Columns, Examination, as_json, examine, exit_code
 from lmd.data.sources import open_table
+from lmd.data.sources.walk import LOOP
 from lmd.data.splits import split
 from lmd.report.doctor_page import write_doctor_page
 
@@ -231,10 +232,13 @@ def test_names_and_files_that_only_a_doctor_meets(tmp_path: Path) -> None:
     (root / " blank").mkdir()
     for image in sorted((root / "actinic").iterdir())[:5]:
         image.rename(root / " blank" / image.name)
+    (root / "nevus" / "loop").symlink_to(root)
     found = examine(root)
-    assert names(found, "unreadable") == {"nevus/pipe.jpg"}
+    named = {each.kind: each.names for each in found.findings}
+    assert named["special_file"] == ("nevus/pipe.jpg (a pipe)",)
+    assert named["unlisted_folder"] == (f"nevus/loop ({LOOP})",)
     cleaned = found.clean()
-    assert len(cleaned.removed) == 3
+    assert len(cleaned.removed) == 2
     cleaned.write(tmp_path / "fixed.csv")
     table = open_table(tmp_path / "fixed.csv", root=cleaned.root)
     assert len(table) == 68

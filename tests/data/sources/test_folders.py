@@ -2,6 +2,7 @@
 
 import os
 import re
+from collections.abc import Callable
 from pathlib import Path
 
 import numpy as np
@@ -137,6 +138,49 @@ def test_a_dangling_link_is_named_not_a_traceback(tmp_path: Path) -> None:
     (place,) = [i for i, name in enumerate(table.ids) if name == "a/1.png"]
     with pytest.raises(LmdError, match=r"1\.png does not exist"):
         table.read(place)
+
+
+def test_a_folder_that_cannot_be_listed_is_an_error_that_names_it(
+    tmp_path: Path, unlistable: Callable[[Path], None]
+) -> None:
+    for name in ("a/0.png", "a/inner/1.png", "b/0.png", "b/1.png"):
+        image(tmp_path / name)
+    unlistable(tmp_path / "a" / "inner")
+    with pytest.raises(LmdError, match=r"1 folder cannot be listed \(a/inner \(Permission denied"):
+        open_table(tmp_path)
+    table = open_table(tmp_path, skip_bad=True)
+    assert len(table) == 3
+    assert table.skipped == ("a/inner (Permission denied): folder cannot be listed",)
+
+
+@pytest.mark.parametrize("place", [".", "train"])
+def test_the_upper_folders_must_be_listed_too(
+    tmp_path: Path, place: str, unlistable: Callable[[Path], None]
+) -> None:
+    for part in ("train", "val", "test"):
+        for name in ("a", "b"):
+            image(tmp_path / part / name / "0.png")
+    unlistable(tmp_path / place)
+    with pytest.raises(LmdError, match=r"folders? cannot be listed"):
+        open_table(tmp_path)
+
+
+def test_a_pipe_is_named_and_not_read(tmp_path: Path) -> None:
+    for name in ("a/0.png", "b/0.png"):
+        image(tmp_path / name)
+    os.mkfifo(tmp_path / "a" / "pipe")
+    os.mkfifo(tmp_path / "notes")
+    with pytest.raises(
+        LmdError, match=r"2 entries are not a regular file \(notes \(a pipe\), a/pi"
+    ):
+        open_table(tmp_path)
+    assert len(open_table(tmp_path, skip_bad=True)) == 2
+
+
+@pytest.mark.parametrize("name", ["x" * 300, "a/" * 3000, "null\0"])
+def test_a_path_that_cannot_be_followed_is_one_line(name: str) -> None:
+    with pytest.raises(LmdError, match="is no file or folder"):
+        open_table(name)
 
 
 def test_a_file_name_that_is_not_utf8_is_named(tmp_path: Path) -> None:

@@ -14,9 +14,12 @@ from numpy.typing import NDArray
 from PIL import Image
 
 from lmd.base.errors import LmdError
+from lmd.base.paths import FILE, MISSING, what_is
 from lmd.data.doctor.metadata import metadata_problem
 from lmd.data.doctor.similar import MIN_SPREAD, perceptual_hash, thumbnail
+from lmd.data.pixels import strips
 from lmd.data.reading import MAX_PIXELS, is_dicom, read_image
+from lmd.data.room import room_for
 from lmd.data.sources.scan import Scan
 
 Tick = Callable[[int, int], None]
@@ -64,7 +67,8 @@ def look_at_all(scan: Scan, tick: Tick | None = None) -> list[Look]:
     def one(i: int) -> Look:
         case = scan.cases[i]
         if case.path is not None and case.fault not in UNSEEN:
-            return look_at_file(case.path)
+            with room_for(case.path):
+                return look_at_file(case.path)
         pixels = None if case.fault in UNSEEN else scan.read(i)
         return Look(reason="not found") if pixels is None else look_at_pixels(pixels)
 
@@ -129,10 +133,11 @@ class _Fault(Exception):
 
 
 def _bytes(path: Path) -> bytes:
-    if not path.exists():
+    kind = what_is(path)
+    if kind == MISSING:
         raise _Fault("missing_file", "broken link")
-    if not path.is_file():  # reading a pipe would never end
-        raise _Fault("unreadable", "not a file")
+    if kind != FILE:  # reading a pipe would never end
+        raise _Fault("unreadable", kind)
     try:
         data = path.read_bytes()
     except OSError as error:
@@ -191,6 +196,8 @@ def _oddities(path: Path, data: bytes, image: Image.Image) -> dict[str, str]:
     # The end marker must follow the last scan; an EXIF preview may have one of its own before.
     if form in {"JPEG", "MPO"} and data.rfind(b"\xff\xd9") < data.rfind(b"\xff\xda"):
         odd["end_missing"] = "no end marker"
-    if image.has_transparency_data and np.asarray(image.convert("RGBA"))[..., 3].min() < 255:
+    if image.has_transparency_data and any(
+        strip.getchannel("A").getextrema()[0] != 255 for _, strip in strips(image)
+    ):
         odd["alpha"] = "transparent"
     return odd

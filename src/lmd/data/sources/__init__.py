@@ -4,6 +4,7 @@ from pathlib import Path
 from typing import Any
 
 from lmd.base.errors import LmdError
+from lmd.base.paths import FILE, FOLDER, MISSING, what_is
 from lmd.data.sources.arrays import scan_arrays
 from lmd.data.sources.folders import scan_folders
 from lmd.data.sources.manifest import scan_manifest
@@ -25,14 +26,16 @@ def scan_source(path: str | Path, columns: Columns | None = None) -> Scan:
 
         return scan_table(synthetic_table())
     place = Path(path).expanduser()
-    if not place.exists():
-        raise LmdError(f"data source {path} does not exist; give {ACCEPTED}")
-    if place.is_dir():
+    kind = what_is(place)
+    if kind not in (FILE, FOLDER):
+        missing = "does not exist" if kind == MISSING else f"is no file or folder ({kind})"
+        raise LmdError(f"data source {path} {missing}; give {ACCEPTED}")
+    if kind == FOLDER:
         return scan_folders(place)
-    kind = place.suffix.lower()
-    if kind in {".csv", ".tsv"}:
+    suffix = place.suffix.lower()
+    if suffix in {".csv", ".tsv"}:
         return scan_manifest(place, columns or Columns())
-    if kind == ".npz":
+    if suffix == ".npz":
         return scan_arrays(place)
     raise LmdError(f"data source {path} is of an unknown kind; give {ACCEPTED}")
 

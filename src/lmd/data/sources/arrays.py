@@ -1,7 +1,5 @@
 """Images in one ``.npz`` file, with MedMNIST's names of arrays or with plain ones."""
 
-import zipfile
-import zlib
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -9,6 +7,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from lmd.base.arrays import read_npz
 from lmd.base.errors import LmdError
 from lmd.data.findings import finding
 from lmd.data.pixels import as_uint8
@@ -68,13 +67,8 @@ def _fill(scan: Scan, arrays: Mapping[str, NDArray[Any]]) -> None:
 
 def _load(path: Path) -> dict[str, NDArray[Any]]:
     try:
-        # Opened here, because numpy does not close a broken archive.
-        with path.open("rb") as file:
-            archive = np.load(file, allow_pickle=False)
-            if not isinstance(archive, np.lib.npyio.NpzFile):
-                raise LmdError("The file is a single array, not an .npz archive: use numpy.savez")
-            return {name: archive[name] for name in archive.files}
-    except (ValueError, OSError, EOFError, zipfile.BadZipFile, zlib.error) as error:
+        return read_npz(path)
+    except LmdError as error:
         raise LmdError(
             f"The file cannot be read as .npz ({error}): arrays of Python objects are refused, "
             "because loading them could run code; save plain arrays with numpy.savez"

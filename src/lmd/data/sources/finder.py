@@ -6,19 +6,24 @@ from dataclasses import dataclass, field
 from functools import cached_property
 from pathlib import Path, PurePosixPath
 
+from lmd.base.paths import FILE, what_is
 from lmd.data.reading import SUFFIXES
-from lmd.data.sources.walk import images_below
+from lmd.data.sources.walk import images_of, tree_below
 
 
 @dataclass
 class Finder:
-    """Finds the files that names refer to; each folder is listed only once."""
+    """Finds the files that names refer to; each folder is listed only once.
+
+    ``unlisted`` are the folders of the search that cannot be listed, with the reason.
+    """
 
     root: Path
     beside: tuple[Path, ...]
     listings: dict[Path, tuple[dict[str, Path], dict[str, list[Path]]]] = field(
         default_factory=dict
     )
+    unlisted: dict[Path, str] = field(default_factory=dict)
 
     @cached_property
     def places(self) -> list[Path]:
@@ -40,21 +45,31 @@ class Finder:
         if folder not in self.listings:
             whole: dict[str, Path] = {}
             stems: dict[str, list[Path]] = defaultdict(list)
-            if folder.is_dir():
-                for entry in sorted(os.scandir(folder), key=lambda entry: entry.name):
-                    if entry.is_file():
-                        file = folder / entry.name
-                        whole[entry.name] = file
-                        if file.suffix.lower() in SUFFIXES:
-                            stems[file.stem].append(file)
+            for name in self._names(folder):
+                file = folder / name
+                if what_is(file) == FILE:
+                    whole[name] = file
+                    if file.suffix.lower() in SUFFIXES:
+                        stems[file.stem].append(file)
             self.listings[folder] = (whole, stems)
         return self.listings[folder]
+
+    def _names(self, folder: Path) -> list[str]:
+        try:
+            return sorted(os.listdir(folder))  # noqa: PTH208
+        except (FileNotFoundError, NotADirectoryError, ValueError):
+            return []
+        except OSError as error:
+            self.unlisted[folder] = error.strerror or str(error)
+            return []
 
     @cached_property
     def _below(self) -> dict[str, list[Path]]:
         """All images below the root, by name and by stem."""
         found: dict[str, list[Path]] = defaultdict(list)
-        for file in filter(Path.is_file, images_below(self.root)):
+        tree = tree_below(self.root)
+        self.unlisted |= tree.unlisted
+        for file in images_of([file for file in tree.files if what_is(file) == FILE], self.root):
             for name in {file.name, file.stem}:
                 found[name].append(file)
         return found

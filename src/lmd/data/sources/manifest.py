@@ -5,7 +5,7 @@ from collections import defaultdict
 from dataclasses import replace
 from pathlib import Path, PureWindowsPath
 
-from lmd.base.text import counted
+from lmd.base.text import counted, shorten
 from lmd.data.findings import finding
 from lmd.data.sources.csv_file import read_csv
 from lmd.data.sources.finder import Finder
@@ -123,10 +123,12 @@ def _add_findings(scan: Scan, finder: Finder, split: str, conflicts: list[list[i
     places = " or ".join(map(str, finder.places))
     scan.report("outside_root", "{n} [path leaves|paths leave] the root.")
     scan.report("unlabelled", "{n} [line has|lines have] no label.")
+    unlisted = [f"{folder}: {why}" for folder, why in finder.unlisted.items()]
+    hidden = f"; these folders cannot be listed: {shorten(unlisted)}" if unlisted else ""
     scan.report(
         "missing_file",
         "{n} [image is|images are] not on disk.",
-        f"Set --root to the folder of the images (searched: {places}), "
+        f"Set --root to the folder of the images (searched: {places}{hidden}), "
         "or leave them out with --skip-bad.",
     )
     scan.report("ambiguous_file", "{n} [name|names] may mean several files.")

@@ -26,6 +26,8 @@ FAULTS = {
     "conflicting_rows": "contradicted by another line",
     "stray_image": "outside any class folder",
     "empty_class_folder": "empty class folder",
+    "unlisted_folder": "folder cannot be listed",
+    "special_file": "not a regular file",
     "ignored_file": "not recognised as an image by its name",
     "encoding": "name is not UTF-8",
     "empty_file": "empty file",
@@ -34,7 +36,18 @@ FAULTS = {
     "huge": "too large to decode",
 }
 # Errors that --skip-bad ignores.
-SKIPPABLE = frozenset({"missing_file", "unlabelled", "stray_image", "empty_class_folder"})
+SKIPPABLE = frozenset(
+    {
+        "missing_file",
+        "unlabelled",
+        "stray_image",
+        "empty_class_folder",
+        "unlisted_folder",
+        "special_file",
+    }
+)
+# Findings whose names are left out, beside the cases.
+NAMED = frozenset({"empty_class_folder", "unlisted_folder", "special_file"})
 
 
 @dataclass(frozen=True)
@@ -126,8 +139,9 @@ class Scan:
     def table(self, *, skip_bad: bool = False) -> Table:
         """The table of all images, or an ``LmdError`` for the first finding that is an error.
 
-        ``skip_bad`` leaves out missing and unlabelled images, images outside any class folder, and
-        empty class folders; ``Table.skipped`` lists them.
+        ``skip_bad`` leaves out missing and unlabelled images, images outside any class folder,
+        empty class folders, folders that cannot be listed, and pipes, sockets and devices;
+        ``Table.skipped`` lists them.
         """
         for found in self.findings:
             if found.severity == "error" and not (skip_bad and found.kind in SKIPPABLE):
@@ -168,8 +182,8 @@ class Scan:
 
     def _skipped(self) -> tuple[str, ...]:
         cases = [f"{case.place}: {case.reason}" for case in self.cases if case.fault]
-        folders = [f for f in self.findings if f.kind == "empty_class_folder"]
-        return (*cases, *(f"{name}: {FAULTS[f.kind]}" for f in folders for name in f.names))
+        named = [f for f in self.findings if f.kind in NAMED]
+        return (*cases, *(f"{name}: {FAULTS[f.kind]}" for f in named for name in f.names))
 
 
 def scan_table(table: Table) -> Scan:

@@ -1,0 +1,71 @@
+"""The images that a prediction is made for: what was given, and its pixels."""
+
+from collections.abc import Iterable, Sequence
+from contextlib import nullcontext
+from pathlib import Path
+
+import numpy as np
+from numpy.typing import NDArray
+from PIL.Image import Image as PillowImage
+
+from lmd.base.errors import LmdError
+from lmd.base.paths import FOLDER, MISSING, what_is
+from lmd.data.pixels import rgb_pixels
+from lmd.data.reading import read_image, unreadable
+from lmd.data.resizing import resize, resize_v1
+from lmd.data.room import room_for
+from lmd.data.sources.walk import images_of, tree_below
+
+Image = str | Path | PillowImage | NDArray[np.uint8] | NDArray[np.uint16]
+Given = Image | LmdError  # an error stands for what cannot be read
+
+
+def find_images(paths: Iterable[str | Path]) -> list[Path | LmdError]:
+    """The given files, and the images in the given folders.
+
+    Folders that cannot be listed, pipes, sockets and devices are in the list as errors, which are
+    raised by the prediction or counted as skipped.
+    """
+    found: list[Path | LmdError] = []
+    for path in map(Path, paths):
+        kind = what_is(path)
+        if kind == FOLDER:
+            tree = tree_below(path)
+            refused = [unreadable(at, why) for at, why in (tree.unlisted | tree.special).items()]
+            inside: list[Path | LmdError] = [*images_of(tree.files, path), *refused]
+            if not inside:
+                raise LmdError(f"there are no images in the folder {path}")
+            found += inside
+        elif kind == MISSING:
+            raise LmdError(f"image {path} does not exist")
+        else:
+            found.append(path)
+    return found
+
+
+def listed(images: Given | Sequence[Given]) -> list[Given]:
+    """Single images; folders and arrays ``(N, H, W, C)`` are replaced by what they contain."""
+    several = isinstance(images, Iterable) and not isinstance(images, str | bytes | PillowImage)
+    if isinstance(images, np.ndarray):
+        several = images.ndim == 4
+    given: Iterable[Given] = images if several else [images]  # type: ignore[assignment, list-item]
+    found: list[Given] = []
+    for image in given:
+        folder = isinstance(image, str | Path) and what_is(Path(image)) == FOLDER
+        found += find_images([image]) if folder else [image]  # type: ignore[list-item]
+    return found
+
+
+def as_pixels(image: Image, name: str) -> NDArray[np.uint8]:
+    """RGB ``(H, W, 3)`` of a file, a Pillow image or an array."""
+    return read_image(image) if isinstance(image, str | Path) else rgb_pixels(image, name)
+
+
+def fitted(image: Image, name: str, size: int, rule: str) -> NDArray[np.uint8]:
+    """Pixels ``(size, size, 3)`` by the rule of the model; huge files wait for one another."""
+    with room_for(Path(image)) if isinstance(image, str | Path) else nullcontext():
+        if rule != "v1":
+            return resize(as_pixels(image, name), size)
+        if isinstance(image, str | Path):
+            return resize_v1(read_image(image, at_least=size, old=True), size)
+        return resize_v1(rgb_pixels(image, name), size)
