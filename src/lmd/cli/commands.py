@@ -14,6 +14,7 @@ from lmd.cli.choose import choose_command
 from lmd.cli.data import data_app
 from lmd.cli.describe import methods
 from lmd.cli.explain import explain, index, show_size
+from lmd.cli.figure import figure_app
 from lmd.cli.options import (
     SOURCES,
     AllowOutside,
@@ -225,6 +226,7 @@ app.command("choose")(choose_command)
 app.command("calibrate")(calibrate_command)
 app.command()(benchmark)
 app.command()(table)
+app.add_typer(figure_app, name="figure")
 app.add_typer(data_app, name="data")
 
 

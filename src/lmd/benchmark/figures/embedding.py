@@ -1,0 +1,154 @@
+"""Test features of shipped models, and their t-SNE embeddings, aligned with one another."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from lmd.base.errors import LmdError
+from lmd.runfolder.folder import RunFolder
+from lmd.runfolder.record import Record
+
+Floats = NDArray[np.float64]
+COMPONENTS = 50  # principal components that t-SNE sees
+
+
+@dataclass(frozen=True)
+class Asked:
+    """Options of the t-SNE figure."""
+
+    data: str | None = None
+    per_class: int = 200
+    perplexity: float = 30.0
+    seed: int = 0
+    device: str = "auto"
+
+
+@dataclass(frozen=True)
+class Points:
+    """The same N test images in every run: ``ids (N,)``, ``labels (N,)``, ``features (N, C)``."""
+
+    ids: NDArray[Any]
+    labels: NDArray[np.int64]
+    features: list[Floats]
+
+
+def read_records(runs: Sequence[Path]) -> list[Record]:
+    """The records of runs on the same test images, checked before anything is computed."""
+    if not 1 <= len(runs) <= 3:
+        raise LmdError(f"the tsne figure shows one to three runs; got {len(runs)}")
+    records = []
+    for path in runs:
+        record = RunFolder.open(path).read_record()
+        if record.status != "finished" or not (path / "model.safetensors").exists():
+            raise LmdError(f"{path} has no finished model: run `lmd train --resume --out {path}`")
+        if records and record.data.fingerprint != records[0].data.fingerprint:
+            raise LmdError(
+                f"the tsne figure needs runs on the same data, but {path} and {runs[0]} have "
+                "different images or parts"
+            )
+        records.append(record)
+    return records
+
+
+def features_of(runs: Sequence[Path], records: Sequence[Record], asked: Asked) -> Points:
+    """Features of the same test images in each run, at most ``per_class`` of a class."""
+    from lmd.base.device import choose_device
+    from lmd.data.prepare import prepare_data
+    from lmd.protocol import Protocol
+
+    device = choose_device(asked.device)
+    ids, labels, found = None, None, []
+    for path, record in zip(runs, records, strict=True):
+        request = record.request
+        where = asked.data or request.data
+        if where != "synthetic" and not Path(where).exists():
+            raise LmdError(f"the data of {path} is not at {where}: say where it is with --data")
+        data = prepare_data(
+            where,
+            Protocol.model_validate(request.protocol),
+            columns=request.columns,
+            skip_bad=request.skip_bad,
+        )
+        if data.fingerprint() != record.data.fingerprint:
+            raise LmdError(f"the data at {where} is not that of {path}: images or parts differ")
+        here = data.table.part("test")
+        if ids is None or labels is None:
+            chosen = _chosen(here.labels, asked)
+            ids, labels = here.ids[chosen], here.labels[chosen]
+        place = {name: i for i, name in enumerate(here.ids.tolist())}
+        rows = np.array([place[name] for name in ids.tolist()])
+        found.append(_features(path, data.part("test").pixels[rows], device))
+    assert ids is not None
+    assert labels is not None
+    return Points(ids, labels, found)
+
+
+def _chosen(labels: NDArray[np.int64], asked: Asked) -> NDArray[np.int64]:
+    """Indices of at most ``per_class`` images of each class, in their order."""
+    draw = np.random.default_rng(asked.seed)
+    kept = [draw.permutation(np.flatnonzero(labels == k))[: asked.per_class] for k in set(labels)]
+    return np.sort(np.concatenate(kept))
+
+
+def _features(path: Path, pixels: NDArray[np.uint8], device: Any) -> Floats:
+    from lmd.deploy.engines import TorchEngine
+    from lmd.model import load_model
+
+    engine = TorchEngine(*load_model(path), device)
+    batches = [engine.features(pixels[i : i + 256]) for i in range(0, len(pixels), 256)]
+    return np.concatenate(batches).astype(np.float64)
+
+
+def embed(features: Sequence[Floats], perplexity: float, seed: int) -> list[Floats]:
+    """One embedding ``(N, 2)`` for each run by t-SNE (van der Maaten and Hinton 2008).
+
+    Features of different networks have no common axes, so each run has its own t-SNE. Each starts
+    from the embedding of the first run, and is then rotated, reflected and scaled onto it, so that
+    an image is in about the same place in all of them wherever its neighbours are the same.
+    """
+    from openTSNE import TSNE
+
+    n = len(features[0])
+    if n < 12:
+        raise LmdError(f"t-SNE needs at least 12 test images; there are {n}")
+    start: Any = "pca"
+    found: list[Floats] = []
+    for each in features:
+        method = TSNE(
+            perplexity=min(perplexity, (n - 1) / 3),
+            initialization=start,
+            random_state=seed,
+            n_jobs=1,
+            metric="euclidean",
+        )
+        made = np.asarray(method.fit(principal(each, COMPONENTS)), dtype=np.float64)
+        if not found:
+            start = made / made[:, 0].std() * 1e-4
+        found.append(aligned(made, found[0]) if found else made - made.mean(0))
+    return found
+
+
+def principal(features: Floats, most: int) -> Floats:
+    """The first principal components of features of length one: ``(N, C) → (N, ≤ most)``."""
+    unit = features / np.maximum(np.linalg.norm(features, axis=1, keepdims=True), 1e-12)
+    centred = unit - unit.mean(0)
+    left, sizes, _ = np.linalg.svd(centred, full_matrices=False)
+    return np.asarray(left[:, :most] * sizes[:most])
+
+
+def aligned(points: Floats, goal: Floats) -> Floats:
+    """``points (N, 2)`` moved, turned, mirrored and scaled onto ``goal`` (orthogonal Procrustes).
+
+    >>> square = np.array([[0.0, 0], [2, 0], [2, 1], [0, 1]])
+    >>> turned = 3 * square @ np.array([[0.0, 1], [-1, 0]]) + 5
+    >>> bool(np.allclose(aligned(turned, square - square.mean(0)), square - square.mean(0)))
+    True
+    """
+    centred = points - points.mean(0)
+    left, sizes, right = np.linalg.svd(centred.T @ (goal - goal.mean(0)))
+    scale = sizes.sum() / max(float((centred**2).sum()), 1e-12)
+    return np.asarray(scale * centred @ left @ right + goal.mean(0))

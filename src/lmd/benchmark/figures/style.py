@@ -1,0 +1,161 @@
+"""How figures look, and how they are written: sizes, colours, markers, fonts, and the CSV beside."""
+
+import csv
+import io
+import re
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from lmd.base.errors import LmdError
+from lmd.base.files import atomic_write_all
+
+if TYPE_CHECKING:
+    from matplotlib.axis import Axis
+    from matplotlib.figure import Figure
+
+# Okabe and Ito 2008, "Color Universal Design"; yellow is left out, it is too light for lines.
+COLOURS = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9", "#000000")
+MARKERS = ("o", "s", "D", "^", "v", "P", "X")
+LINES = ("-", "--", "-.", ":", (0, (5, 1, 1, 1, 1, 1)), (0, (3, 1)), (0, (1, 1)))
+HATCHES = ("", "////", "....", "\\\\\\\\", "xxxx", "----", "++++")
+GREY = "#8A8A8A"
+TIER_STYLE = {"head": 0, "medium": 4, "tail": 1}  # places in COLOURS and MARKERS
+SUFFIXES = (".svg", ".pdf", ".png")
+UNITS = {"in": 1.0, "cm": 1 / 2.54, "mm": 1 / 25.4, "pt": 1 / 72.27}  # TeX points
+Rows = Sequence[Mapping[str, Any]]
+
+
+@dataclass(frozen=True)
+class Drawn:
+    """A drawn figure, the rows of its CSV, and what its caption should say."""
+
+    figure: "Figure"
+    rows: Rows
+    notes: tuple[str, ...] = ()
+
+
+def inches(option: str, words: str) -> float:
+    """A length such as ``3.5in``, ``88mm`` or ``252pt`` (TeX points) in inches.
+
+    >>> inches("--width", "3.5in"), round(inches("--width", "252.945pt"), 6)
+    (3.5, 3.5)
+    """
+    found = re.fullmatch(r"([0-9]*\.?[0-9]+)\s*(in|cm|mm|pt)", words.strip())
+    value = float(found[1]) * UNITS[found[2]] if found else 0.0
+    if not 1 <= value <= 40:
+        raise LmdError(
+            f"{option} is {words!r}; expected a length from 1in to 40in with a unit "
+            f"({', '.join(UNITS)}), such as 3.5in"
+        )
+    return value
+
+
+def check_out(out: Path) -> None:
+    """Refuse an output file, before anything is computed, that could not be written."""
+    if out.suffix.lower() not in SUFFIXES:
+        raise LmdError(f"--out is {out}; its name must end in {', '.join(SUFFIXES)}")
+    if not out.resolve().parent.is_dir():
+        raise LmdError(f"--out is {out}, but the folder {out.parent} does not exist: create it")
+
+
+def need(module: str) -> None:
+    """An error that says what to install if a package of the extra is missing."""
+    from importlib.util import find_spec
+
+    if find_spec(module) is None:
+        raise LmdError(
+            f"figures need {module}, which is not installed: run pip install 'lmd[figures]'"
+        )
+
+
+@contextmanager
+def drawing() -> Iterator[None]:
+    """The settings of all figures, for drawing and saving; pyplot is not used."""
+    need("matplotlib")
+    import matplotlib as mpl
+
+    look = {
+        "font.family": "sans-serif",
+        "font.sans-serif": ["DejaVu Sans"],
+        "font.size": 8,
+        "axes.titlesize": 8,
+        "axes.labelsize": 8,
+        "xtick.labelsize": 7,
+        "ytick.labelsize": 7,
+        "legend.fontsize": 7,
+        "axes.linewidth": 0.6,
+        "xtick.major.width": 0.6,
+        "ytick.major.width": 0.6,
+        "xtick.minor.width": 0.4,
+        "axes.spines.top": False,
+        "axes.spines.right": False,
+        "axes.axisbelow": True,
+        "grid.color": "#DDDDDD",
+        "grid.linewidth": 0.5,
+        "lines.linewidth": 1.1,
+        "lines.markersize": 4,
+        "hatch.linewidth": 0.5,
+        "legend.frameon": False,
+        "pdf.fonttype": 42,
+        "svg.fonttype": "path",
+        "svg.hashsalt": "lmd",
+        "savefig.dpi": 300,
+    }
+    with mpl.rc_context(look):
+        yield
+
+
+def new_figure(width: float, height: float) -> "Figure":
+    """An empty figure of this size in inches that fits its content into itself."""
+    from matplotlib.backends.backend_agg import FigureCanvasAgg
+    from matplotlib.figure import Figure
+
+    made = Figure(figsize=(width, height), layout="constrained")
+    FigureCanvasAgg(made)
+    return made
+
+
+def save(drawn: Drawn, out: Path) -> Path:
+    """Write the figure and, beside it, its data; returns the path of the CSV.
+
+    The same figure gives the same bytes: no time is written into it.
+    """
+    kind = out.suffix.lower().removeprefix(".")
+    about = {"svg": {"Date": None}, "pdf": {"CreationDate": None}, "png": {}}[kind]
+    picture, text = io.BytesIO(), io.StringIO()
+    drawn.figure.savefig(picture, format=kind, metadata=about)
+    columns = list(dict.fromkeys(key for row in drawn.rows for key in row))
+    writer = csv.DictWriter(text, columns, restval="", lineterminator="\n")
+    writer.writeheader()
+    writer.writerows({k: "" if v is None else v for k, v in row.items()} for row in drawn.rows)
+    data = out.with_suffix(".csv")
+    atomic_write_all({out: picture.getvalue(), data: text.getvalue().encode()})
+    return data
+
+
+def look(i: int) -> dict[str, Any]:
+    """Colour, marker and line of the i-th row of a figure."""
+    n = len(COLOURS)
+    return {"color": COLOURS[i % n], "marker": MARKERS[i % n], "linestyle": LINES[i % n]}
+
+
+def legend_below(figure: "Figure", titles: Sequence[str], handles: Sequence[Any] = ()) -> None:
+    """A legend below the axes with as many columns as the width allows."""
+    wide = 0.42 + 0.062 * max(len(title) for title in titles)  # inches of one entry
+    columns = max(1, min(len(titles), int(figure.get_figwidth() / wide)))
+    given: dict[str, Any] = {"handles": list(handles), "labels": list(titles)} if handles else {}
+    figure.legend(
+        loc="outside lower center", ncols=columns, columnspacing=1.2, handlelength=2.4, **given
+    )
+
+
+def plain_ticks(axis: "Axis") -> None:
+    """Ticks of a logarithmic axis at 1, 2 and 5 times powers of ten, as plain numbers."""
+    from matplotlib.ticker import FuncFormatter, LogLocator, NullLocator
+
+    axis.set_major_locator(LogLocator(subs=(1, 2, 5), numticks=20))
+    axis.set_major_formatter(FuncFormatter(lambda value, _: f"{value:g}"))
+    axis.set_minor_locator(NullLocator())

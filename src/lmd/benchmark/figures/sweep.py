@@ -1,0 +1,190 @@
+"""Metrics against a swept setting, with the computing cost below."""
+
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Any
+
+from lmd.base.errors import LmdError
+from lmd.benchmark.figures.series import Series, check_metrics, group, one_device
+from lmd.benchmark.figures.sources import Study
+from lmd.benchmark.figures.style import COLOURS, LINES, Drawn, legend_below, look, new_figure
+from lmd.scoring.metrics import METRICS
+
+if TYPE_CHECKING:
+    from matplotlib.axes import Axes
+
+DEFAULT = ("balanced_accuracy", "macro_f1", "auc")
+FACTOR = "imbalance factor"
+
+
+def sweep_figure(
+    study: Study,
+    *,
+    methods: Sequence[str] | None,
+    metrics: Sequence[str] | None,
+    width: float,
+    height: float | None,
+) -> Drawn:
+    """One panel if one method is swept, else one for each metric; the last shows the time.
+
+    A row without the swept setting is a horizontal line.
+    """
+    keys = check_metrics(metrics or DEFAULT)
+    series = group(study, methods)
+    device = one_device(series)
+    setting, swept = _swept(series)
+    flat = [one for one in series if one.key not in swept]
+    values = sorted({_value(one, setting) for rows in swept.values() for one in rows})
+    places, logarithmic = _places(values)
+    together = len(swept) == 1
+    panels = 1 if together else len(keys)
+    figure = new_figure(width, height or (0.5 * panels + 0.32) * width + 0.3)
+    axes = figure.subplots(
+        panels + 1, 1, sharex=True, squeeze=False, height_ratios=[1.0] * panels + [0.55]
+    )[:, 0]
+    rows: list[dict[str, Any]] = []
+    titles: list[str] = []
+    for j, key in enumerate(keys):
+        panel = axes[0 if together else j]
+        for i, points in enumerate(swept.values()):
+            place = j if together else i
+            title = METRICS[key].title if together else points[0].record.method.title
+            shift = 0.012 * (places[values[-1]] - places[values[0]]) * (place - 1)
+            rows += _line(panel, points, key, setting, place, places, shift, title)
+            titles.append(title)
+        for i, one in enumerate(flat):
+            place = j if together else len(swept) + i
+            rows += _flat(panel, one, key, place)
+    for i, points in enumerate(swept.values()):
+        _times(axes[-1], points, setting, places, i)
+    _finish(axes, keys, together, device)
+    axes[-1].set_xticks([places[v] for v in values], [_text(v) for v in values])
+    axes[-1].set_xlabel(setting + (" (logarithmic)" if logarithmic else ""))
+    handles, names = axes[0].get_legend_handles_labels()
+    if len(names) > 1:
+        legend_below(figure, names, handles)
+    kinds = sorted({row["interval"] for row in rows if row["interval"]})
+    note = f"Whiskers: 95 % intervals over {' / '.join(kinds)}." if kinds else "No intervals."
+    thin = " Thin lines: rows without this setting." if flat else ""
+    return Drawn(figure, rows, (note + thin,))
+
+
+def _swept(series: Sequence[Series]) -> tuple[str, dict[str, list[Series]]]:
+    """The swept setting, and the rows of each method that has several values of it."""
+    by_key: dict[str, list[Series]] = {}
+    for one in series:
+        by_key.setdefault(one.key, []).append(one)
+    several = {key: rows for key, rows in by_key.items() if len(rows) > 1}
+    names = list(dict.fromkeys(n for rows in several.values() for one in rows for n in one.values))
+    if several and not names:
+        names = [FACTOR]
+    if len(names) != 1:
+        said = f"these runs differ in {', '.join(names)}" if names else "no setting differs"
+        raise LmdError(
+            f"the sweep figure needs runs of one method that differ in one setting; {said}: give "
+            "the benchmark of a grid with a [sweep] of one setting"
+        )
+    for rows in several.values():
+        for one in rows:
+            found = _value(one, names[0])
+            if isinstance(found, bool) or not isinstance(found, int | float):
+                raise LmdError(
+                    f"the sweep figure needs numbers, but {names[0]} is {found!r} in "
+                    f"{one.runs[0].where}"
+                )
+        rows.sort(key=lambda one: float(_value(one, names[0])))
+    return names[0], several
+
+
+def _value(one: Series, setting: str) -> Any:
+    return one.record.data.imbalance_factor if setting == FACTOR else one.values[setting]
+
+
+def _places(values: Sequence[float]) -> tuple[dict[float, float], bool]:
+    """The place of each value on the axis: its logarithm if the values span a factor of 20."""
+    import math
+
+    logarithmic = values[0] > 0 and values[-1] >= 20 * values[0]
+    return {v: math.log10(v) if logarithmic else float(v) for v in values}, logarithmic
+
+
+def _line(
+    panel: "Axes",
+    points: Sequence[Series],
+    key: str,
+    setting: str,
+    place: int,
+    places: dict[float, float],
+    shift: float,
+    title: str,
+) -> list[dict[str, Any]]:
+    rows, x, y, below, above = [], [], [], [], []
+    for one in points:
+        found, kind = one.estimate(key)
+        if found is None:
+            continue
+        value = _value(one, setting)
+        x.append(places[value] + shift)
+        y.append(100 * found.mean)
+        below.append(100 * (found.mean - (found.mean if found.low is None else found.low)))
+        above.append(100 * ((found.mean if found.high is None else found.high) - found.mean))
+        rows.append(_row(one, key, setting, value, found, kind))
+    style = look(place)
+    panel.errorbar(x, y, [below, above], label=title, capsize=1.5, elinewidth=0.7, **style)
+    return rows
+
+
+def _flat(panel: "Axes", one: Series, key: str, place: int) -> list[dict[str, Any]]:
+    found, kind = one.estimate(key)
+    if found is None:
+        return []
+    n = len(COLOURS)
+    title = f"{one.title}, {METRICS[key].short}"
+    panel.axhline(
+        100 * found.mean,
+        color=COLOURS[place % n],
+        linestyle=LINES[(place + 1) % n],
+        linewidth=0.7,
+        label=title,
+    )
+    return [_row(one, key, "", None, found, kind)]
+
+
+def _times(
+    panel: "Axes", points: Sequence[Series], setting: str, places: dict[float, float], i: int
+) -> None:
+    style = look(i) if i else look(6)
+    x = [places[_value(one, setting)] for one in points]
+    panel.plot(x, [one.minutes() for one in points], **style)
+
+
+def _finish(axes: Any, keys: Sequence[str], together: bool, device: str) -> None:
+    for panel, key in zip(axes[:-1], keys, strict=False):
+        panel.set_ylabel("value × 100" if together and len(keys) > 1 else f"{METRICS[key].short}, %")
+    axes[-1].set_ylabel(f"{device} minutes")
+    axes[-1].set_ylim(bottom=0)
+    axes[-1].margins(y=0.15)
+    for panel in axes:
+        panel.grid()
+
+
+def _row(
+    one: Series, key: str, setting: str, value: Any, found: Any, kind: str
+) -> dict[str, Any]:
+    return {
+        "method": one.key,
+        "title": one.title,
+        "setting": setting,
+        "value": value,
+        "metric": key,
+        "mean": found.mean,
+        "low": found.low,
+        "high": found.high,
+        "sd_over_seeds": found.sd,
+        "seeds": len(one.runs),
+        "interval": kind,
+        "minutes": one.minutes(),
+    }
+
+
+def _text(value: float) -> str:
+    return f"{value:g}"
