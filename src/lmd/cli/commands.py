@@ -35,6 +35,7 @@ from lmd.cli.options import (
     given_columns,
 )
 from lmd.cli.predict import predict
+from lmd.cli.show import runs, show
 
 if TYPE_CHECKING:
     from lmd.runfolder.record import Record
@@ -222,6 +223,8 @@ app.command()(predict)
 app.command()(methods)
 app.command()(explain)
 app.command()(index)
+app.command()(show)
+app.command()(runs)
 app.command("choose")(choose_command)
 app.command("calibrate")(calibrate_command)
 app.command()(benchmark)

@@ -1,1 +1,1 @@
-"""Figures for papers, from records, predictions and models; matplotlib is loaded when one is drawn."""
+"""Figures for papers from records, predictions and models; matplotlib is loaded to draw one."""

@@ -5,10 +5,16 @@ from typing import Any
 
 from lmd.base.errors import LmdError
 from lmd.benchmark.figures.labels import label_points
-from lmd.benchmark.figures.series import Series, check_metrics, group, one_device, reference_of, same_data
+from lmd.benchmark.figures.series import (
+    Series,
+    check_metrics,
+    group,
+    one_device,
+    reference_of,
+    same_data,
+)
 from lmd.benchmark.figures.sources import Study
 from lmd.benchmark.figures.style import COLOURS, GREY, Drawn, new_figure, plain_ticks
-from lmd.benchmark.tables.forms import HEADLINE
 from lmd.benchmark.tables.results import Estimate
 from lmd.scoring.metrics import METRICS
 
@@ -85,7 +91,9 @@ def cost_figure(
         "each of them. Vertical lines: 95 % intervals.",
     ]
     if len(points) > LABELLED:
-        notes.append("Only the front, the reference and the first row of a plan are labelled; see the CSV.")
+        notes.append(
+            "Only the front, the reference and the first row of a plan are labelled; see the CSV."
+        )
     return Drawn(figure, rows, tuple(notes))
 
 

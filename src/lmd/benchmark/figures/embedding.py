@@ -141,14 +141,16 @@ def principal(features: Floats, most: int) -> Floats:
 
 
 def aligned(points: Floats, goal: Floats) -> Floats:
-    """``points (N, 2)`` moved, turned, mirrored and scaled onto ``goal`` (orthogonal Procrustes).
+    """``points (N, 2)`` moved, turned and mirrored onto ``goal``, at its size (Procrustes).
 
     >>> square = np.array([[0.0, 0], [2, 0], [2, 1], [0, 1]])
     >>> turned = 3 * square @ np.array([[0.0, 1], [-1, 0]]) + 5
-    >>> bool(np.allclose(aligned(turned, square - square.mean(0)), square - square.mean(0)))
+    >>> bool(np.allclose(aligned(turned, square), square))
     True
     """
-    centred = points - points.mean(0)
-    left, sizes, right = np.linalg.svd(centred.T @ (goal - goal.mean(0)))
-    scale = sizes.sum() / max(float((centred**2).sum()), 1e-12)
-    return np.asarray(scale * centred @ left @ right + goal.mean(0))
+    centre = goal.mean(0)
+    centred, wanted = points - points.mean(0), goal - centre
+    left, _, right = np.linalg.svd(centred.T @ wanted)
+    # The least-squares scale would shrink an embedding the more, the less it is like the goal.
+    scale = np.linalg.norm(wanted) / max(float(np.linalg.norm(centred)), 1e-12)
+    return np.asarray(scale * centred @ left @ right + centre)

@@ -80,9 +80,7 @@ def rank_methods(values: NDArray[np.float64], test: Test) -> Ranking:
     """Compare the columns of ``values (N, K)``, higher is better."""
     blocks, methods = values.shape
     if blocks < 2 or methods < 2:
-        raise LmdError(
-            f"ranks need at least two methods on two blocks; got {methods} on {blocks}"
-        )
+        raise LmdError(f"ranks need at least two methods on two blocks; got {methods} on {blocks}")
     ranks = mean_ranks(values)
     order = np.argsort(ranks, kind="stable").tolist()
     if test == "nemenyi":

@@ -28,7 +28,9 @@ def recall_figure(
     notes: list[str] = []
     if len(series) > MOST:
         if methods:
-            raise LmdError(f"--methods: the recall figure shows at most {MOST} rows, not {len(series)}")
+            raise LmdError(
+                f"--methods: the recall figure shows at most {MOST} rows, not {len(series)}"
+            )
         kept = _chosen(series, study)
         notes.append(
             f"{len(kept)} of {len(series)} rows ({', '.join(one.key for one in kept)}): the "

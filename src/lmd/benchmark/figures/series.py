@@ -114,7 +114,9 @@ class Series:
             if len(values) == len(lows) == len(highs) == len(rows):
                 limits = fmean(values), fmean(lows), fmean(highs)
                 about = rows[0]
-                found.append(ClassPoint(about.name, about.tier, about.train, about.support, *limits))
+                found.append(
+                    ClassPoint(about.name, about.tier, about.train, about.support, *limits)
+                )
         return sorted(found, key=lambda point: -point.train)
 
     def minutes(self) -> float:
@@ -127,7 +129,9 @@ def group(study: Study, wanted: Sequence[str] | None = None) -> list[Series]:
     keys = list(dict.fromkeys(run.record.method.key for run in study.runs))
     unknown = [key for key in wanted or () if key not in keys]
     if unknown:
-        raise LmdError(f"--methods {shorten(unknown)}: no finished run; there are {shorten(keys, 40)}")
+        raise LmdError(
+            f"--methods {shorten(unknown)}: no finished run; there are {shorten(keys, 40)}"
+        )
     order = list(wanted or [*(k for k in study.order if k in keys), *keys])
     result = []
     for key in dict.fromkeys(order):

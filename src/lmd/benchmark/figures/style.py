@@ -1,4 +1,4 @@
-"""How figures look, and how they are written: sizes, colours, markers, fonts, and the CSV beside."""
+"""How figures look and are written: sizes, colours, markers, fonts, and the CSV beside."""
 
 import csv
 import io

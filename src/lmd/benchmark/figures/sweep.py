@@ -159,7 +159,9 @@ def _times(
 
 def _finish(axes: Any, keys: Sequence[str], together: bool, device: str) -> None:
     for panel, key in zip(axes[:-1], keys, strict=False):
-        panel.set_ylabel("value × 100" if together and len(keys) > 1 else f"{METRICS[key].short}, %")
+        panel.set_ylabel(
+            "value × 100" if together and len(keys) > 1 else f"{METRICS[key].short}, %"
+        )
     axes[-1].set_ylabel(f"{device} minutes")
     axes[-1].set_ylim(bottom=0)
     axes[-1].margins(y=0.15)
@@ -167,9 +169,7 @@ def _finish(axes: Any, keys: Sequence[str], together: bool, device: str) -> None
         panel.grid()
 
 
-def _row(
-    one: Series, key: str, setting: str, value: Any, found: Any, kind: str
-) -> dict[str, Any]:
+def _row(one: Series, key: str, setting: str, value: Any, found: Any, kind: str) -> dict[str, Any]:
     return {
         "method": one.key,
         "title": one.title,
