@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 
 WIDTH = 80
 HEADLINES = ("balanced_accuracy", "bacc_head", "bacc_medium", "bacc_tail", "macro_f1", "auc", "ece")
-# A run writes a checkpoint after every epoch; a silence of so many epochs means that it was stopped.
+# A run writes a checkpoint after every epoch; so long a silence means that it was stopped.
 SILENT_EPOCHS, SILENT_SECONDS = 5, 900.0
 
 
@@ -42,8 +42,8 @@ def runs(
     if not places:
         typer.echo(f"No runs in {folder}. `lmd train DATA` makes one.")
         return
-    rows = [("run", "method", "data", "state", "BACC %", "age")]
-    rows += [_listed(path, folder) for path in places]
+    heads = ("run", "method", "data", "state", "BACC %", "age")
+    rows = [heads, *(_listed(path, folder) for path in places)]
     # Names are cut to 80 columns for a reader, and whole for a program.
     limits = (26, 16, 10) if sys.stdout.isatty() else ()
     for line in aligned(rows, right=(4, 5), limits=limits):
@@ -67,8 +67,8 @@ def run_lines(record: "Record") -> list[str]:
     table = [("class", "tier", "train", "images", "recall", "interval", "")]
     for row in sorted(record.per_class[part], key=lambda row: -row.train):
         counts = (row.name, row.tier, str(row.train), str(row.support))
-        table.append((*counts, *_numbers(row.recall), bar(row.recall.value, 16)))
-    lines += aligned(table, right=(2, 3, 4, 5), limits=(20, 6, 7, 6, 6, 13, 16))
+        table.append((*counts, *_numbers(row.recall), bar(row.recall.value, 12)))
+    lines += aligned(table, right=(2, 3, 4, 5), limits=(18, 6, 6, 6, 6, 14, 12))
     return lines
 
 
@@ -83,7 +83,7 @@ def bar(share: float | None, width: int = 24) -> str:
     eighths = round(8 * width * min(max(share, 0.0), 1.0))
     if not eighths and share > 0:
         eighths = 1
-    return "█" * (eighths // 8) + ("", *"▏▎▍▌▋▊▉")[eighths % 8]
+    return "█" * (eighths // 8) + " ▏▎▍▌▋▊▉"[eighths % 8].strip()
 
 
 def aligned(

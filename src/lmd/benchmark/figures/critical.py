@@ -101,7 +101,7 @@ def _draw(axes: "Axes", found: Ranking, titles: Sequence[str]) -> None:
     scale = (wide - left - right - 0.2) / (methods - 1)
 
     def x(rank: float) -> float:
-        return left + 0.1 + scale * (rank - 1)
+        return float(left + 0.1 + scale * (rank - 1))
 
     top = -0.42
     _axis(axes, found, x, top, methods)

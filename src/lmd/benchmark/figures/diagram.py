@@ -64,7 +64,7 @@ def diagram_figure(
 def _height(trace: "Trace") -> float:
     encoders = sum(call.part == "encoder" for call in trace.calls)
     rows = max(encoders, len(trace.terms) if trace.calls else 0)
-    return 0.75 + ROW * rows + (0.75 if trace.updates else 0.0)
+    return 0.75 + ROW * max(rows - 0.35, 0) + (0.75 if trace.updates else 0.0)
 
 
 def _panel(

@@ -40,7 +40,7 @@ def read_records(runs: Sequence[Path]) -> list[Record]:
     """The records of runs on the same test images, checked before anything is computed."""
     if not 1 <= len(runs) <= 3:
         raise LmdError(f"the tsne figure shows one to three runs; got {len(runs)}")
-    records = []
+    records: list[Record] = []
     for path in runs:
         record = RunFolder.open(path).read_record()
         if record.status != "finished" or not (path / "model.safetensors").exists():

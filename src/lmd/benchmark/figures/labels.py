@@ -1,7 +1,7 @@
 """Places for labels, so that no two overlap."""
 
 from collections.abc import Sequence
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -54,7 +54,7 @@ def label_points(
     assert figure is not None
     figure.draw_without_rendering()
     assert isinstance(figure.canvas, FigureCanvasAgg)
-    renderer = figure.canvas.get_renderer()
+    renderer: Any = figure.canvas.get_renderer()  # type: ignore[no-untyped-call]
     frame, size = axes.get_window_extent(renderer), figure.dpi / 72
     centres = [axes.transData.transform(mark) for mark in marks]
     reach = 4.5 * size
@@ -103,7 +103,7 @@ def _overlap(a: "Bbox", b: "Bbox") -> float:
     """The area that two boxes have in common."""
     width = min(a.x1, b.x1) - max(a.x0, b.x0)
     height = min(a.y1, b.y1) - max(a.y0, b.y0)
-    return max(width, 0.0) * max(height, 0.0)
+    return float(max(width, 0.0) * max(height, 0.0))
 
 
 def _near(box: "Bbox", centres: Sequence[NDArray[np.float64]], reach: float) -> float:

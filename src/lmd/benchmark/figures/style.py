@@ -77,7 +77,7 @@ def drawing() -> Iterator[None]:
     need("matplotlib")
     import matplotlib as mpl
 
-    look = {
+    settings: dict[Any, Any] = {
         "font.family": "sans-serif",
         "font.sans-serif": ["DejaVu Sans"],
         "font.size": 8,
@@ -104,7 +104,7 @@ def drawing() -> Iterator[None]:
         "svg.hashsalt": "lmd",
         "savefig.dpi": 300,
     }
-    with mpl.rc_context(look):
+    with mpl.rc_context(settings):
         yield
 
 

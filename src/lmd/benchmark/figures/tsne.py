@@ -71,7 +71,7 @@ def _tail(
     classes: Sequence[str],
 ) -> None:
     others = tiers[labels] != "tail"
-    panel.scatter(*xy[others].T, s=2, color="#DDDDDD", linewidths=0, rasterized=False)
+    panel.scatter(xy[others, 0], xy[others, 1], s=2, color="#DDDDDD", linewidths=0)
     for i, k in enumerate(np.flatnonzero(tiers == "tail").tolist()):
         if (labels == k).any():
             _scatter(panel, xy[labels == k], i, classes[k], 8)
@@ -82,7 +82,8 @@ def _scatter(panel: "Axes", xy: Floats, at: int, label: str, size: float) -> Non
     # After all colours, the markers go on with the next one.
     marker = MARKERS[(at + at // n) % n]
     colour = COLOURS[at % n]
-    panel.scatter(*xy.T, s=size, color=colour, marker=marker, label=label, linewidths=0, alpha=0.85)
+    x, y = xy.T
+    panel.scatter(x, y, s=size, color=colour, marker=marker, label=label, linewidths=0, alpha=0.85)
 
 
 def _legends(figure: "Figure", axes: NDArray[Any]) -> None:

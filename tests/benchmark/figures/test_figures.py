@@ -1,0 +1,193 @@
+"""Figures from run folders and records: files, numbers, rows and errors."""
+
+import csv
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import pytest
+from runs_on_disk import SKIN, edited, make_run
+from typer.testing import CliRunner
+
+from lmd.base.errors import LmdError
+from lmd.benchmark.figures.cost import cost_figure
+from lmd.benchmark.figures.critical import critical_figure
+from lmd.benchmark.figures.recall import recall_figure
+from lmd.benchmark.figures.series import group
+from lmd.benchmark.figures.sources import read_study
+from lmd.benchmark.figures.style import drawing, inches, need, save
+from lmd.benchmark.figures.sweep import sweep_figure
+from lmd.cli.commands import app
+from lmd.runfolder.record import read_record
+
+CLASSES = SKIN[:3]
+
+
+def run_of(folder: Path, key: str, *, seed: int = 0, skill: float = 2.0, **settings: Any) -> Path:
+    """A finished run of a method with these settings."""
+    make_run(folder, CLASSES, skill=skill, epochs=(2,), seed=seed, title=key.upper())
+    with edited(folder) as record:
+        record["method"]["key"] = key
+        record["method"]["settings"] |= settings
+        record["protocol"]["seed"] = seed
+        record["stages"][0]["seconds"] = 600.0 * skill
+    return folder
+
+
+@pytest.fixture(scope="module")
+def study(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Three methods, the third an ablation of the second, with two seeds."""
+    folder = tmp_path_factory.mktemp("study")
+    for seed in (0, 1):
+        for key, skill in (("ce", 0.5), ("lmd", 3.0), ("lmd_wo_x", 1.5)):
+            run_of(folder / f"{key}-seed{seed}", key, seed=seed, skill=skill)
+    return folder
+
+
+def rows_of(path: Path) -> list[dict[str, str]]:
+    with path.open(encoding="utf-8", newline="") as file:
+        return list(csv.DictReader(file))
+
+
+def draw(words: Sequence[str]) -> str:
+    done = CliRunner().invoke(app, ["figure", *words])
+    if done.exception is not None and not isinstance(done.exception, SystemExit):
+        raise done.exception
+    assert done.exit_code == 0, done.output
+    return done.output
+
+
+@pytest.mark.parametrize("suffix", ["svg", "pdf", "png"])
+def test_recall_has_the_numbers_of_the_record(study: Path, tmp_path: Path, suffix: str) -> None:
+    run, out = study / "lmd-seed0", tmp_path / f"recall.{suffix}"
+    draw(["recall", str(run), "--out", str(out), "--width", "88mm"])
+    rows = rows_of(tmp_path / "recall.csv")
+    scores = read_record(run / "record.json").per_class["test"]
+    assert [float(row["recall"]) for row in rows] == [s.recall.value for s in scores]
+    assert [int(row["training_images"]) for row in rows] == [s.train for s in scores]
+    data = out.read_bytes()
+    if suffix == "svg":
+        assert b'width="249.448819pt"' in data
+        assert b"<text" not in data  # glyphs are outlines: no font is missing anywhere
+    if suffix == "pdf":
+        assert b"/Type0" in data  # TrueType, not the bitmaps of Type 3
+        assert b"/Type3" not in data
+    assert {p.name for p in tmp_path.iterdir()} == {f"recall.{suffix}", "recall.csv"}
+
+
+def test_the_same_figure_has_the_same_bytes(study: Path, tmp_path: Path) -> None:
+    for name in ("a.pdf", "b.pdf"):
+        with drawing():
+            drawn = recall_figure(read_study([str(study)]), methods=None, width=3.5, height=None)
+            save(drawn, tmp_path / name)
+    assert (tmp_path / "a.pdf").read_bytes() == (tmp_path / "b.pdf").read_bytes()
+
+
+def test_ablation_takes_the_rows_of_the_family(study: Path, tmp_path: Path) -> None:
+    out = tmp_path / "ablation.svg"
+    said = draw(["ablation", str(study), "--out", str(out), "--metrics", "balanced_accuracy"])
+    rows = rows_of(tmp_path / "ablation.csv")
+    assert [row["method"] for row in rows] == ["lmd", "lmd_wo_x"]
+    assert all(float(row["low"]) < float(row["value"]) < float(row["high"]) for row in rows)
+    assert "mean over seeds" in said
+
+
+def test_records_alone_give_intervals_over_seeds(study: Path, tmp_path: Path) -> None:
+    for run in study.iterdir():
+        (tmp_path / f"{run.name}.json").write_bytes((run / "record.json").read_bytes())
+    series = {one.key: one for one in group(read_study([str(tmp_path)]))}
+    found, kind = series["lmd"].estimate("balanced_accuracy")
+    assert found is not None
+    assert found.sd is not None
+    assert found.high is not None
+    assert kind == "seeds (Student's t)"
+    # The 97.5 % quantile of Student's t with one degree of freedom is 12.706.
+    assert found.high - found.mean == pytest.approx(12.706 * found.sd / 2**0.5, rel=1e-4)
+
+
+def test_cost_counts_minutes_of_all_threads(study: Path) -> None:
+    with drawing():
+        drawn = cost_figure(
+            read_study([str(study)]),
+            methods=None,
+            metric="balanced_accuracy",
+            width=3.5,
+            height=None,
+        )
+    minutes = {row["method"]: row["minutes"] for row in drawn.rows}
+    assert minutes == {"ce": 10.0, "lmd": 60.0, "lmd_wo_x": 30.0}  # two threads each
+    assert {row["method"] for row in drawn.rows if row["front"]} == {"ce", "lmd", "lmd_wo_x"}
+
+
+def test_ranks_over_seeds(study: Path) -> None:
+    with drawing():
+        drawn = critical_figure(
+            read_study([str(study)]),
+            methods=None,
+            metric="balanced_accuracy",
+            test="nemenyi",
+            blocks="seeds",
+            width=3.5,
+            height=None,
+        )
+    ranks = {row["method"]: row["mean_rank"] for row in drawn.rows}
+    assert ranks == {"ce": 3.0, "lmd": 1.0, "lmd_wo_x": 2.0}
+    assert any("not independent" in note for note in drawn.notes)
+
+
+def test_a_sweep_finds_its_setting(study: Path, tmp_path: Path) -> None:
+    for value in (1, 5, 100):
+        run_of(tmp_path / f"lmd-{value}", "lmd", skill=1 + value / 100, lambda_1=float(value))
+    words = [str(path) for path in sorted(tmp_path.iterdir())] + [str(study / "ce-seed0")]
+    with drawing():
+        drawn = sweep_figure(
+            read_study(words), methods=None, metrics=["auc"], width=3.5, height=None
+        )
+    swept = [row for row in drawn.rows if row["setting"]]
+    assert [(row["setting"], row["value"]) for row in swept] == [
+        ("lambda_1", 1.0),
+        ("lambda_1", 5.0),
+        ("lambda_1", 100.0),
+    ]
+    assert [row["method"] for row in drawn.rows if not row["setting"]] == ["ce"]
+
+
+def test_errors_say_what_to_do(study: Path, tmp_path: Path) -> None:
+    def fails(words: Sequence[str], match: str) -> None:
+        with pytest.raises(LmdError, match=match):
+            draw([*words, "--out", str(tmp_path / "x.svg")])
+        assert list(tmp_path.iterdir()) == []
+
+    one = str(study / "ce-seed0")
+    fails(["recall", str(tmp_path / "none")], "does not exist")
+    fails(["recall", str(study), "--methods", "gcl"], "no finished run; there are ce, lmd")
+    fails(["recall", one, "--width", "3"], "--width is '3'")
+    fails(["ablation", one], "no ablations")
+    fails(["ablation", str(study), "--metrics", "bac"], "--metrics bac is unknown")
+    fails(["cd", one], "at least two methods")
+    fails(["cd", str(study), "--test", "t"], "nemenyi or wilcoxon")
+    fails(["sweep", str(study)], "no setting differs")
+    fails(["cost", one], "at least two rows")
+    fails(["tsne", *[one] * 4], "one to three runs; got 4")
+    fails(["tsne", one], "has no finished model")
+    with pytest.raises(LmdError, match=r"must end in \.svg"):
+        draw(["recall", one, "--out", "x.jpg"])
+
+
+def test_runs_of_different_data_are_refused(study: Path, tmp_path: Path) -> None:
+    other = run_of(tmp_path / "other", "ce")
+    with edited(other) as record:
+        record["data"]["fingerprint"] = "another"
+    with pytest.raises(LmdError, match="same data"):
+        draw(["recall", str(study / "lmd-seed0"), str(other), "--out", str(tmp_path / "x.svg")])
+
+
+def test_a_missing_package_is_named() -> None:
+    with pytest.raises(LmdError, match=r"pip install 'lmd\[figures\]'"):
+        need("no_such_package")
+
+
+@pytest.mark.parametrize("words", ["3", "in", "0.1in", "50cm50", "-3in", "9999mm"])
+def test_lengths_that_are_none(words: str) -> None:
+    with pytest.raises(LmdError, match="--width"):
+        inches("--width", words)

@@ -1,0 +1,64 @@
+"""The traces of stages say what the code does, and diagrams are drawn from them."""
+
+import pytest
+
+from lmd.base.errors import LmdError
+from lmd.benchmark.figures.diagram import diagram_figure
+from lmd.benchmark.figures.style import drawing
+from lmd.benchmark.figures.tracing import Trace, trace_stages
+from lmd.methods import METHODS
+
+
+@pytest.fixture(scope="module")
+def traces() -> list[Trace]:
+    return trace_stages(METHODS["lmd"], METHODS["lmd"].settings({}))
+
+
+def edges(trace: Trace) -> set[tuple[str, str]]:
+    """View or call by name, and the term that depends on it."""
+    fed = {i: view for view, i in trace.inputs}
+    fed |= {c: fed[e] for e, c in trace.passes}
+    return {(f"{trace.calls[i].name} of {fed[i]}", term) for i, term in trace.reaches}
+
+
+def test_relation_aware_learning(traces: list[Trace]) -> None:
+    stage = traces[0]
+    assert edges(stage) == {
+        ("student classifier of label", "ce"),
+        ("student encoder of strong", "sample"),
+        ("student encoder of strong", "channel"),
+        ("student classifier of strong", "prob"),
+        ("teacher encoder of weak", "sample"),
+        ("teacher encoder of weak", "channel"),
+        ("teacher classifier of weak", "prob"),
+    }
+    assert stage.roles["student encoder"] == "trained"
+    assert stage.roles["teacher encoder"] == "follows"
+    assert {call.network for call in stage.calls if not call.gradient} == {"teacher"}
+
+
+def test_classifier_calibration(traces: list[Trace]) -> None:
+    stage = traces[1]
+    assert stage.roles == {"encoder": "trained", "classifier": "fixed"}
+    assert {"classifier", "gaussians"} <= set(stage.updates)
+    assert edges(stage) == {("encoder of label", "fdc"), ("classifier of label", "ce")}
+    assert "m_loss" in stage.numbers
+
+
+def test_an_ablation_lacks_its_term() -> None:
+    method = METHODS["lmd_wo_fdc"]
+    assert trace_stages(method, method.settings({}))[1].terms == ["ce"]
+
+
+def test_the_diagram_has_every_edge(traces: list[Trace]) -> None:
+    with drawing():
+        drawn = diagram_figure("lmd", stage=1, profile="default", width=7, height=None)
+    pairs = {(row["from"], row["to"]) for row in drawn.rows}
+    assert ("weak view", "teacher encoder") in pairs
+    assert ("student encoder", "channel") in pairs
+    assert len(drawn.figure.axes) == 1
+
+
+def test_a_stage_that_is_not_there() -> None:
+    with drawing(), pytest.raises(LmdError, match="ce has 1 stages"):
+        diagram_figure("ce", stage=2, profile="default", width=7, height=None)
