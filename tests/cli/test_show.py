@@ -23,7 +23,7 @@ def test_a_run_is_a_table_of_eighty_columns(tmp_path: Path) -> None:
     assert rarest.recall.value is not None
     assert f"{100 * rarest.recall.value:.1f}" in line
     # Classes come from frequent to rare.
-    assert [w.split()[0] for w in lines[-8:]][0] == "melanocytic"
+    assert lines[-8].split()[0] == "melanocytic"
 
 
 def test_runs_are_listed_with_their_state(tmp_path: Path) -> None:
@@ -50,6 +50,18 @@ def test_a_slow_epoch_is_not_an_interruption(tmp_path: Path) -> None:
         os.utime(path, (then, then))
     assert state_of("running", run.path, time.time()) == "running"
     assert state_of("running", run.path, time.time() + 20_000) == "interrupted"
+
+
+def test_a_report_of_two_runs(tmp_path: Path) -> None:
+    for name in ("a", "b"):
+        make_run(tmp_path / name, SKIN[:3], epochs=(1,))
+    words = ["report", str(tmp_path / "a"), str(tmp_path / "b"), "--out"]
+    done = CliRunner().invoke(app, [*words, str(tmp_path / "both.html")])
+    assert done.exit_code == 0
+    assert "Side by side" in (tmp_path / "both.html").read_text(encoding="utf-8")
+    done = CliRunner().invoke(app, [*words, str(tmp_path / "both.pdf")])
+    assert isinstance(done.exception, LmdError)
+    assert not (tmp_path / "both.pdf").exists()
 
 
 def test_errors_name_the_folder(tmp_path: Path) -> None:

@@ -35,7 +35,7 @@ from lmd.cli.options import (
     given_columns,
 )
 from lmd.cli.predict import predict
-from lmd.cli.show import runs, show
+from lmd.cli.show import report, runs, show
 
 if TYPE_CHECKING:
     from lmd.runfolder.record import Record
@@ -225,6 +225,7 @@ app.command()(explain)
 app.command()(index)
 app.command()(show)
 app.command()(runs)
+app.command()(report)
 app.command("choose")(choose_command)
 app.command("calibrate")(calibrate_command)
 app.command()(benchmark)

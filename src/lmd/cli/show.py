@@ -1,4 +1,4 @@
-"""`lmd show` and `lmd runs`: the numbers of runs in the terminal."""
+"""`lmd show`, `lmd runs` and `lmd report`: the numbers of runs, in the terminal and as a page."""
 
 import sys
 import time
@@ -48,6 +48,34 @@ def runs(
     limits = (26, 16, 10) if sys.stdout.isatty() else ()
     for line in aligned(rows, right=(4, 5), limits=limits):
         typer.echo(line)
+
+
+def report(
+    runs: Annotated[
+        list[Path], typer.Argument(metavar="RUN...", help="One to eight finished run folders.")
+    ],
+    out: Annotated[
+        Path | None,
+        typer.Option(
+            help="The page to write; an existing one is replaced.",
+            show_default="report.html in the first run",
+        ),
+    ] = None,
+) -> None:
+    """Write the report of a run, with other runs on the same test images side by side."""
+    from lmd.report import write_report
+    from lmd.runfolder.folder import RunFolder
+
+    if out is not None and out.suffix.lower() != ".html":
+        raise LmdError(f"--out is {out}; the name of a report must end in .html")
+    found = [RunFolder.open(path).read() for path in runs]
+    for one in found:
+        if one.record.status != "finished":
+            raise LmdError(
+                f"{one.folder} is not finished: run `lmd train --resume --out {one.folder}`"
+            )
+    path = write_report(found[0], compare=found[1:], out=out)
+    typer.secho(f"The report: {path}", bold=True)
 
 
 def run_lines(record: "Record") -> list[str]:

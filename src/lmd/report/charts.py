@@ -17,6 +17,7 @@ NARROW = 500
 LABEL = 262.0  # px for class names beside the marks
 SHAPES = {"head": "circle", "medium": "square", "tail": "diamond"}
 RUN_SHAPES = ("circle", "diamond", "square", "triangle")
+MOST_RUNS = 8  # side by side; each has a tone of its own
 
 
 @dataclass(frozen=True)

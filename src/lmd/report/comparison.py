@@ -28,7 +28,7 @@ def comparison(
             {
                 "title": each.record.method.title,
                 "name": each.record.name,
-                "mark": figures.legend_mark(charts.RUN_SHAPES[i % 4], f"run{i % 4}"),
+                "mark": figures.legend_mark(charts.RUN_SHAPES[i % 4], f"run{i % charts.MOST_RUNS}"),
             }
             for i, each in enumerate(runs)
         ],

@@ -6,7 +6,8 @@ from itertools import groupby
 from markupsafe import Markup
 
 from lmd.report import charts, curves
-from lmd.report.charts import RUN_SHAPES, SHAPES, DotRow, Point, Row
+from lmd.report.by_count import against_counts
+from lmd.report.charts import MOST_RUNS, RUN_SHAPES, SHAPES, DotRow, Point, Row
 from lmd.report.svg import element, mark
 from lmd.report.words import percent
 from lmd.runfolder.record import HistoryRow, Record
@@ -32,6 +33,18 @@ def recall_figure(rows: Sequence[Row], reference: float | None) -> Markup:
         for row in rows
     ]
     return _both(lambda name, w: charts.dots(f"recall-{name}", title, lines, w, reference))
+
+
+def count_recall_figure(rows: Sequence[Row]) -> Markup | None:
+    """Recall against training images; nothing if fewer than two classes have both."""
+    known = [row for row in rows if row["train"] and row["recall"] is not None]
+    if len(known) < 2:
+        return None
+    points = [
+        (row["train"], _point(row["recall"], row, row["tier"], SHAPES.get(row["tier"], "circle")))
+        for row in known
+    ]
+    return _both(lambda name, width: against_counts(f"by-count-{name}", points, width))
 
 
 def tiers_figure(rows: Sequence[Row]) -> Markup:
@@ -68,7 +81,7 @@ def comparison_figure(rows: Sequence[Row], runs: Sequence[Mapping[str, Row]]) ->
     for row in rows:
         found = [run[row["name"]] for run in runs]
         points = [
-            _point(each["recall"], each, f"run{i % 4}", RUN_SHAPES[i % 4])
+            _point(each["recall"], each, f"run{i % MOST_RUNS}", RUN_SHAPES[i % 4])
             for i, each in enumerate(found)
         ]
         lines.append(DotRow(row["name"], [f"n = {row['support']}"], points))

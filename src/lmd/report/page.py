@@ -8,6 +8,7 @@ from typing import Any
 from jinja2 import Environment, PackageLoader, StrictUndefined
 from markupsafe import Markup
 
+from lmd.base.errors import LmdError
 from lmd.base.files import atomic_write
 from lmd.report import charts, curves, figures, view, words
 from lmd.report.calibration import reliability_bins
@@ -20,10 +21,18 @@ from lmd.scoring.sample import Sample
 from lmd.scoring.tiers import TIERS
 
 
-def write_report(run: RunFiles, *, compare: Sequence[RunFiles] = ()) -> Path:
-    """Write the self-contained ``report.html``; ``compare`` are runs on the same test images."""
+def write_report(
+    run: RunFiles, *, compare: Sequence[RunFiles] = (), out: Path | None = None
+) -> Path:
+    """Write the self-contained page; ``compare`` are runs on the same test images.
+
+    Without ``out``, it is ``report.html`` in the run's folder.
+    """
+    if len(compare) >= charts.MOST_RUNS:
+        most = charts.MOST_RUNS
+        raise LmdError(f"a report shows at most {most} runs side by side; got {len(compare) + 1}")
     html = environment().get_template("report.html").render(_page(run, compare))
-    path = run.folder / "report.html"
+    path = out or run.folder / "report.html"
     atomic_write(path, html.encode())
     return path
 
@@ -64,6 +73,7 @@ def _page(run: RunFiles, others: Sequence[RunFiles]) -> dict[str, Any]:
         "legend": [(tier, figures.legend_mark(charts.SHAPES[tier], tier)) for tier in present],
         "counts_figure": figures.counts_figure(classes) if classes else None,
         "recall_figure": figures.recall_figure(classes, headline["value"] if headline else None),
+        "by_count_figure": figures.count_recall_figure(classes),
         "tiers_figure": figures.tiers_figure(tiers) if tiers else None,
         "confusion_figure": figures.confusion_figure(record, classes),
         "curves": figures.curve_figures(run.history),

@@ -1,5 +1,6 @@
 """Metrics against a swept setting, with the computing cost below."""
 
+import math
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
@@ -55,7 +56,8 @@ def sweep_figure(
             place = j if together else len(swept) + i
             rows += _flat(panel, one, key, place)
     for i, points in enumerate(swept.values()):
-        _times(axes[-1], points, setting, places, i)
+        # The only line of a time panel is black: it belongs to no metric.
+        _times(axes[-1], points, setting, places, look(6) if together else look(i))
     _finish(axes, keys, together, device)
     axes[-1].set_xticks([places[v] for v in values], [_text(v) for v in values])
     axes[-1].set_xlabel(setting + (" (logarithmic)" if logarithmic else ""))
@@ -101,8 +103,6 @@ def _value(one: Series, setting: str) -> Any:
 
 def _places(values: Sequence[float]) -> tuple[dict[float, float], bool]:
     """The place of each value on the axis: its logarithm if the values span a factor of 20."""
-    import math
-
     logarithmic = values[0] > 0 and values[-1] >= 20 * values[0]
     return {v: math.log10(v) if logarithmic else float(v) for v in values}, logarithmic
 
@@ -150,9 +150,8 @@ def _flat(panel: "Axes", one: Series, key: str, place: int) -> list[dict[str, An
 
 
 def _times(
-    panel: "Axes", points: Sequence[Series], setting: str, places: dict[float, float], i: int
+    panel: "Axes", points: Sequence[Series], setting: str, places: dict[float, float], style: Any
 ) -> None:
-    style = look(i) if i else look(6)
     x = [places[_value(one, setting)] for one in points]
     panel.plot(x, [one.minutes() for one in points], **style)
 
@@ -163,8 +162,7 @@ def _finish(axes: Any, keys: Sequence[str], together: bool, device: str) -> None
             "value × 100" if together and len(keys) > 1 else f"{METRICS[key].short}, %"
         )
     axes[-1].set_ylabel(f"{device} minutes")
-    axes[-1].set_ylim(bottom=0)
-    axes[-1].margins(y=0.15)
+    axes[-1].set_ylim(0, 1.2 * max(axes[-1].get_ylim()[1], 1e-9))
     for panel in axes:
         panel.grid()
 
