@@ -1,6 +1,7 @@
 """Recall against training images."""
 
 import re
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -43,3 +44,16 @@ def test_a_report_of_several_runs_is_written_where_asked(tmp_path: Path) -> None
     with pytest.raises(LmdError, match="at most 8 runs side by side; got 9"):
         write_report(runs[0], compare=[runs[1]] * 8, out=tmp_path / "nine.html")
     assert not (tmp_path / "nine.html").exists()
+
+
+def test_reliability_is_drawn_without_the_temperature_too(tmp_path: Path) -> None:
+    make_run(tmp_path / "run", SKIN[:3], epochs=(1,))
+    run = RunFolder(tmp_path / "run").read()
+    page = write_report(run, out=tmp_path / "one.html").read_text(encoding="utf-8")
+    assert "reliability-before" not in page
+    model = run.record.model.model_copy(update={"temperature": 2.0})
+    warm = replace(run, record=run.record.model_copy(update={"model": model}))
+    page = write_report(warm, out=tmp_path / "two.html").read_text(encoding="utf-8")
+    gaps = re.findall(r"between confidence and accuracy: ([\d.]+)", page)
+    assert len(gaps) == 2
+    assert gaps[0] != gaps[1]

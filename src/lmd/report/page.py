@@ -16,6 +16,7 @@ from lmd.report.comparison import comparison
 from lmd.report.decisions import calibration_view, decisions_view, sets_view
 from lmd.runfolder.folder import RunFiles
 from lmd.runfolder.record import Record
+from lmd.scoring.calibration import without_temperature
 from lmd.scoring.metrics import METRICS
 from lmd.scoring.sample import Sample
 from lmd.scoring.tiers import TIERS
@@ -104,8 +105,13 @@ def _calibration(run: RunFiles, metrics: Sequence[view.Row]) -> dict[str, Any] |
     computed = {"text": f"{METRICS['ece'].value(sample):.3f}", "interval": ""}
     total = sum(each.count for each in bins)
     gap = sum(each.count * (each.confidence - each.accuracy) for each in bins) / total
+    before = None
+    if (temperature := run.record.model.temperature) != 1:
+        raw = Sample(found.labels, without_temperature(found.probabilities, temperature))
+        before = Markup(curves.reliability("reliability-before", reliability_bins(raw)))
     return {
         "figure": Markup(curves.reliability("reliability", bins)),
+        "before": before,
         "error": view.find_metric(metrics, "ece") or computed,
         "bins": len(bins),
         "gap": gap,
