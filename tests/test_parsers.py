@@ -18,7 +18,8 @@ from lmd.data.sources import scan_source
 from lmd.model import ModelSpec, Preprocessing, read_spec
 from lmd.protocol import Protocol, load_protocol
 from lmd.runfolder.folder import RunFolder
-from lmd.runfolder.record import Record, read_record
+from lmd.runfolder.reading import read_record
+from lmd.runfolder.record import Record
 
 few = settings(
     max_examples=40,

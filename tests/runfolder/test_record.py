@@ -13,7 +13,8 @@ from toys import ROOT
 
 from lmd.base.errors import LmdError
 from lmd.runfolder.folder import RunFolder
-from lmd.runfolder.record import Record, read_record, upgrade
+from lmd.runfolder.reading import read_record, upgrade
+from lmd.runfolder.record import Record
 from lmd.runfolder.schema import page
 
 COMMITTED = sorted((ROOT / "docs" / "results").glob("*/records/*.json"))

@@ -13,7 +13,8 @@ from lmd.base.errors import LmdError
 from lmd.base.files import atomic_write, clear_leftovers, is_leftover
 from lmd.base.lock import NAME as LOCK
 from lmd.runfolder.predictions import PARTS, Predictions, read_predictions
-from lmd.runfolder.record import HistoryRow, Record, read_record
+from lmd.runfolder.reading import read_record
+from lmd.runfolder.record import HistoryRow, Record
 
 RUN_FILES = (
     "checkpoint/state.safetensors",

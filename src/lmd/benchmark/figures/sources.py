@@ -11,7 +11,8 @@ from lmd.benchmark.grid import load_grid
 from lmd.benchmark.plan import Plan, read_plan
 from lmd.benchmark.trials import choices_path, read_choices, settled
 from lmd.runfolder.folder import RunFolder
-from lmd.runfolder.record import Record, read_record
+from lmd.runfolder.reading import read_record
+from lmd.runfolder.record import Record
 
 
 @dataclass(frozen=True)
