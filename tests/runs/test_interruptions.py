@@ -68,6 +68,26 @@ def test_a_training_that_cannot_start_leaves_nothing(tmp_path: Path) -> None:
     assert inside(tmp_path / "mine") == {"letter.txt"}
 
 
+@pytest.mark.parametrize("removed", [False, True])
+def test_interrupted_before_the_first_checkpoint(
+    train: Callable[..., RunFolder],
+    monkeypatch: pytest.MonkeyPatch,
+    tmp_path: Path,
+    removed: bool,
+) -> None:
+    def interrupted(*_: Any, **__: Any) -> None:
+        raise KeyboardInterrupt
+
+    with monkeypatch.context() as patch:
+        patch.setattr("lmd.runs.train.fit", interrupted)
+        with pytest.raises(KeyboardInterrupt):
+            train()
+    assert (tmp_path / "run" / "checkpoint").is_dir()
+    if removed:
+        (tmp_path / "run" / "checkpoint").rmdir()
+    assert train().read_record().status == "finished"
+
+
 def test_killed_at_every_write_and_resumed(
     train: Callable[..., RunFolder], monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:

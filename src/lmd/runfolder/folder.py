@@ -78,6 +78,13 @@ class RunFolder:
             raise LmdError(f"{path} is not a run folder: it has no record.json")
         return cls(path)
 
+    def make_checkpoint_folder(self) -> None:
+        """Make the folder of the checkpoint again if someone has removed it."""
+        try:
+            (self.path / "checkpoint").mkdir(exist_ok=True)
+        except OSError as error:
+            raise LmdError(f"cannot write to {self.path}: {error.strerror}") from error
+
     def lacks(self, record: Record) -> set[str]:
         """The files of this finished run that are not there; it needs no checkpoint."""
         wanted = {*RUN_FILES[1:]}

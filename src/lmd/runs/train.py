@@ -156,6 +156,8 @@ def _open(
         # Another training may have ended while this one waited for the lock.
         begun = resume and (folder / "record.json").exists()
         clear_leftovers(folder, folder / "checkpoint")
+        if begun:
+            RunFolder(folder).make_checkpoint_folder()
     if begun:
         return _reopen(folder, request, asked=bool(request.data))
     if rank() > 0:
@@ -165,6 +167,8 @@ def _open(
 
 def _forget_unborn(folder: Path) -> None:
     """Remove the folder of a run that ended before it had a record."""
+    if (folder / "record.json").exists():
+        return
     with suppress(OSError):  # raised by the first one that is not empty
         (folder / "checkpoint").rmdir()
         folder.rmdir()
