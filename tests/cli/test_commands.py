@@ -139,7 +139,8 @@ def test_the_intervals_know_which_images_are_of_one_patient(tmp_path: Path) -> N
     assert " 16 (4) " in done.stdout
     assert made.read_record() == record
     # Without the groups the same predictions look surer than they are.
-    made.write_predictions(Predictions(predictions.classes, {"test": replace(test, groups=None)}))
+    parts = {**predictions.parts, "test": replace(test, groups=None)}
+    made.write_predictions(Predictions(predictions.classes, parts))
     surer = rescore(made.path)
     for known, unknown in zip(record.per_class["test"], surer.per_class["test"], strict=True):
         assert known.recall.value == unknown.recall.value
