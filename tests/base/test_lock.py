@@ -52,3 +52,19 @@ def test_what_a_free_lock_contains_does_not_matter(tmp_path: Path, content: byte
     (tmp_path / NAME).write_bytes(content)
     with locked(tmp_path):
         pass
+
+
+FULL = """
+import pathlib, resource, sys
+from lmd.base.lock import locked
+resource.setrlimit(resource.RLIMIT_FSIZE, (5, 5))
+with locked(pathlib.Path(sys.argv[1])):
+    print("held")
+"""
+
+
+def test_a_full_disk_does_not_break_the_lock(tmp_path: Path) -> None:
+    done = subprocess.run(
+        [sys.executable, "-c", FULL, str(tmp_path)], capture_output=True, text=True, check=False
+    )
+    assert (done.stdout, done.stderr) == ("held\n", "")

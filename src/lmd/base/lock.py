@@ -39,9 +39,9 @@ def locked(folder: Path, what: str = "benchmark", *, remove: bool = False) -> It
         time.sleep(0.1)
     with file:
         with contextlib.suppress(OSError):  # a full disk; the lock holds without a name
-            file.truncate(0)
-            file.write(f"process {os.getpid()} on {platform.node()}\n")
-            file.flush()
+            os.ftruncate(file.fileno(), 0)
+            # Not by the file's buffer, which would be written again when it is closed.
+            os.write(file.fileno(), f"process {os.getpid()} on {platform.node()}\n".encode())
         try:
             yield file.fileno()
         finally:
