@@ -21,6 +21,7 @@ from lmd.deploy.novelty import Novelty, checked_above, load_novelty
 from lmd.deploy.prediction import Prediction
 from lmd.model import load_model
 from lmd.scoring.costs import GivenCosts
+from lmd.scoring.novelty import ABOVE
 from lmd.scoring.prevalence import Prevalence
 from lmd.scoring.rules import Wanted
 
@@ -31,7 +32,7 @@ __all__ = ["Predictor", "find_images", "load"]
 
 
 class Predictor:
-    """Predicts images of any size, given as paths, folders, Pillow images or arrays."""
+    """Predicts images of any size: paths, folders, contents of files, Pillow images or arrays."""
 
     def __init__(self, engine: TorchEngine | OnnxEngine, folder: Path | None = None) -> None:
         self.engine = engine
@@ -57,11 +58,11 @@ class Predictor:
     ) -> Prediction:
         """Probabilities of all images, which are decoded in parallel while the model computes.
 
-        One image or several: paths, folders, Pillow images, or arrays ``(H, W)`` or ``(H, W, C)``
-        with 1, 3 or 4 channels of uint8 or uint16. ``prevalence``, ``costs``, ``coverage`` and
-        ``refer_above`` are those of ``lmd predict``: see docs/decisions.md. An image is flagged if
-        it is farther from the training images than the share ``unlike_above`` of the validation
-        images, by default 0.99.
+        One image or several: paths, folders, contents of files as bytes, Pillow images, or arrays
+        ``(H, W)`` or ``(H, W, C)`` with 1, 3 or 4 channels of uint8 or uint16. ``prevalence``,
+        ``costs``, ``coverage`` and ``refer_above`` are those of ``lmd predict``: see
+        docs/decisions.md. An image is flagged if it is farther from the training images than the
+        share ``unlike_above`` of the validation images, by default 0.99.
         """
         rule = rule_of(self.engine.spec, Wanted(prevalence, costs, coverage, refer_above))
         above = checked_above(unlike_above, self.novelty)
@@ -80,7 +81,7 @@ class Predictor:
             if good:
                 names += [name for name, _ in good]
                 pixels = np.stack([pixels for _, pixels in good])
-                probabilities, unlike = self._answer(pixels, above)
+                probabilities, unlike = self.answer(pixels, above)
                 batches.append(probabilities)
                 flags.append(unlike)
             done += len(chunk)
@@ -108,10 +109,10 @@ class Predictor:
 
         return explain(self, image, classes=classes, neighbours=neighbours)
 
-    def _answer(
-        self, pixels: NDArray[np.uint8], above: float
+    def answer(
+        self, pixels: NDArray[np.uint8], above: float = ABOVE
     ) -> tuple[NDArray[np.float32], NDArray[np.bool_]]:
-        """Probabilities ``(B, K)``, and which images are unlike the training images ``(B,)``."""
+        """Of resized images ``(B, S, S, 3)``: probabilities ``(B, K)``, and the flags ``(B,)``."""
         if self.novelty is None or not isinstance(self.engine, TorchEngine):
             return self.engine.probabilities(pixels), np.zeros(len(pixels), np.bool_)
         features = self.engine.features(pixels)
