@@ -22,6 +22,11 @@ class _InMemory(MultiPartParser):
 
     spool_max_size = sys.maxsize
 
+    def close(self) -> None:
+        """Free the memory of all files, also of one whose end did not arrive."""
+        for file in self._files_to_close_on_error:
+            file.close()
+
 
 @dataclass(frozen=True)
 class Upload:
@@ -44,7 +49,20 @@ async def read_form(request: Request, limits: Limits, *, field: str, most: int) 
     kind = request.headers.get("content-type", "").partition(";")[0].strip().lower()
     if kind != "multipart/form-data":
         raise Problem("wrong-type", f"Send multipart/form-data with a file in the field {field}.")
-    parsed = await _parsed(request, most)
+    parser = _InMemory(
+        request.headers,
+        request.stream(),
+        max_files=most,
+        max_fields=1,
+        max_part_size=_MOST_OPTIONS,
+    )
+    try:
+        return await _form(await _parsed(parser, most), limits, field)
+    finally:
+        parser.close()
+
+
+async def _form(parsed: FormData, limits: Limits, field: str) -> Form:
     uploads, options = [], Options()
     for name, value in parsed.multi_items():
         if name == field and isinstance(value, UploadFile):
@@ -58,15 +76,9 @@ async def read_form(request: Request, limits: Limits, *, field: str, most: int) 
     return Form(uploads, options)
 
 
-async def _parsed(request: Request, most: int) -> FormData:
+async def _parsed(parser: MultiPartParser, most: int) -> FormData:
     try:
-        return await _InMemory(
-            request.headers,
-            request.stream(),
-            max_files=most,
-            max_fields=1,
-            max_part_size=_MOST_OPTIONS,
-        ).parse()
+        return await parser.parse()
     except MultiPartException as error:
         if error.message.startswith("Too many files"):
             raise Problem("too-large", f"A request may have at most {most} files.") from None
