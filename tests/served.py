@@ -89,6 +89,9 @@ class WebClient:
     def post(self, path: str, **options: Any) -> httpx.Response:
         return self._runner.run(self._client.post(path, **options))
 
+    def request(self, method: str, path: str, **options: Any) -> httpx.Response:
+        return self._runner.run(self._client.request(method, path, **options))
+
     def together(self, path: str, every: list[dict[str, Any]]) -> list[httpx.Response]:
         """The answers to requests that are sent at the same time."""
 

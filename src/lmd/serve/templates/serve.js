@@ -234,6 +234,7 @@
     if (!picture) return [];
     const stage = make("div", null, { class: "stage" });
     stage.append(make("img", null, { src: picture, alt: "The image" }));
+    if (!found && !models[m].explanations) return [stage, make("p", "An ONNX file has no heat maps: serve its run folder to see them.", { class: "soft small" })];
     if (!found) return [stage];
     const overlay = make("img", null, { alt: "" });
     const choose = (heat) => {
