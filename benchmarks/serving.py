@@ -2,8 +2,8 @@
 
     python benchmarks/serving.py [--clients 200] [--requests 2000] [--backbone efficientnet_lite0]
 
-The server is a process of its own; the clients share one more process with this script, so they take
-time away from it. Prints latency, throughput and their ratio to that of ``predict``.
+The server is a process of its own; the clients run in this script, so they take time away from
+it. Prints latency, throughput and their ratio to that of ``predict``.
 """
 
 import argparse

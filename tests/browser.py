@@ -113,7 +113,7 @@ def opened(folder: Path) -> Iterator[Browser]:
 
     process = subprocess.Popen(
         [str(CHROMIUM), *flags],
-        preexec_fn=place,
+        preexec_fn=place,  # noqa: PLW1509  (it only copies two numbers)
         close_fds=False,
         stderr=subprocess.DEVNULL,
     )
