@@ -52,7 +52,7 @@ class Explanation:
 def explain(
     predictor: Predictor, image: Image, *, classes: int = 2, neighbours: int | None = None
 ) -> Explanation:
-    """Explain one image: a path, the contents of a file, or an RGB array ``(H, W, 3)`` of uint8."""
+    """Explain one image, given as a path or as an RGB array ``(H, W, 3)`` of uint8."""
     check_explainable(predictor)
     if classes < 1:
         raise LmdError(f"classes must be at least 1; it is {classes}")

@@ -16,7 +16,7 @@ from lmd.data.resizing import resize, resize_v1
 from lmd.data.room import room_for
 from lmd.data.sources.walk import images_of, tree_below
 
-Image = str | Path | bytes | PillowImage | NDArray[np.uint8] | NDArray[np.uint16]
+Image = str | Path | PillowImage | NDArray[np.uint8] | NDArray[np.uint16]
 Given = Image | LmdError  # an error stands for what cannot be read
 
 
@@ -57,8 +57,8 @@ def listed(images: Given | Sequence[Given]) -> list[Given]:
 
 
 def as_pixels(image: Image, name: str) -> NDArray[np.uint8]:
-    """RGB ``(H, W, 3)`` of a file, its contents, a Pillow image or an array."""
-    return read_image(image) if isinstance(image, str | Path | bytes) else rgb_pixels(image, name)
+    """RGB ``(H, W, 3)`` of a file, a Pillow image or an array."""
+    return read_image(image) if isinstance(image, str | Path) else rgb_pixels(image, name)
 
 
 def fitted(image: Image, name: str, size: int, rule: str) -> NDArray[np.uint8]:
@@ -66,6 +66,6 @@ def fitted(image: Image, name: str, size: int, rule: str) -> NDArray[np.uint8]:
     with room_for(Path(image)) if isinstance(image, str | Path) else nullcontext():
         if rule != "v1":
             return resize(as_pixels(image, name), size)
-        if isinstance(image, str | Path | bytes):
+        if isinstance(image, str | Path):
             return resize_v1(read_image(image, at_least=size, old=True), size)
         return resize_v1(rgb_pixels(image, name), size)

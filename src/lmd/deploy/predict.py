@@ -32,7 +32,7 @@ __all__ = ["Predictor", "find_images", "load"]
 
 
 class Predictor:
-    """Predicts images of any size: paths, folders, contents of files, Pillow images or arrays."""
+    """Predicts images of any size, given as paths, folders, Pillow images or arrays."""
 
     def __init__(self, engine: TorchEngine | OnnxEngine, folder: Path | None = None) -> None:
         self.engine = engine
@@ -58,11 +58,11 @@ class Predictor:
     ) -> Prediction:
         """Probabilities of all images, which are decoded in parallel while the model computes.
 
-        One image or several: paths, folders, contents of files as bytes, Pillow images, or arrays
-        ``(H, W)`` or ``(H, W, C)`` with 1, 3 or 4 channels of uint8 or uint16. ``prevalence``,
-        ``costs``, ``coverage`` and ``refer_above`` are those of ``lmd predict``: see
-        docs/decisions.md. An image is flagged if it is farther from the training images than the
-        share ``unlike_above`` of the validation images, by default 0.99.
+        One image or several: paths, folders, Pillow images, or arrays ``(H, W)`` or ``(H, W, C)``
+        with 1, 3 or 4 channels of uint8 or uint16. ``prevalence``, ``costs``, ``coverage`` and
+        ``refer_above`` are those of ``lmd predict``: see docs/decisions.md. An image is flagged if
+        it is farther from the training images than the share ``unlike_above`` of the validation
+        images, by default 0.99.
         """
         rule = rule_of(self.engine.spec, Wanted(prevalence, costs, coverage, refer_above))
         above = checked_above(unlike_above, self.novelty)

@@ -22,7 +22,7 @@ from lmd.data.resizing import resize, resize_v1
 from lmd.deploy.explain import shown
 from lmd.serve.dicom_check import check_dicom
 from lmd.serve.limits import Limits
-from lmd.serve.problems import Problem
+from lmd.serve.problems import Problem, busy
 
 _MARKS = {
     b"\xff\xd8\xff": "JPEG",
@@ -65,6 +65,8 @@ def decode(data: bytes, size: int, rule: str, limits: Limits, *, picture: bool) 
         if "pip install" in str(error):
             raise Problem("wrong-type", "This server cannot read DICOM files.") from None
         raise Problem("bad-image", BAD) from None
+    except MemoryError:
+        raise busy("There is not enough memory for the image", 5) from None
 
 
 def check(data: bytes, limits: Limits) -> str:
