@@ -1,12 +1,13 @@
 """DICOM files for tests."""
 
+from io import BytesIO
 from pathlib import Path
 
 import numpy as np
 import pytest
 
 
-def write_dicom(path: Path, pixels: np.ndarray, **tags) -> Path:
+def write_dicom(path: Path | BytesIO, pixels: np.ndarray, **tags) -> Path | BytesIO:
     pydicom = pytest.importorskip("pydicom")
     from pydicom.uid import ExplicitVRLittleEndian, SecondaryCaptureImageStorage, generate_uid
 

@@ -35,6 +35,7 @@ from lmd.cli.options import (
     given_columns,
 )
 from lmd.cli.predict import predict
+from lmd.cli.serve import serve
 from lmd.cli.show import report, runs, show
 
 if TYPE_CHECKING:
@@ -220,6 +221,7 @@ def export(
 
 
 app.command()(predict)
+app.command()(serve)
 app.command()(methods)
 app.command()(explain)
 app.command()(index)

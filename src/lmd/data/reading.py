@@ -1,6 +1,7 @@
 """From an image file to RGB pixels."""
 
 import hashlib
+import io
 from collections.abc import Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
@@ -42,9 +43,13 @@ class FileImages:
 
 
 def read_image(
-    path: str | Path, *, at_least: int | None = None, old: bool = False
+    source: str | Path | bytes,
+    *,
+    at_least: int | None = None,
+    old: bool = False,
+    kinds: tuple[str, ...] | None = None,
 ) -> NDArray[np.uint8]:
-    """RGB pixels ``(H, W, 3)`` of a file.
+    """RGB pixels ``(H, W, 3)`` of a file, given as its path or as its contents.
 
     The EXIF orientation is applied, transparent pixels become black, only the first frame or page
     is read, and colour profiles are ignored. 16-bit values are scaled by their full range (a 12-bit
@@ -52,19 +57,20 @@ def read_image(
     DICOM files are windowed, see ``lmd.data.sources.dicom``. With ``at_least``, for thumbnails, a
     JPEG may be decoded at 1/2, 1/4 or 1/8 of its size, but no side becomes shorter than that.
     ``old`` is the rule of models without ``preprocessing.resize``: 16-bit colour keeps its upper 8
-    bits, and DICOM without a window is always stretched.
+    bits, and DICOM without a window is always stretched. ``kinds`` are the only formats that are
+    tried, by their names in Pillow; the default is all.
     """
-    path = Path(path)
-    kind = what_is(path)
-    if kind != FILE:
+    path: Path | bytes = source if isinstance(source, bytes) else Path(source)
+    kind = FILE if isinstance(path, bytes) else what_is(path)
+    if isinstance(path, Path) and kind != FILE:
         raise _not_a_file(path, kind)
-    if is_dicom(path):
+    if has_dicom_mark(path) if isinstance(path, bytes) else is_dicom(path):
         from lmd.data.sources.dicom import read_dicom
 
         return read_dicom(path, old=old)
     try:
         with quiet_pillow():
-            return _decode(path, at_least, old)
+            return _decode(path, at_least, old, kinds)
     except (LmdError, MemoryError):
         raise
     except Image.DecompressionBombError:
@@ -81,9 +87,14 @@ def is_dicom(path: Path) -> bool:
         if what_is(path) != FILE:
             return False
         with path.open("rb") as file:
-            return file.read(132)[128:] == b"DICM"
+            return has_dicom_mark(file.read(132))
     except OSError:
         return False
+
+
+def has_dicom_mark(data: bytes) -> bool:
+    """Whether the contents of a file have the mark of DICOM at byte 128."""
+    return data[128:132] == b"DICM"
 
 
 def is_image(path: Path) -> bool:
@@ -100,20 +111,25 @@ def _not_a_file(path: Path, kind: str) -> LmdError:
     return unreadable(path, f"it is {kind}" if kind.startswith("a ") else kind)
 
 
-def too_large(path: Path) -> LmdError:
+def too_large(path: Path | bytes) -> LmdError:
     """The error for an image with more than ``MAX_PIXELS`` pixels."""
     return LmdError(
-        f"image {path} has more than {MAX_PIXELS} pixels and is not decoded, because it might "
+        f"{shown(path)} has more than {MAX_PIXELS} pixels and is not decoded, because it might "
         "fill the memory: make it smaller, or remove it"
     )
 
 
-def unreadable(path: Path, reason: object) -> LmdError:
+def unreadable(path: Path | bytes, reason: object) -> LmdError:
     """The error for a broken file."""
     return LmdError(
-        f"image {path} cannot be read ({reason}): replace or remove it, "
+        f"{shown(path)} cannot be read ({reason}): replace or remove it, "
         "or leave out unreadable images with --skip-bad"
     )
+
+
+def shown(path: Path | bytes) -> str:
+    """An image in a message."""
+    return "the image" if isinstance(path, bytes) else f"image {path}"
 
 
 def file_signature(ids: Sequence[str], paths: Sequence[Path]) -> str:
@@ -129,8 +145,11 @@ def file_signature(ids: Sequence[str], paths: Sequence[Path]) -> str:
     return digest.hexdigest()
 
 
-def _decode(path: Path, at_least: int | None, old: bool) -> NDArray[np.uint8]:
-    with Image.open(path) as image:
+def _decode(
+    path: Path | bytes, at_least: int | None, old: bool, kinds: tuple[str, ...] | None
+) -> NDArray[np.uint8]:
+    file = io.BytesIO(path) if isinstance(path, bytes) else path
+    with Image.open(file, formats=kinds) as image:
         if image.width * image.height > MAX_PIXELS:
             raise too_large(path)
         deep = None if old else _deep_colour(path, image)
@@ -142,11 +161,12 @@ def _decode(path: Path, at_least: int | None, old: bool) -> NDArray[np.uint8]:
         return pillow_pixels(image)
 
 
-def _deep_colour(path: Path, image: Image.Image) -> NDArray[np.uint8] | None:
+def _deep_colour(path: Path | bytes, image: Image.Image) -> NDArray[np.uint8] | None:
     """Colour of 16 bits, of which Pillow keeps only the upper 8; ``None`` if the file has less."""
     if image.mode not in {"RGB", "RGBA", "LA"} or ";16" not in str(getattr(image, "tile", "")):
         return None
-    data = np.frombuffer(path.read_bytes(), np.uint8)
+    contents = path if isinstance(path, bytes) else path.read_bytes()
+    data = np.frombuffer(contents, np.uint8)
     found = cv2.imdecode(data, cv2.IMREAD_UNCHANGED | cv2.IMREAD_IGNORE_ORIENTATION)
     if found is None or found.dtype != np.uint16 or found.ndim != 3 or found.shape[2] < 3:
         return None

@@ -53,22 +53,41 @@ def explain(
     predictor: Predictor, image: Image, *, classes: int = 2, neighbours: int | None = None
 ) -> Explanation:
     """Explain one image, given as a path or as an RGB array ``(H, W, 3)`` of uint8."""
-    engine = predictor.engine
-    if not isinstance(engine, TorchEngine):
-        raise LmdError(ONNX.format("this model"))
+    check_explainable(predictor)
     if classes < 1:
         raise LmdError(f"classes must be at least 1; it is {classes}")
-    index = nearest_index(predictor, neighbours)
+    nearest_index(predictor, neighbours)  # a mistake is found before the image is read
     name = str(image) if isinstance(image, str | Path) else "image"
-    pixels = fitted(image, name, engine.image_size, engine.rule)[None]
-    features = engine.features(pixels)
+    pixels = fitted(image, name, predictor.engine.image_size, predictor.engine.rule)
+    picture = shown(as_pixels(image, name))
+    return explain_pixels(
+        predictor, pixels, picture, name=name, classes=classes, neighbours=neighbours
+    )
+
+
+def explain_pixels(
+    predictor: Predictor,
+    pixels: NDArray[np.uint8],
+    picture: NDArray[np.uint8],
+    *,
+    name: str = "image",
+    classes: int = 2,
+    neighbours: int | None = None,
+) -> Explanation:
+    """Explain an image that is resized for the model ``(S, S, 3)`` and to be shown ``(H, W, 3)``.
+
+    The first is made by ``fitted``, the second by ``shown``.
+    """
+    engine = check_explainable(predictor)
+    index = nearest_index(predictor, neighbours)
+    batch = pixels[None]
+    features = engine.features(batch)
     probabilities = engine.classified(features)[0]
     order = np.argsort(-probabilities, kind="stable")[:classes]
     chosen = torch.from_numpy(order[None]).to(engine.device)
     maps: NDArray[np.float32] = (
-        evidence(engine.model, engine.normalised(pixels), chosen)[0].cpu().numpy()
+        evidence(engine.model, engine.normalised(batch), chosen)[0].cpu().numpy()
     )
-    picture = _picture(as_pixels(image, name))
     return Explanation(
         name=name,
         classes=tuple(engine.classes[k] for k in order),
@@ -81,6 +100,13 @@ def explain(
         else tuple(index.nearest(features[0], neighbours or NEAREST)),
         unlike_training=_flag(predictor.novelty, features),
     )
+
+
+def check_explainable(predictor: Predictor) -> TorchEngine:
+    """The engine of a model that has heat maps; an ``LmdError`` for an ONNX file."""
+    if not isinstance(predictor.engine, TorchEngine):
+        raise LmdError(ONNX.format("this model"))
+    return predictor.engine
 
 
 def nearest_index(predictor: Predictor, neighbours: int | None) -> Neighbours | None:
@@ -110,7 +136,7 @@ def heat(maps: NDArray[np.float32], size: tuple[int, int]) -> NDArray[np.float32
     return (grown / top if top > 0 else grown).astype(np.float32)
 
 
-def _picture(image: NDArray[np.uint8]) -> NDArray[np.uint8]:
+def shown(image: NDArray[np.uint8]) -> NDArray[np.uint8]:
     """The image with its longest side between ``SMALLEST`` and ``LARGEST`` pixels."""
     high, wide = image.shape[:2]
     longest = min(max(high, wide, SMALLEST), LARGEST)

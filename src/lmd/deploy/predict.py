@@ -21,6 +21,7 @@ from lmd.deploy.novelty import Novelty, checked_above, load_novelty
 from lmd.deploy.prediction import Prediction
 from lmd.model import load_model
 from lmd.scoring.costs import GivenCosts
+from lmd.scoring.novelty import ABOVE
 from lmd.scoring.prevalence import Prevalence
 from lmd.scoring.rules import Wanted
 
@@ -80,7 +81,7 @@ class Predictor:
             if good:
                 names += [name for name, _ in good]
                 pixels = np.stack([pixels for _, pixels in good])
-                probabilities, unlike = self._answer(pixels, above)
+                probabilities, unlike = self.answer(pixels, above)
                 batches.append(probabilities)
                 flags.append(unlike)
             done += len(chunk)
@@ -108,10 +109,10 @@ class Predictor:
 
         return explain(self, image, classes=classes, neighbours=neighbours)
 
-    def _answer(
-        self, pixels: NDArray[np.uint8], above: float
+    def answer(
+        self, pixels: NDArray[np.uint8], above: float = ABOVE
     ) -> tuple[NDArray[np.float32], NDArray[np.bool_]]:
-        """Probabilities ``(B, K)``, and which images are unlike the training images ``(B,)``."""
+        """Of resized images ``(B, S, S, 3)``: probabilities ``(B, K)``, and the flags ``(B,)``."""
         if self.novelty is None or not isinstance(self.engine, TorchEngine):
             return self.engine.probabilities(pixels), np.zeros(len(pixels), np.bool_)
         features = self.engine.features(pixels)

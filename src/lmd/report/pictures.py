@@ -15,3 +15,8 @@ def data_uri(pixels: NDArray[np.uint8], side: int, quality: int = 72) -> str:
     file = io.BytesIO()
     image.save(file, "JPEG", quality=quality)
     return "data:image/jpeg;base64," + base64.b64encode(file.getvalue()).decode()
+
+
+def png_uri(png: bytes) -> str:
+    """The bytes of a PNG file as a data URI."""
+    return "data:image/png;base64," + base64.b64encode(png).decode()

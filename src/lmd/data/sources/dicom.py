@@ -1,5 +1,6 @@
 """DICOM files, with the default window of a viewer (needs the extra ``lmd[dicom]``)."""
 
+import io
 from pathlib import Path
 from typing import Any
 
@@ -8,11 +9,11 @@ from numpy.typing import NDArray
 
 from lmd.base.errors import LmdError
 from lmd.data.pixels import as_uint8, stretch
-from lmd.data.reading import MAX_PIXELS, too_large, unreadable
+from lmd.data.reading import MAX_PIXELS, shown, too_large, unreadable
 
 
-def read_dicom(path: Path, *, old: bool = False) -> NDArray[np.uint8]:
-    """RGB pixels ``(H, W, 3)`` of the first frame.
+def read_dicom(path: Path | bytes, *, old: bool = False) -> NDArray[np.uint8]:
+    """RGB pixels ``(H, W, 3)`` of the first frame of a file, or of the contents of one.
 
     Grey values pass the rescale slope and intercept (or the modality LUT), then the first VOI LUT
     or window of the file (DICOM PS3.3 C.11.2). Without either, stored values without a sign and a
@@ -25,10 +26,10 @@ def read_dicom(path: Path, *, old: bool = False) -> NDArray[np.uint8]:
         from pydicom.pixels.utils import pixel_array
     except ImportError:
         raise LmdError(
-            f"image {path} is DICOM, which needs pydicom: install it with pip install 'lmd[dicom]'"
+            f"{shown(path)} is DICOM, which needs pydicom: install it with pip install 'lmd[dicom]'"
         ) from None
     try:
-        header = pydicom.dcmread(path)
+        header = pydicom.dcmread(io.BytesIO(path) if isinstance(path, bytes) else path)
         if int(header.Rows) * int(header.Columns) > MAX_PIXELS:
             raise too_large(path)
         pixels = pixel_array(header, index=0)

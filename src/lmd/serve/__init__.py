@@ -1,0 +1,1 @@
+"""A web page and a REST API for shipped models."""

@@ -1,0 +1,184 @@
+"""What every request passes before a route sees it: host, token, origin, size, room and time."""
+
+import asyncio
+import base64
+import binascii
+import hmac
+import ipaddress
+import logging
+import time
+import traceback
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import TYPE_CHECKING
+
+from lmd.serve.limits import Limits
+from lmd.serve.measures import Measures
+from lmd.serve.problems import MEDIA_TYPE, Problem, busy
+
+if TYPE_CHECKING:
+    from starlette.types import ASGIApp, Message, Receive, Scope, Send
+
+HEADERS = {
+    "Cache-Control": "no-store",
+    "Content-Security-Policy": "default-src 'none'; frame-ancestors 'none'",
+    "Cross-Origin-Opener-Policy": "same-origin",
+    "Cross-Origin-Resource-Policy": "same-origin",
+    "Referrer-Policy": "no-referrer",
+    "X-Content-Type-Options": "nosniff",
+    "X-Frame-Options": "DENY",
+}
+LOG = logging.getLogger("lmd.serve")
+
+
+def is_loopback(host: str) -> bool:
+    """Whether only this machine can reach a host of this name."""
+    try:
+        return ipaddress.ip_address(host.strip("[]")).is_loopback
+    except ValueError:
+        return host.lower() == "localhost"
+
+
+class Guard:
+    """Checks requests, limits what they cost, and turns every error into problem JSON.
+
+    Without a token only host names of this machine are answered, so that no web site can reach the
+    server under a name of its own (DNS rebinding).
+    """
+
+    def __init__(
+        self, app: "ASGIApp", limits: Limits, measures: Measures, token: str | None = None
+    ) -> None:
+        self._app, self._limits, self._measures = app, limits, measures
+        self._token = None if token is None else token.encode()
+        self._open = self._bytes = 0
+
+    async def __call__(self, scope: "Scope", receive: "Receive", send: "Send") -> None:
+        """One connection of the ASGI protocol."""
+        if scope["type"] == "lifespan":
+            await self._app(scope, receive, send)
+        elif scope["type"] == "http":
+            answer = _Answer(send)
+            start = time.monotonic()
+            try:
+                await self._answer(scope, receive, answer)
+            finally:
+                route = getattr(scope.get("route"), "path", "none")
+                self._measures.requests.add(route=route, status=str(answer.status))
+                self._measures.seconds.observe(time.monotonic() - start, route=route)
+
+    async def _answer(self, scope: "Scope", receive: "Receive", answer: "_Answer") -> None:
+        headers = {key.lower(): value for key, value in scope["headers"]}
+        body = _Body(receive, self._limits.request_bytes)
+        try:
+            self._check(scope, headers)
+            with self._room(headers):
+                async with asyncio.timeout(self._limits.seconds):
+                    await self._app(scope, body, answer)
+        except Problem as problem:
+            await answer.problem(problem)
+        except TimeoutError:
+            if body.complete:
+                await answer.problem(busy("The answer took too long", 5))
+            else:
+                why = f"The request must arrive within {self._limits.seconds:g} s."
+                await answer.problem(Problem("slow-upload", why))
+        except Exception as error:
+            # The message may quote the upload, so only the place is logged.
+            place = "".join(traceback.format_tb(error.__traceback__))
+            LOG.error("%s while answering a request\n%s", type(error).__name__, place)
+            await answer.problem(Problem("failed", "The error is in the log of the server."))
+
+    def _check(self, scope: "Scope", headers: dict[bytes, bytes]) -> None:
+        if self._token is None:
+            host = headers.get(b"host", b"").decode("latin-1")
+            name = host.rpartition(":")[0] if host.rpartition(":")[2].isdigit() else host
+            if not is_loopback(name):
+                raise Problem("wrong-host", "Use localhost, or start the server with --token.")
+        elif not self._knows(headers.get(b"authorization", b"")):
+            raise Problem(
+                "no-token",
+                "Send the header Authorization: Bearer TOKEN, or the token as the password.",
+                {"WWW-Authenticate": 'Basic realm="lmd", charset="UTF-8"'},
+            )
+        other = headers.get(b"sec-fetch-site", b"none") not in (b"none", b"same-origin")
+        if other and scope["method"] not in ("GET", "HEAD"):
+            raise Problem("other-site", "Open the page of this server instead.")
+
+    def _knows(self, given: bytes) -> bool:
+        """Whether a header has the token; the time does not depend on how much of it is right."""
+        assert self._token is not None
+        scheme, _, rest = given.partition(b" ")
+        secret = rest.strip()
+        if scheme.lower() == b"basic":
+            try:
+                secret = base64.b64decode(secret, validate=True).partition(b":")[2]
+            except binascii.Error:
+                secret = b""
+        elif scheme.lower() != b"bearer":
+            secret = b""
+        return hmac.compare_digest(secret, self._token)
+
+    @contextmanager
+    def _room(self, headers: dict[bytes, bytes]) -> Iterator[None]:
+        """Room for the body of a request, of which all together have an upper bound."""
+        most = self._limits.request_bytes
+        stated = headers.get(b"content-length", b"")
+        chunked = b"transfer-encoding" in headers
+        length = int(stated) if stated.isdigit() else most if chunked else 0
+        if length > most:
+            raise Problem("too-large", f"A request may have at most {most / 1e6:g} MB.")
+        full = self._bytes + length > self._limits.bytes_at_once
+        if full or self._open >= 2 * self._limits.queue:
+            raise busy("Too many requests are waiting")
+        self._open, self._bytes = self._open + 1, self._bytes + length
+        self._measures.open.set(self._open)
+        try:
+            yield
+        finally:
+            self._open, self._bytes = self._open - 1, self._bytes - length
+            self._measures.open.set(self._open)
+
+
+class _Body:
+    """Counts the bytes of a request while they arrive."""
+
+    def __init__(self, receive: "Receive", most: int) -> None:
+        self._receive, self._most, self._seen = receive, most, 0
+        self.complete = False
+
+    async def __call__(self) -> "Message":
+        message = await self._receive()
+        self._seen += len(message.get("body", b""))
+        if self._seen > self._most:
+            raise Problem("too-large", f"A request may have at most {self._most / 1e6:g} MB.")
+        self.complete = self.complete or not message.get("more_body", False)
+        return message
+
+
+class _Answer:
+    """Adds the headers of safety to a response, and remembers its status."""
+
+    def __init__(self, send: "Send") -> None:
+        self._send = send
+        self.status = 0
+
+    async def __call__(self, message: "Message") -> None:
+        if message["type"] == "http.response.start":
+            self.status = message["status"]
+            given = {key.lower() for key, _ in message["headers"]}
+            extra = [(k.lower().encode(), v.encode()) for k, v in HEADERS.items()]
+            more = [(key, value) for key, value in extra if key not in given]
+            message = {**message, "headers": [*message["headers"], *more]}
+        await self._send(message)
+
+    async def problem(self, problem: Problem) -> None:
+        """Send a problem, unless a response has begun."""
+        if self.status:
+            return
+        body = problem.body()
+        headers = {"content-type": MEDIA_TYPE, "content-length": str(len(body))}
+        lines = [(k.encode(), v.encode()) for k, v in (headers | problem.headers).items()]
+        start = {"type": "http.response.start", "status": problem.status, "headers": lines}
+        await self(start)
+        await self({"type": "http.response.body", "body": body})

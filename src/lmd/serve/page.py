@@ -1,0 +1,136 @@
+"""The page for people and the page of the API: nothing is loaded from other places."""
+
+import base64
+import hashlib
+from collections.abc import Sequence
+from functools import lru_cache
+from typing import TYPE_CHECKING, Any
+
+from jinja2 import Environment, PackageLoader, StrictUndefined
+
+from lmd import __version__
+from lmd.serve.problems import KINDS
+from lmd.serve.schemas import ModelInfo
+
+if TYPE_CHECKING:
+    from lmd.serve.service import Service
+
+
+@lru_cache(maxsize=1)
+def _environment() -> Environment:
+    return Environment(
+        loader=PackageLoader("lmd.serve", "templates"),
+        autoescape=True,
+        undefined=StrictUndefined,
+        trim_blocks=True,
+        lstrip_blocks=True,
+    )
+
+
+@lru_cache(maxsize=4)
+def _source(name: str) -> tuple[str, str]:
+    """The text of a template file, and its hash as a source of the content security policy."""
+    loader = _environment().loader
+    assert loader is not None
+    text = loader.get_source(_environment(), name)[0]
+    digest = base64.b64encode(hashlib.sha256(text.encode()).digest()).decode()
+    return text, f"'sha256-{digest}'"
+
+
+def front_page(models: Sequence[ModelInfo], service: "Service") -> tuple[str, str]:
+    """The page for people, and its content security policy."""
+    style, style_hash = _source("serve.css")
+    script, script_hash = _source("serve.js")
+    limits = service.limits
+    text = (
+        _environment()
+        .get_template("serve.html")
+        .render(
+            models=[model.model_dump() for model in models],
+            limits={
+                "files": limits.files,
+                "bytes": limits.request_bytes,
+                "image": limits.image_bytes,
+            },
+            image_mb=f"{limits.image_mb:g}",
+            style=style,
+            script=script,
+            version=__version__,
+        )
+    )
+    return text, _policy(style_hash, script_hash)
+
+
+def api_page(description: dict[str, Any]) -> tuple[str, str]:
+    """The description of the API as a page without scripts, and its policy."""
+    style, style_hash = _source("serve.css")
+    text = (
+        _environment()
+        .get_template("api.html")
+        .render(
+            routes=_routes(description),
+            schemas=description.get("components", {}).get("schemas", {}),
+            kinds=KINDS,
+            style=style,
+            version=__version__,
+            shown=_shown,
+        )
+    )
+    return text, _policy(style_hash, "'none'")
+
+
+def _policy(style: str, script: str) -> str:
+    return (
+        f"default-src 'none'; script-src {script}; style-src {style}; img-src data:; "
+        "connect-src 'self'; base-uri 'none'; form-action 'none'; frame-ancestors 'none'"
+    )
+
+
+def _routes(description: dict[str, Any]) -> list[dict[str, Any]]:
+    found = []
+    for path, methods in description["paths"].items():
+        for method, about in methods.items():
+            body = about.get("requestBody", {}).get("content", {})
+            form: dict[str, Any] = next((each["schema"] for each in body.values()), {})
+            found.append(
+                {
+                    "path": path,
+                    "method": method.upper(),
+                    "summary": about.get("summary", ""),
+                    "fields": form.get("properties", {}),
+                    "required": form.get("required", []),
+                    "responses": [
+                        (status, each["description"], _answer(each))
+                        for status, each in about["responses"].items()
+                        if status != "422" or body  # the framework adds one to every route
+                    ],
+                }
+            )
+    return found
+
+
+def _answer(response: dict[str, Any]) -> str:
+    content = response.get("content", {})
+    return ", ".join(_shown(each.get("schema", {})) or kind for kind, each in content.items())
+
+
+def _shown(schema: dict[str, Any]) -> str:
+    """A schema in a few words."""
+    match schema:
+        case {"$ref": name}:
+            found = name.rpartition("/")[2]
+        case {"anyOf": several}:
+            found = " or ".join(_shown(each) for each in several)
+        case {"enum": values}:
+            found = " or ".join(f'"{value}"' for value in values)
+        case {"const": value}:
+            found = f'"{value}"'
+        case {"type": "array"}:
+            found = f"list of {_shown(schema.get('items', {})) or 'values'}"
+        case {"format": "binary"}:
+            found = "file"
+        case {"additionalProperties": {} as inner}:
+            found = f"object of {_shown(inner)}"
+        case _:
+            found = schema.get("type", "")
+    return str(found)

@@ -1,0 +1,141 @@
+"""What the API takes and gives, for checking and for its description."""
+
+from typing import Annotated, Literal
+
+from pydantic import BaseModel, ConfigDict, Field
+
+Share = Annotated[float, Field(ge=0, le=1, allow_inf_nan=False)]
+Cost = Annotated[float, Field(ge=0, allow_inf_nan=False)]
+
+
+class Options(BaseModel):
+    """How probabilities become decisions; see the options of `lmd predict`."""
+
+    model_config = ConfigDict(extra="forbid")
+
+    prevalence: Literal["uniform", "training"] | dict[str, Share] | None = Field(
+        default=None,
+        description="The mix of classes: uniform, training, or a share for every class.",
+    )
+    costs: dict[str, Cost | dict[str, Cost]] | None = Field(
+        default=None,
+        description="The cost of a mistake for every class, or a table of true by predicted.",
+    )
+    coverage: Annotated[float, Field(gt=0, lt=1, allow_inf_nan=False)] | None = Field(
+        default=None, description="The probability with which the set contains the true class."
+    )
+    refer_above: Annotated[int, Field(ge=1, le=1_000_000)] | None = Field(
+        default=None, description="Refer images with more classes in their set; needs coverage."
+    )
+    picture: bool = Field(
+        default=False, description="Return the image as it was read, at most 768 pixels."
+    )
+
+
+class ProblemDetails(BaseModel):
+    """An error (RFC 9457)."""
+
+    type: str
+    title: str
+    status: int
+    detail: str
+
+
+class Answer(BaseModel):
+    """The answer for one image; fields that were not asked for are null."""
+
+    image: str = Field(description="The name of the uploaded file.")
+    predicted: str
+    probability: float
+    probabilities: dict[str, float]
+    set: list[str] | None = Field(default=None, description="The prediction set, with a coverage.")
+    refer: bool | None = Field(default=None, description="Whether a person should decide.")
+    unlike_training: bool | None = Field(default=None, description="Null if the model cannot tell.")
+    picture: str | None = Field(default=None, description="A data URI.")
+
+
+class Row(BaseModel):
+    """One image of a batch: its answer, or why there is none."""
+
+    image: str
+    answer: Answer | None = None
+    problem: ProblemDetails | None = None
+
+
+class Rows(BaseModel):
+    """The images of a batch, in the order in which they were sent."""
+
+    model: str
+    rows: list[Row]
+
+
+class Heat(BaseModel):
+    """Where the evidence for a class is: a transparent PNG of the picture's size, and its peak."""
+
+    name: str
+    probability: float
+    heat: str = Field(description="A data URI.")
+    peak: tuple[float, float] = Field(description="As fractions of width and height.")
+
+
+class Case(BaseModel):
+    """A training image with similar features; its number counts from 0 in the training part."""
+
+    label: str
+    distance: float
+    number: int
+
+
+class Explained(BaseModel):
+    """Heat maps of the most probable classes, and the nearest training cases."""
+
+    model: str
+    image: str
+    picture: str = Field(description="The image as a data URI.")
+    classes: list[Heat]
+    neighbours: list[Case] | None = Field(
+        default=None, description="Null if the run did not keep them."
+    )
+    unlike_training: bool | None = None
+
+
+class ClassInfo(BaseModel):
+    """A class and its number of training images."""
+
+    name: str
+    training_images: int
+    training_share: float
+    validation_images: int | None = Field(default=None, description="Null if it is not known.")
+
+
+class ModelInfo(BaseModel):
+    """The description of a model."""
+
+    name: str
+    method: str
+    backbone: str
+    engine: Literal["torch", "onnxruntime"]
+    image_size: int
+    temperature: float
+    prior: Literal["uniform", "training"] | None = Field(
+        description="The mix of classes that the probabilities answer for, if it is known."
+    )
+    classes: list[ClassInfo]
+    coverage: bool = Field(description="Whether prediction sets are possible.")
+    explanations: bool = Field(description="Whether heat maps are possible.")
+    neighbours: bool = Field(description="Whether the nearest training cases are known.")
+    unlike_training: bool = Field(description="Whether images unlike training are flagged.")
+    lmd_version: str = Field(description="The version that wrote the model.")
+
+
+class Health(BaseModel):
+    """The server answers, and its models are loaded."""
+
+    status: Literal["ok"] = "ok"
+    models: list[str]
+
+
+class Version(BaseModel):
+    """The version of the server."""
+
+    lmd: str

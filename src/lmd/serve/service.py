@@ -1,0 +1,144 @@
+"""The work behind the routes: decode in a few threads, answer in the thread of the model."""
+
+import asyncio
+import os
+from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import ExitStack, contextmanager
+from typing import TypeVar
+
+import numpy as np
+from numpy.typing import NDArray
+from PIL import Image
+
+from lmd.deploy.explain import Explanation
+from lmd.report.heat_maps import OPACITY, as_png, colour_map
+from lmd.report.pictures import data_uri, png_uri
+from lmd.scoring.rules import Rule
+from lmd.serve.batching import Full
+from lmd.serve.forms import Form, Upload
+from lmd.serve.limits import Limits
+from lmd.serve.measures import Measures
+from lmd.serve.models import Served
+from lmd.serve.problems import Problem, busy
+from lmd.serve.schemas import Answer, Case, Explained, Heat, ProblemDetails, Row, Rows
+from lmd.serve.uploads import Decoded, decode
+
+T = TypeVar("T")
+SIDE = 768  # longest side of a picture
+
+
+class Service:
+    """The models of a server and the threads that they share."""
+
+    def __init__(self, models: dict[str, Served], limits: Limits, measures: Measures) -> None:
+        self.models, self.limits, self.measures = models, limits, measures
+        self._pool = ThreadPoolExecutor(min(os.cpu_count() or 1, 4), "lmd-decode")
+
+    def model(self, name: str) -> Served:
+        """The model of this name."""
+        if name not in self.models:
+            known = ", ".join(self.models)
+            raise Problem("not-found", f"There is no such model; the models are: {known}.")
+        return self.models[name]
+
+    @contextmanager
+    def places(self, served: Served, count: int) -> Iterator[None]:
+        """Places in the queue of a model for ``count`` images; a ``Problem`` if it is full."""
+        with ExitStack() as stack:
+            try:
+                stack.enter_context(served.batcher.places(count))
+            except Full:
+                raise busy("The queue of the model is full") from None
+            yield
+
+    async def predict(self, served: Served, form: Form) -> Answer:
+        """The answer for the one image of a form."""
+        return await self._answer(
+            served, form.images[0], served.rule(form.options), form.options.picture
+        )
+
+    async def predict_all(self, served: Served, form: Form) -> Rows:
+        """One row for each image; an image that cannot be read does not stop the others."""
+        rule = served.rule(form.options)
+
+        async def one(upload: Upload) -> Row:
+            try:
+                answer = await self._answer(served, upload, rule, form.options.picture)
+            except Problem as problem:
+                details = ProblemDetails.model_validate(problem.as_dict())
+                return Row(image=upload.name, problem=details)
+            return Row(image=upload.name, answer=answer)
+
+        rows = await asyncio.gather(*map(one, form.images))
+        return Rows(model=served.name, rows=rows)
+
+    async def explain(self, served: Served, form: Form) -> Explained:
+        """Heat maps and nearest cases of the one image of a form."""
+        upload = form.images[0]
+        decoded = await self._decode(served, upload.data, picture=True)
+        picture = decoded.picture
+        assert picture is not None
+        found: Explanation = await asyncio.wrap_future(
+            served.batcher.call(lambda: served.explain(decoded.pixels, picture))
+        )
+        uris = await self._aside(lambda: [heat_uri(heat) for heat in found.heat])
+        known = served.predictor.index is not None
+        return Explained(
+            model=served.name,
+            image=upload.name,
+            picture=await self._aside(lambda: data_uri(picture, SIDE, quality=90)),
+            classes=[
+                Heat(name=name, probability=float(p), heat=uri, peak=found.peak(i))
+                for i, (name, p, uri) in enumerate(
+                    zip(found.classes, found.probabilities, uris, strict=True)
+                )
+            ],
+            neighbours=[
+                Case(label=case.label, distance=case.distance, number=case.row)
+                for case in found.neighbours
+            ]
+            if known
+            else None,
+            unlike_training=found.unlike_training,
+        )
+
+    def text(self) -> str:
+        """The counters, for Prometheus."""
+        for name, served in self.models.items():
+            self.measures.waiting.set(served.batcher.taken, model=name)
+        return self.measures.text()
+
+    def close(self) -> None:
+        """Finish what was begun, and end all threads."""
+        for served in self.models.values():
+            served.batcher.close()
+        self._pool.shutdown()
+
+    async def _answer(self, served: Served, upload: Upload, rule: Rule, picture: bool) -> Answer:
+        decoded = await self._decode(served, upload.data, picture=picture)
+        row, unlike = await asyncio.wrap_future(served.batcher.submit(decoded.pixels))
+        answer = served.answer(upload.name, row, unlike, rule)
+        shown = decoded.picture
+        if shown is not None:
+            answer.picture = await self._aside(lambda: data_uri(shown, SIDE, quality=90))
+        return answer
+
+    async def _decode(self, served: Served, data: bytes, *, picture: bool) -> Decoded:
+        engine = served.predictor.engine
+        size, rule, limits = engine.image_size, engine.rule, self.limits
+        try:
+            return await self._aside(lambda: decode(data, size, rule, limits, picture=picture))
+        except Problem as problem:
+            self.measures.refused.add(model=served.name, problem=problem.kind)
+            raise
+
+    async def _aside(self, work: Callable[[], T]) -> T:
+        return await asyncio.get_running_loop().run_in_executor(self._pool, work)
+
+
+def heat_uri(heat: NDArray[np.float32]) -> str:
+    """``heat (H, W)`` from 0 to 1 as a transparent PNG that is laid over the picture."""
+    level = (heat * 255).round().astype(np.uint8)
+    cover = (OPACITY * 255 * heat.clip(0, 1)).round().astype(np.uint8)
+    return png_uri(as_png(Image.fromarray(np.dstack([colour_map()[level], cover]))))

@@ -1,0 +1,88 @@
+"""The command: it stops cleanly, and says what is wrong before it loads anything."""
+
+import signal
+import socket
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+import httpx
+import pytest
+from served import encoded, photo, shipped
+
+
+@contextmanager
+def started(folder: Path, *options: str) -> Iterator[tuple[subprocess.Popen[str], str]]:
+    """A server in a process of its own, and its address."""
+    command = [sys.executable, "-m", "lmd", "serve", str(folder), "--port", "0", *options]
+    process = subprocess.Popen(command, stdout=subprocess.PIPE, text=True)
+    try:
+        assert process.stdout is not None
+        lines = iter(process.stdout.readline, "")
+        page = next((line for line in lines if line.startswith("The page: ")), None)
+        assert page is not None, "the server did not start"
+        yield process, page.split()[-1]
+    finally:
+        process.kill()
+        process.wait()
+        process.stdout.close()
+
+
+def test_sigterm_finishes_what_was_begun(tmp_path: Path) -> None:
+    folder = shipped(tmp_path / "run")
+    large = encoded(photo(1, (3000, 3000)))
+    before = sorted(path.name for path in folder.iterdir())
+    with started(folder) as (process, address):
+        found: list[int] = []
+
+        def ask() -> None:
+            url = f"{address}api/models/run/predict"
+            files = {"image": ("a.png", large)}
+            found.append(httpx.post(url, files=files, timeout=60).status_code)
+
+        assert httpx.get(f"{address}health", timeout=60).status_code == 200
+        threads = [threading.Thread(target=ask) for _ in range(3)]
+        for thread in threads:
+            thread.start()
+        while httpx.get(f"{address}metrics", timeout=60).text.count("lmd_requests_open 1\n"):
+            time.sleep(0.01)  # only this one is open
+        process.send_signal(signal.SIGTERM)
+        for thread in threads:
+            thread.join()
+        assert process.wait(60) == 0
+        assert process.stdout is not None
+        assert "Stopped." in process.stdout.read()
+    assert 200 in found
+    assert sorted(path.name for path in folder.iterdir()) == before
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        (["--host", "0.0.0.0"], "needs --token"),
+        (["--max-files", "0"], "--max-files must be above 0"),
+        (["--queue", "2"], "--queue must be at least --max-files"),
+    ],
+)
+def test_mistakes_are_found_before_anything_is_loaded(options: list[str], message: str) -> None:
+    from typer.testing import CliRunner
+
+    from lmd.cli.commands import app
+
+    found = CliRunner().invoke(app, ["serve", "nowhere", *options])
+    assert message in str(found.exception)
+
+
+def test_a_port_that_is_taken_is_named() -> None:
+    from typer.testing import CliRunner
+
+    from lmd.cli.commands import app
+
+    with socket.create_server(("127.0.0.1", 0)) as other:
+        port = str(other.getsockname()[1])
+        found = CliRunner().invoke(app, ["serve", "nowhere", "--port", port])
+    assert f"--port {port} cannot be used" in str(found.exception)
