@@ -170,6 +170,7 @@ def test_without_a_test_part_the_validation_part_is_shown_and_said_so(tmp_path: 
         for key in ("metrics", "per_class", "confusion"):
             del values[key]["test"]
         del values["data"]["counts"]["test"]
+    (tmp_path / "run" / "predictions.npz").unlink()
     text = page(report_of(tmp_path / "run")).text
     assert "Validation, not test." in text
     assert shown(record.metrics["validation"]["balanced_accuracy"].value) in text
