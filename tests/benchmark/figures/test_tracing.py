@@ -41,7 +41,11 @@ def test_classifier_calibration(traces: list[Trace]) -> None:
     stage = traces[1]
     assert stage.roles == {"encoder": "trained", "classifier": "fixed"}
     assert {"classifier", "gaussians"} <= set(stage.updates)
-    assert edges(stage) == {("encoder of label", "fdc"), ("classifier of label", "ce")}
+    assert edges(stage) == {
+        ("encoder of label", "psi"),
+        ("encoder of label", "phi"),
+        ("classifier of label", "ce"),
+    }
     assert "m_loss" in stage.numbers
 
 

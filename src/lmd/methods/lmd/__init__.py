@@ -46,8 +46,10 @@ def lmd(
         yield first
         if stage_1.keep == "teacher":
             model.load_state_dict(first.teacher.state_dict())
-    else:
+    elif stage_1.tau:
         yield Supervised(model, PerClass(_corrected, stage_1.tau * log_priors(task.class_counts)))
+    else:
+        yield Supervised(model)
     if stage_2.levels:
         model.widen(list(model.inner)[-stage_2.levels :])
     if stage_2.classifier == "fresh":
