@@ -61,7 +61,7 @@ KINDS = {
     ),
     "full-disk": Kind(
         "no space left after a random number of bytes, then `--resume` with space",
-        "one line and exit code 1; then the same weights",
+        "one line and exit code 1, or enough space; then the same weights",
         processes.full_disk,
         0.4,
     ),

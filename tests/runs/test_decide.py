@@ -10,6 +10,8 @@ from runs_on_disk import SKIN, edited, make_run
 from lmd.base.errors import LmdError
 from lmd.model import ModelSpec, build_model, load_model, save_model
 from lmd.runfolder.folder import RunFolder
+from lmd.runfolder.predictions import Predictions
+from lmd.runfolder.record import Part
 from lmd.runs.decide import answers_of
 from lmd.runs.rescore import rescore
 from lmd.scoring.prevalence import class_mix
@@ -76,6 +78,14 @@ def test_a_method_that_became_another_name_keeps_its_prior(run: RunFolder) -> No
     assert rescore(run.path, resamples=10).model.prior == "uniform"
 
 
+def keep_part(run: RunFolder, predictions: Predictions, part: Part) -> None:
+    """Make it a run that has this part alone beside the training part."""
+    run.write_predictions(replace(predictions, parts={part: predictions.parts[part]}))
+    with edited(run.path) as values:
+        counts = values["data"]["counts"]
+        values["data"]["counts"] = {key: counts[key] for key in ("train", part)}
+
+
 def test_sets_are_scored_on_the_test_part_with_thresholds_of_validation(run: RunFolder) -> None:
     record = rescore(run.path, resamples=10, wanted=Wanted(coverage=0.95))
     assert record.sets is not None
@@ -85,12 +95,14 @@ def test_sets_are_scored_on_the_test_part_with_thresholds_of_validation(run: Run
     for k, one in enumerate(record.sets.per_class):
         own = test.probabilities[test.labels == k, k]
         assert one.coverage.value == pytest.approx((own >= np.float32(one.threshold)).mean())
-    only = replace(predictions, parts={"validation": predictions.parts["validation"]})
-    run.write_predictions(only)
+    counts = run.read_record().data.counts
+    keep_part(run, predictions, "validation")
     with pytest.raises(LmdError, match="--coverage needs a test part"):
         rescore(run.path, wanted=Wanted(coverage=0.95))
     assert rescore(run.path, resamples=10).sets is None
-    run.write_predictions(replace(predictions, parts={"test": test}))
+    with edited(run.path) as values:
+        values["data"]["counts"] = counts
+    keep_part(run, predictions, "test")
     assert rescore(run.path, resamples=10).sets is None
     with pytest.raises(LmdError, match="a run without a validation part has none"):
         rescore(run.path, wanted=Wanted(coverage=0.9))

@@ -11,7 +11,7 @@ from toys import write_npz
 import lmd
 from lmd.base.errors import LmdError
 from lmd.base.lock import locked
-from lmd.runfolder.folder import RUN_FILES, RunFolder
+from lmd.runfolder.folder import REQUIRED, RunFolder
 
 QUICK: dict[str, Any] = {
     "backbone": "resnet8",
@@ -21,6 +21,9 @@ QUICK: dict[str, Any] = {
     "batch_size": 16,
     "workers": 0,
 }
+
+
+CHECKPOINT = "checkpoint/state.safetensors"
 
 
 class Killed(BaseException):
@@ -121,7 +124,9 @@ def test_killed_at_every_write_and_resumed(
     assert inside(run.path) == inside(tmp_path / "whole")
 
 
-@pytest.mark.parametrize("name", sorted({*RUN_FILES} - {"record.json", "neighbours.npz"}))
+@pytest.mark.parametrize(
+    "name", sorted({CHECKPOINT, "novelty.safetensors", *REQUIRED} - {"record.json"})
+)
 def test_resuming_a_finished_run_makes_what_is_missing(
     train: Callable[..., RunFolder], name: str
 ) -> None:
@@ -131,7 +136,7 @@ def test_resuming_a_finished_run_makes_what_is_missing(
     (run.path / ".report.html.0123456789ab.tmp").write_bytes(b"half")
     (run.path / "checkpoint" / ".state.safetensors.0123456789ab.tmp").write_bytes(b"half")
     train()
-    if name == RUN_FILES[0]:  # a finished run needs no checkpoint
+    if name == CHECKPOINT:  # a finished run needs no checkpoint
         expected -= {name}
     assert inside(run.path) == expected
     assert content(run) == before

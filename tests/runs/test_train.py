@@ -99,7 +99,7 @@ def test_a_shipped_model_is_used_without_methods_and_training(
     )
     assert done.returncode == 0, done.stderr
     loaded = json.loads(done.stdout.splitlines()[-1])
-    assert "lmd.deploy.predict" in loaded
+    assert f"lmd.deploy.{command}" in loaded
     assert [name for name in loaded if name.startswith(("lmd.methods", "lmd.training"))] == []
 
 

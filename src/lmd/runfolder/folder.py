@@ -28,6 +28,15 @@ RUN_FILES = (
     "classifier.npz",
     "report.html",
 )
+# What every finished training has; the others depend on what was asked for.
+REQUIRED = (
+    "record.json",
+    "predictions.npz",
+    "history.csv",
+    "model.safetensors",
+    "model.json",
+    "report.html",
+)
 _REMOVE = "remove the file: the record has the history of a finished run"
 
 
@@ -87,11 +96,11 @@ class RunFolder:
 
     def lacks(self, record: Record) -> set[str]:
         """The files of this finished run that are not there; it needs no checkpoint."""
-        wanted = {*RUN_FILES[1:]}
-        if record.novelty is None:
-            wanted.remove("novelty.safetensors")
-        if not record.request.keep_features:
-            wanted.remove("neighbours.npz")
+        wanted = {*REQUIRED}
+        if record.novelty is not None:
+            wanted.add("novelty.safetensors")
+        if record.request.keep_features:
+            wanted.add("neighbours.npz")
         return {name for name in wanted if not (self.path / name).exists()}
 
     def read(self) -> "RunFiles":
