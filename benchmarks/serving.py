@@ -14,7 +14,6 @@ import tempfile
 import time
 from pathlib import Path
 
-import httpx
 import numpy as np
 from common import Result, clock, finish, one_thread, photographs
 
@@ -37,25 +36,46 @@ def write_model(folder: Path, backbone: str) -> Path:
     return export_onnx(folder, folder / "model.onnx")
 
 
-async def load_test(address: str, images: list[bytes], clients: int, requests: int) -> list[float]:
-    """Seconds of every request; ``clients`` send them one after the other."""
-    url, left, taken = f"{address}api/models/model/predict", iter(range(requests)), []
-    limits = httpx.Limits(max_connections=clients)
+def request(host: str, image: bytes) -> bytes:
+    """The bytes of one POST."""
+    part = 'Content-Disposition: form-data; name="image"; filename="a.jpg"'
+    body = f"--x\r\n{part}\r\nContent-Type: image/jpeg\r\n\r\n".encode() + image + b"\r\n--x--\r\n"
+    head = f"POST /api/models/model/predict HTTP/1.1\r\nHost: {host}\r\n"
+    head += f"Content-Type: multipart/form-data; boundary=x\r\nContent-Length: {len(body)}\r\n\r\n"
+    return head.encode() + body
 
-    async def client(session: httpx.AsyncClient) -> None:
+
+async def answer(reader: asyncio.StreamReader) -> int:
+    """The status of one answer, which is read to its end."""
+    head = (await reader.readuntil(b"\r\n\r\n")).decode()
+    lines = head.lower().splitlines()
+    length = next(line for line in lines if line.startswith("content-length:"))
+    await reader.readexactly(int(length.partition(":")[2]))
+    return int(head.split()[1])
+
+
+async def load_test(address: str, images: list[bytes], clients: int, requests: int) -> list[float]:
+    """Seconds of every request; ``clients`` send them one after the other.
+
+    Plain sockets, because clients with a pool need more time than the server.
+    """
+    host = address.split("/")[2]
+    name, port = host.split(":")
+    ready, left, taken = [request(host, each) for each in images], iter(range(requests)), []
+
+    async def client() -> None:
+        reader, writer = await asyncio.open_connection(name, int(port))
         for number in left:
             start = time.perf_counter()
-            while True:
-                files = {"image": ("a.jpg", images[number % len(images)])}
-                found = await session.post(url, files=files)
-                if found.status_code != 503:
-                    break
-                await asyncio.sleep(float(found.headers["Retry-After"]))
-            found.raise_for_status()
+            writer.write(ready[number % len(ready)])
+            while (status := await answer(reader)) == 503:
+                await asyncio.sleep(1)
+                writer.write(ready[number % len(ready)])
+            assert status == 200, status
             taken.append(time.perf_counter() - start)
+        writer.close()
 
-    async with httpx.AsyncClient(limits=limits, timeout=120) as session:
-        await asyncio.gather(*(client(session) for _ in range(clients)))
+    await asyncio.gather(*(client() for _ in range(clients)))
     return taken
 
 

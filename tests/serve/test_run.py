@@ -1,5 +1,6 @@
 """The command: it stops cleanly, and says what is wrong before it loads anything."""
 
+import asyncio
 import signal
 import socket
 import subprocess
@@ -13,6 +14,8 @@ from pathlib import Path
 import httpx
 import pytest
 from served import encoded, photo, shipped
+
+from lmd.serve.run import _bound
 
 
 @contextmanager
@@ -75,6 +78,25 @@ def test_mistakes_are_found_before_anything_is_loaded(options: list[str], messag
 
     found = CliRunner().invoke(app, ["serve", "nowhere", *options])
     assert message in str(found.exception)
+
+
+def test_answers_do_not_wait_for_acknowledgements() -> None:
+    async def accepted() -> int:
+        found = asyncio.get_running_loop().create_future()
+
+        def take(_reader: object, writer: asyncio.StreamWriter) -> None:
+            own = writer.get_extra_info("socket")
+            found.set_result(own.getsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY))
+            writer.close()
+
+        listening = _bound("127.0.0.1", 0)
+        async with await asyncio.start_server(take, sock=listening):
+            _, writer = await asyncio.open_connection(*listening.getsockname())
+            result = await found
+            writer.close()
+        return result
+
+    assert asyncio.run(accepted())
 
 
 def test_a_port_that_is_taken_is_named() -> None:

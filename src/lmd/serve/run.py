@@ -92,9 +92,16 @@ def serve(
 
 def _bound(host: str, port: int) -> socket.socket:
     family = socket.AF_INET6 if ":" in host else socket.AF_INET
+    # Named, because asyncio sends small pieces at once only where the protocol is known to be TCP:
+    # each answer would wait 40 ms for an acknowledgement.
+    made = socket.socket(family, socket.SOCK_STREAM, socket.IPPROTO_TCP)
     try:
-        return socket.create_server((host, port), family=family, backlog=1024)
+        made.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        made.bind((host, port))
+        made.listen(1024)
+        return made
     except (OSError, OverflowError) as error:
+        made.close()
         why = getattr(error, "strerror", None) or error
         raise LmdError(
             f"--host {host} --port {port} cannot be used ({why}): choose another port or host"
