@@ -238,7 +238,7 @@ def _first_stages(folder: str | Path | None, record: Record) -> FirstStages | No
     context = {
         "code": source_digest(),
         "machine": record.machine.model_dump(),
-        "model": record.model.model_dump(),
+        "model": record.model.model_dump(exclude={"prior", "temperature"}),
         "data": record.data.fingerprint,
         "protocol": {k: v for k, v in record.protocol.items() if k not in later},
     }
