@@ -2,7 +2,7 @@
 
 import tomllib
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import Annotated, Any
 
 import typer
 
@@ -13,22 +13,19 @@ from lmd.cli.calibrate import calibrate_command
 from lmd.cli.choose import choose_command
 from lmd.cli.data import data_app
 from lmd.cli.describe import methods
+from lmd.cli.evaluate import evaluate, print_scores
 from lmd.cli.explain import explain, index, show_size
+from lmd.cli.export import export
 from lmd.cli.figure import figure_app
 from lmd.cli.options import (
     SOURCES,
     AllowOutside,
-    Costs,
-    Coverage,
     Device,
     GroupColumn,
     ImageColumn,
     KeepFeatures,
     LabelColumn,
-    Overwrite,
-    Prevalence,
     Quiet,
-    ReferAbove,
     Root,
     SkipBad,
     SplitColumn,
@@ -37,9 +34,6 @@ from lmd.cli.options import (
 from lmd.cli.predict import predict
 from lmd.cli.serve import serve
 from lmd.cli.show import report, runs, show
-
-if TYPE_CHECKING:
-    from lmd.runfolder.record import Record
 
 app = typer.Typer(
     no_args_is_help=True,
@@ -163,64 +157,15 @@ def train(
         device=device,
         quiet=quiet,
     )
-    _print_scores(run.read_record())
+    print_scores(run.read_record())
     if keep_features:
         show_size(run.path / "neighbours.npz")
     typer.secho(f"\nThe report: {run.path / 'report.html'}", bold=True)
 
 
-@app.command()
-def evaluate(
-    run: Annotated[Path, typer.Argument(help="A run folder.")],
-    against: Annotated[
-        Path | None,
-        typer.Option(help="The folder of another run on the same test images, to compare with."),
-    ] = None,
-    prevalence: Prevalence = None,
-    costs: Costs = None,
-    coverage: Coverage = None,
-    refer_above: ReferAbove = None,
-    resamples: Annotated[int, typer.Option(min=1, help="Number of bootstrap resamples.")] = 1000,
-) -> None:
-    """Compute all numbers and the report of a run again from its predictions."""
-    from lmd.runs.rescore import compare_runs, rescore
-    from lmd.scoring.definitions import format_decisions
-    from lmd.scoring.rules import Wanted
-
-    wanted = Wanted(prevalence, costs, coverage, refer_above)
-    record = rescore(run, resamples=resamples, wanted=wanted)
-    _print_scores(record)
-    if wanted != Wanted() and record.decisions is not None:
-        typer.echo(f"\n{format_decisions(record.decisions, record.sets)}")
-    if against is not None:
-        typer.echo("")
-        typer.echo(compare_runs(run, against, resamples=resamples))
-    typer.secho(f"\nThe report: {run / 'report.html'}", bold=True)
-
-
-@app.command()
-def export(
-    run: Annotated[Path, typer.Argument(help="A run folder or its model.json.")],
-    onnx: Annotated[Path, typer.Option("--onnx", help="The ONNX file to write.")],
-    overwrite: Overwrite = False,
-) -> None:
-    """Export a trained model as one ONNX file: uint8 RGB pixels in, probabilities out."""
-    from lmd.deploy.engines import OnnxEngine
-    from lmd.deploy.export import export_onnx
-
-    written = export_onnx(run, onnx, overwrite=overwrite)
-    engine = OnnxEngine(written)
-    side, classes = engine.image_size, len(engine.classes)
-    typer.echo(f"{written}: {written.stat().st_size / 1e6:.1f} MB, {classes} classes")
-    size = "(B, H, W, 3), RGB, any size"
-    if engine.rule == "v1":
-        size = f"(B, {side}, {side}, 3), RGB, already resized"
-    typer.echo(f"in   images         uint8 {size}")
-    typer.echo(f"out  probabilities  float32 (B, {classes})")
-    typer.echo(f"Try it: lmd predict {written} IMAGES --out predictions.csv")
-
-
+app.command()(evaluate)
 app.command()(predict)
+app.command()(export)
 app.command()(serve)
 app.command()(methods)
 app.command()(explain)
@@ -252,17 +197,3 @@ def parse_settings(words: list[str]) -> dict[str, Any]:
         except tomllib.TOMLDecodeError:
             found[key.strip()] = None if value == "null" else value
     return found
-
-
-def _print_scores(record: "Record") -> None:
-    from lmd.scoring.definitions import format_scores
-    from lmd.scoring.estimates import PartScores
-
-    typer.echo(f"\n{record.method.title} on {record.data.source}, test part")
-    scores = PartScores(
-        metrics=record.metrics["test"],
-        per_class=record.per_class["test"],
-        confusion=record.confusion["test"],
-        notes=record.notes,
-    )
-    typer.echo(format_scores(scores, record.definitions))

@@ -84,7 +84,7 @@ def run_lines(record: "Record") -> list[str]:
     part = record.part
     if part is None:
         return [head, f"{record.status}: no numbers yet"]
-    lines = [_short(head, WIDTH), f"{part} part, values in %, intervals 95 %", ""]
+    lines = [_short(head, WIDTH), f"{record.part_title}, values in %, intervals 95 %", ""]
     found = record.metrics[part]
     rows = [("metric", "value", "interval", "")]
     for key in (key for key in HEADLINES if key in found):
@@ -172,7 +172,8 @@ def _listed(path: Path, root: Path) -> tuple[str, ...]:
     value = "–" if found is None or found.value is None else f"{100 * found.value:.1f}"
     when = datetime.fromisoformat(record.finished or record.created)
     since = now - when.replace(tzinfo=when.tzinfo or UTC).timestamp()
-    data = Path(record.request.data).name or record.data.source
+    source = record.data.source if record.external is not None else record.request.data
+    data = Path(source).name or record.data.source
     return (name, record.method.key, data, state_of(record.status, path, now), value, age(since))
 
 

@@ -14,6 +14,7 @@ from lmd.report import charts, curves, figures, view, words
 from lmd.report.calibration import reliability_bins
 from lmd.report.comparison import comparison
 from lmd.report.decisions import calibration_view, decisions_view, sets_view
+from lmd.report.external import external_view
 from lmd.runfolder.folder import RunFiles
 from lmd.runfolder.record import Record
 from lmd.scoring.calibration import without_temperature
@@ -62,6 +63,7 @@ def _page(run: RunFiles, others: Sequence[RunFiles]) -> dict[str, Any]:
     return {
         "record": record,
         "part": record.part,
+        "part_title": record.part_title,
         "headline": headline,
         "tiles": view.tiles(metrics, classes),
         "summary": words.summary(record, classes) if record.part else [],
@@ -84,6 +86,7 @@ def _page(run: RunFiles, others: Sequence[RunFiles]) -> dict[str, Any]:
         "decisions": decisions_view(run, classes),
         "novelty": words.novelty(record),
         "facts": view.facts(record),
+        "external": external_view(record, classes),
         "candidates": view.candidate_rows(record),
         "comparison": comparison(run, others, classes) if others else None,
     }
@@ -91,7 +94,8 @@ def _page(run: RunFiles, others: Sequence[RunFiles]) -> dict[str, Any]:
 
 def _notes(record: Record) -> list[str]:
     """The notes of the method, then those of the reported part, then the rest."""
-    notes = sorted(record.notes, key=lambda note: not note.startswith(f"{record.part}:"))
+    first = f"{record.part}:" if record.external is None else ""
+    notes = sorted(record.notes, key=lambda note: not note.startswith(first))
     return [record.method.note, *notes] if record.method.note else notes
 
 

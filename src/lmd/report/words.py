@@ -60,8 +60,9 @@ def novelty(record: Record) -> list[str]:
         "does not know. An image without a flag may still be one of these."
     ]
     if found.flagged is not None:
+        whose = f" of {record.external.run}" if record.external is not None else ""
         sentences.append(
-            f"In the test part it flags {percent(found.flagged.value)} of the images (95 % "
+            f"In the test part{whose} it flags {percent(found.flagged.value)} of the images (95 % "
             f"interval {interval('recall', found.flagged)}). These are false flags, because the "
             "test images are of the same kind as the training images."
         )

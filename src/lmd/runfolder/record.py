@@ -12,6 +12,7 @@ from lmd.scoring.estimates import (
     Decisions,
     Definition,
     Estimate,
+    External,
     Plain,
     SetScores,
 )
@@ -191,6 +192,10 @@ class Record(Plain):
     novelty: NoveltyInfo | None = Field(
         default=None, description="null without a validation part and in older records"
     )
+    external: External | None = Field(
+        default=None,
+        description="set if the test part is images from another place (`lmd evaluate --data`)",
+    )
     notes: list[str] = Field(default=[], description="what to know when reading the numbers")
     timings: dict[str, float] = Field(default={}, description="seconds, by activity")
 
@@ -199,6 +204,11 @@ class Record(Plain):
         """The part that is reported: test, else validation, else none."""
         parts: tuple[Part, Part] = ("test", "validation")
         return next((part for part in parts if self.metrics.get(part)), None)
+
+    @property
+    def part_title(self) -> str:
+        """The reported part in words."""
+        return "external images" if self.external is not None else f"{self.part} part"
 
     def replaced(self, **changes: Any) -> Self:
         """A validated copy with some fields replaced."""
@@ -238,6 +248,8 @@ class Record(Plain):
         for name, scores in (("sets", self.sets), ("decisions", self.decisions)):
             if scores is not None:
                 lists[f"{name}.per_class"] = scores.per_class
+        if self.external is not None:
+            lists["external.classes"] = self.external.classes
         for part, matrix in self.confusion.items():
             lists |= {f"confusion.{part}.{k}": row for k, row in enumerate(matrix)}
         for name, entries in lists.items():

@@ -39,7 +39,7 @@ class Asked:
 
     def words(self) -> list[str]:
         """The options of the command that ask for this."""
-        from lmd.runs.request import as_toml
+        from lmd.runs.request import as_toml, column_words
 
         found: list[str] = []
         for key in ("data", "backbone", "weights", "output", "protocol"):
@@ -47,9 +47,7 @@ class Asked:
                 found += [f"--{key}", str(value)]
         for key, value in self.settings.items():
             found += ["--set", f"{key}={as_toml(value)}"]
-        for key, value in self.columns.items():
-            option = "--" + key.replace("_", "-")
-            found += [option] if value is True else [option, str(value)]
+        found += column_words(self.columns)
         return found + (["--skip-bad"] if self.skip_bad else [])
 
 

@@ -74,7 +74,7 @@ def data_info(request: Request, data: Prepared) -> DataInfo:
         kind=table.kind,
         synthetic=table.synthetic,
         fingerprint=data.fingerprint(),
-        file_sha256=_digest(Path(request.data)),
+        file_sha256=file_digest(Path(request.data)),
         classes=list(table.classes),
         counts={part: data.counts(part).tolist() for part in get_args(TablePart)},
         imbalance_factor=factor if math.isfinite(factor) else None,
@@ -84,7 +84,7 @@ def data_info(request: Request, data: Prepared) -> DataInfo:
     )
 
 
-def _digest(source: Path) -> str | None:
+def file_digest(source: Path) -> str | None:
     """SHA-256 of a manifest or an array file; ``None`` for a folder or generated images."""
     if not source.is_file():
         return None

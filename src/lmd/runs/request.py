@@ -68,11 +68,22 @@ def train_command(
     words += ["--profile", request.profile] if request.profile != "default" else []
     for key, value in given.items():
         words += ["--set", f"{key}={as_toml(value)}"]
-    for key, value in request.columns.items():
-        option = "--" + key.replace("_", "-")
-        words += ([option] if value else []) if isinstance(value, bool) else [option, str(value)]
+    words += column_words(request.columns)
     words += ["--skip-bad"] if request.skip_bad else []
     return words + (["--keep-features"] if request.keep_features else [])
+
+
+def column_words(columns: Mapping[str, Any]) -> list[str]:
+    """The options that say how a manifest is read.
+
+    >>> column_words({"label_column": "dx", "allow_outside": True})
+    ['--label-column', 'dx', '--allow-outside']
+    """
+    words: list[str] = []
+    for key, value in columns.items():
+        option = "--" + key.replace("_", "-")
+        words += ([option] if value else []) if isinstance(value, bool) else [option, str(value)]
+    return words
 
 
 def as_toml(value: Any) -> str:

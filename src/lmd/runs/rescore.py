@@ -30,10 +30,17 @@ def rescore(path: Path, *, resamples: int = 1000, wanted: Wanted | None = None) 
     before = run.read()
     predictions = before.predictions or run.read_predictions()
     record = scored(with_prior(before.record), predictions, resamples=resamples, wanted=wanted)
+    if record.external is not None and _coverage(record) != _coverage(before.record):
+        external = record.external.model_copy(update={"coverage": None})
+        record = record.replaced(external=external)
     add_answers(path, *answers_of(record, predictions))
     run.write_record(record)
     write_report(RunFiles(path, record, predictions, before.history))
     return record
+
+
+def _coverage(record: Record) -> float | None:
+    return None if record.sets is None else record.sets.requested
 
 
 def compare_runs(a: Path, b: Path, *, resamples: int = 1000) -> str:

@@ -54,9 +54,15 @@ def scored(
     resamples: int = 1000,
     wanted: Wanted | None = None,
 ) -> Record:
-    """The record with the numbers that follow from the predictions and the ``wanted`` decisions."""
+    """The record with the numbers that follow from the predictions and the ``wanted`` decisions.
+
+    Of an external validation only the external images are scored: the validation part, which gives
+    the prediction sets, is that of the run.
+    """
     known = known_of(record, predictions)
     decisions = decisions_of(record, predictions, known, wanted or Wanted())
+    external = record.external is not None
+    parts = {part: of for part, of in predictions.parts.items() if part == "test" or not external}
     found = {
         part: score(
             of.labels,
@@ -66,11 +72,11 @@ def scored(
             record.data.counts["train"],
             groups=of.groups,
             resamples=resamples,
-            part=part,
+            part="external" if external else part,
         )
-        for part, of in predictions.parts.items()
+        for part, of in parts.items()
     }
-    grouped = any(of.groups is not None for of in predictions.parts.values())
+    grouped = any(of.groups is not None for of in parts.values())
     return record.replaced(
         metrics={part: one.metrics for part, one in found.items()},
         per_class={part: one.per_class for part, one in found.items()},
@@ -82,7 +88,7 @@ def scored(
                 known.prior,
                 resamples=resamples,
             )
-            for part, of in predictions.parts.items()
+            for part, of in parts.items()
         },
         **decisions,
         definitions=definitions(resamples, grouped=grouped),

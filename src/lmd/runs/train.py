@@ -197,7 +197,13 @@ def _complete(run: RunFolder) -> bool:
 
 def _reopen(folder: Path, request: Request, *, asked: bool) -> tuple[RunFolder, Request]:
     run = RunFolder.open(folder)
-    before = run.read_record().request
+    found = run.read_record()
+    if found.external is not None:
+        raise LmdError(
+            f"{folder} is an external validation of {found.external.run}, not a run: there is "
+            "nothing to resume"
+        )
+    before = found.request
     try:
         find_method(before.method).settings(before.settings)
         load_protocol(None, before.protocol)

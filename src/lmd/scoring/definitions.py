@@ -3,7 +3,14 @@
 import textwrap
 from collections.abc import Mapping, Sequence
 
-from lmd.scoring.estimates import Decisions, Definition, Estimate, PartScores, SetScores
+from lmd.scoring.estimates import (
+    Decisions,
+    Definition,
+    Estimate,
+    External,
+    PartScores,
+    SetScores,
+)
 from lmd.scoring.intervals import LEVEL
 from lmd.scoring.metrics import METRICS, PER_CLASS
 
@@ -99,6 +106,41 @@ def format_decisions(decisions: Decisions, sets: SetScores | None) -> str:
     rows.append(("All images", "", "", *whole))
     lines += ["", f"Prediction sets with a coverage of {100 * sets.requested:g} %"]
     return "\n".join([*lines, *_columns(rows)])
+
+
+def format_external(found: External, sets: SetScores | None) -> str:
+    """What differs between the images of another place and the run's own, as plain text."""
+    home = f"{found.run}, {found.home_part}"
+    rows = [("", home, "interval", "here", "interval", "difference", "interval")]
+    for key, one in found.metrics.items():
+        numbers = (one.home, one.here, one.difference)
+        rows.append((METRICS[key].title, *(f(n) for n in numbers for f in (_plain, _span))))
+    mean = found.confidence
+    pairs = {"Mean confidence": (mean.home, mean.here)}
+    if found.coverage is not None and sets is not None:
+        pairs[f"Coverage of {100 * sets.requested:g} % sets"] = (found.coverage, sets.coverage)
+    for title, both in pairs.items():
+        rows.append((title, *(f(n) for n in both for f in (_plain, _span)), "", ""))
+    lines = [f"Here and in {home} part, on the classes that both have", *_columns(rows)]
+    shares = [("Class", "train", found.home_part, "here")]
+    shares += [
+        (one.name, *(f"{100 * share:.1f} %" for share in (one.train, one.home, one.here)))
+        for one in found.classes
+    ]
+    moved = f"{100 * found.mix_distance:.0f} % of the images would need another class"
+    lines += ["", f"Class mix: {moved} to have that of home", *_columns(shares)]
+    lines.append(f"With the mix of here, confidence at home would be {mean.expected:.3f}.")
+    if found.flagged is not None:
+        lines.append(
+            f"Unlike the training images: {_plain(found.flagged)} ({_span(found.flagged)})"
+        )
+    for one in found.unknown:
+        flags = "" if one.flagged is None else f", unlike the training images: {one.flagged:.3f}"
+        lines.append(
+            f"Not scored, unknown to the model: {one.name} ({one.images} images, mean confidence "
+            f"{one.confidence:.3f}{flags})"
+        )
+    return "\n".join(lines)
 
 
 def _plain(entry: Estimate) -> str:

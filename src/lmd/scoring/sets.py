@@ -32,7 +32,7 @@ def score_sets(
     )
     covered = sets[np.arange(len(sets)), sample.labels]
     sizes = sets.sum(axis=1).astype(np.float64)
-    drawn, total = _resampled(sample, sizes)
+    drawn, total = resampled_sums(sample, sizes)
     per_class = [
         ClassSets(
             name=name,
@@ -41,14 +41,14 @@ def score_sets(
             threshold=found[k].threshold,
             expected=Estimate(value=found[k].mean, low=found[k].low, high=found[k].high),
             coverage=share_of(covered[own], _groups(sample, own)),
-            size=_mean(sizes[own], drawn[:, k], total[:, k]),
+            size=mean_estimate(sizes[own], drawn[:, k], total[:, k]),
         )
         for k, (name, own) in enumerate(zip(classes, sample.rows, strict=True))
     ]
     return SetScores(
         requested=requested,
         coverage=share_of(covered, sample.groups),
-        size=_mean(sizes, drawn.sum(axis=1), total.sum(axis=1)),
+        size=mean_estimate(sizes, drawn.sum(axis=1), total.sum(axis=1)),
         empty=float((sizes == 0).mean()),
         per_class=per_class,
     )
@@ -58,7 +58,7 @@ def _groups(sample: Sample, rows: slice) -> NDArray[np.integer] | None:
     return None if sample.groups is None else sample.groups[rows]
 
 
-def _resampled(sample: Sample, values: Floats) -> tuple[Floats, Floats]:
+def resampled_sums(sample: Sample, values: Floats) -> tuple[Floats, Floats]:
     """Sums of the values, and numbers of images, of each class in each resample: ``(R, K)``."""
     sums, images = [], []
     for weights in draw(sample, RESAMPLES, 0):
@@ -67,7 +67,7 @@ def _resampled(sample: Sample, values: Floats) -> tuple[Floats, Floats]:
     return np.concatenate(sums), np.concatenate(images)
 
 
-def _mean(values: Floats, sums: Floats, images: Floats) -> Estimate:
+def mean_estimate(values: Floats, sums: Floats, images: Floats) -> Estimate:
     """The mean of ``(n,)`` with its interval from resamples ``(R,)``."""
     if not len(values):
         return Estimate(value=None)

@@ -1,0 +1,148 @@
+"""The images of an external validation: which are scored, and what the model says about them."""
+
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+from difflib import get_close_matches
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from lmd.base.errors import LmdError
+from lmd.base.progress import Display
+from lmd.base.text import counted, shorten
+from lmd.data.cache import decode
+from lmd.data.loaders import evaluation_batches
+from lmd.data.prepare import Prepared
+from lmd.data.sources import open_table
+from lmd.data.table import PARTS, Table
+from lmd.deploy.predict import Predictor
+from lmd.runfolder.record import DataInfo, Record
+from lmd.runs.recording import NO_VALIDATION, data_info, file_digest
+from lmd.scoring.estimates import UnknownClass
+
+BATCH = 64
+
+
+@dataclass(frozen=True)
+class Answers:
+    """Probabilities ``(N, K)`` of the model and flags ``(N,)``, or ``None`` if it has none."""
+
+    probabilities: NDArray[np.float32]
+    unlike: NDArray[np.bool_] | None
+
+    def take(self, rows: NDArray[np.bool_]) -> "Answers":
+        """The answers of some images."""
+        return Answers(self.probabilities[rows], None if self.unlike is None else self.unlike[rows])
+
+
+def open_external(
+    record: Record, data: str, part: str | None, columns: Mapping[str, Any], skip_bad: bool
+) -> Table:
+    """The table of the other images, which must not be those of training."""
+    own, source, digest = Path(record.request.data), Path(data), file_digest(Path(data))
+    same = str(own) == data or (source.exists() and own.exists() and source.samefile(own))
+    if same or (digest is not None and digest == record.data.file_sha256):
+        raise LmdError(
+            f"--data: {record.name} was trained on {data}; `lmd evaluate` without --data scores "
+            "its test part, and --data takes images from another place"
+        )
+    table = open_table(data, skip_bad=skip_bad, **columns)
+    if part is None:
+        return table
+    if part not in PARTS:
+        raise LmdError(f"--part must be one of {', '.join(PARTS)}; it is {part!r}")
+    if table.parts is None or not (table.parts == part).any():
+        raise LmdError(f"--part: {data} has no {part} part; leave out --part to use all its images")
+    return table.part(part)
+
+
+def known_rows(table: Table, classes: tuple[str, ...], skip: bool) -> NDArray[np.bool_]:
+    """Which images ``(N,)`` are of a class that the model knows."""
+    names = table.label_names()
+    known: NDArray[np.bool_] = np.isin(names, classes)
+    if not known.any():
+        raise LmdError(
+            f"--data: {table.source} has no image of a class that the model knows. Its classes are "
+            f"{shorten(sorted(set(names.tolist())), 8)}; those of the model are "
+            f"{shorten(classes, 8)}. Classes are matched by name: rename them in the data"
+        )
+    if known.all() or skip:
+        return known
+    unknown, counts = np.unique(names[~known], return_counts=True)
+    listed = []
+    for name, images in zip(unknown.tolist(), counts.tolist(), strict=True):
+        by_lower = {one.lower(): one for one in classes}
+        near = get_close_matches(name.lower(), by_lower, n=1)
+        hint = f", perhaps {by_lower[near[0]]!r}" if near else ""
+        listed.append(f"{name!r} ({counted(images, '{n} [image|images]')}{hint})")
+    raise LmdError(
+        f"--data: the model does not know {shorten(listed, 8)}. Its classes are "
+        f"{shorten(classes, 8)}. Rename the classes in the data, or leave such images out of the "
+        "scores with --skip-unknown"
+    )
+
+
+def predicted(
+    predictor: Predictor, table: Table, display: Display, *, skip_bad: bool
+) -> tuple[Table, Answers, tuple[str, ...]]:
+    """The readable images, the model's answers for them, and the problems of the others."""
+    if predictor.engine.rule != "v2":
+        raise LmdError(
+            f"{predictor.folder} was trained with an earlier rule of reading images: train it "
+            "again, or use `lmd predict`"
+        )
+    display.start("decoding images", len(table))
+    side = predictor.engine.image_size
+    table, pixels, bad = decode(table, side, skip_bad=skip_bad, tick=display.step)
+    display.start("predicting", len(table))
+    probabilities = np.zeros((len(pixels), len(predictor.classes)), np.float32)
+    unlike = np.zeros(len(pixels), np.bool_)
+    for rows, images in evaluation_batches(pixels, BATCH):
+        probabilities[rows], unlike[rows] = predictor.answer(images.numpy())
+        display.step(rows.stop, len(pixels))
+    answers = Answers(probabilities, None if predictor.novelty is None else unlike)
+    return table, answers, (*table.skipped, *bad)
+
+
+def unknown_classes(table: Table, answers: Answers) -> list[UnknownClass]:
+    """What the model makes of images whose class it does not know."""
+    names, top, found = table.label_names(), answers.probabilities.max(axis=1, initial=0), []
+    for name in sorted(set(names.tolist())):
+        own = names == name
+        flags = None if answers.unlike is None else float(answers.unlike[own].mean())
+        found.append(
+            UnknownClass(
+                name=name, images=int(own.sum()), confidence=float(top[own].mean()), flagged=flags
+            )
+        )
+    return found
+
+
+def external_data(
+    record: Record, table: Table, known: NDArray[np.bool_], skipped: tuple[str, ...], source: str
+) -> DataInfo:
+    """What the record says about the external images; classes and training counts are the run's."""
+    whole = replace(table.take(known), parts=np.full(int(known.sum()), "test"))
+    request = record.request.model_copy(update={"data": source})
+    info = data_info(request, Prepared(whole, np.zeros(0, np.uint8), skipped, record.tiers))
+    there = dict(zip(whole.classes, info.counts["test"], strict=True))
+    counts = {**record.data.counts, "test": [there.get(name, 0) for name in record.data.classes]}
+    notes = [note for note in info.notes if note != NO_VALIDATION]
+    notes.insert(0, f"These are images from {source}, not the test part of {record.name}.")
+    if not known.all():
+        names = sorted(set(table.take(~known).label_names().tolist()))
+        left_out = counted(int((~known).sum()), "{n} [image|images]")
+        notes.append(
+            f"Left out of the scores: {left_out} of {shorten(names, 8)}, which the model does not "
+            "know."
+        )
+    return info.model_copy(
+        update={
+            "classes": record.data.classes,
+            "counts": counts,
+            "imbalance_factor": record.data.imbalance_factor,
+            "notes": notes,
+        }
+    )

@@ -1,0 +1,208 @@
+"""`lmd evaluate RUN --data OTHER`: images from another place, in a folder of its own."""
+
+import csv
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from explained import LABELS, endoscopy, skin, skin_run
+from PIL import Image
+from typer.testing import CliRunner
+
+import lmd
+from lmd.base.errors import LmdError
+from lmd.cli.commands import app
+from lmd.runfolder.folder import RunFolder
+from lmd.runs.external import evaluate_external
+from lmd.runs.rescore import rescore
+from lmd.scoring.rules import Wanted
+
+
+@pytest.fixture(scope="module")
+def run(tmp_path_factory: pytest.TempPathFactory) -> RunFolder:
+    return skin_run(tmp_path_factory.mktemp("external"))
+
+
+def arrays(counts: tuple[int, ...] = (24, 12, 6), **more: Any) -> dict[str, Any]:
+    images = [skin(label, n, 500) for label, n in zip(LABELS, counts, strict=True) if n]
+    return {"images": np.concatenate(images), "labels": np.repeat(np.arange(3), counts), **more}
+
+
+def evaluated(run: RunFolder, data: Path, out: Path, **options: Any) -> RunFolder:
+    return evaluate_external(run.path, data, out=out, resamples=50, quiet=True, **options)
+
+
+def content(folder: Path) -> dict[Path, bytes]:
+    return {path: path.read_bytes() for path in folder.rglob("*") if path.is_file()}
+
+
+def test_the_numbers_are_those_of_the_shipped_model_and_the_run_stays(
+    run: RunFolder, tmp_path: Path
+) -> None:
+    given = arrays(groups=np.repeat(np.arange(21), 2))
+    np.savez(tmp_path / "clinic.npz", **given)
+    before = content(run.path)
+    made = evaluated(run, tmp_path / "clinic.npz", tmp_path / "out")
+    assert content(run.path) == before
+    assert {p.name for p in made.path.iterdir()} == {
+        "predictions.npz",
+        "record.json",
+        "report.html",
+    }
+    saved = made.read_predictions().parts["test"]
+    found = lmd.load(run.path).predict(list(given["images"]))
+    np.testing.assert_allclose(saved.probabilities, found.probabilities, atol=1e-6)
+    np.testing.assert_array_equal(saved.labels, given["labels"])
+    record, external = made.read_record(), made.read_record().external
+    assert external is not None
+    assert record.data.counts["test"] == [24, 12, 6]
+    assert record.data.counts["train"] == run.read_record().data.counts["train"]
+    right = found.probabilities.argmax(1) == given["labels"]
+    recalls = [right[given["labels"] == k].mean() for k in range(3)]
+    assert record.metrics["test"]["balanced_accuracy"].value == pytest.approx(np.mean(recalls))
+    home = run.read_record().metrics["test"]
+    assert external.metrics["balanced_accuracy"].home.value == home["balanced_accuracy"].value
+    assert [round(one.here, 3) for one in external.classes] == [0.571, 0.286, 0.143]
+    assert external.mix_distance == pytest.approx(0.571 - 1 / 3, abs=1e-3)
+    assert external.flagged.value == pytest.approx(found.unlike_training.mean())  # type: ignore[union-attr]
+    assert external.confidence.here.value == pytest.approx(found.probabilities.max(1).mean())
+    assert record.per_class["test"][0].units == 12  # groups count
+    # Sets have the thresholds of the run, and their coverage here is counted here.
+    assert record.sets is not None
+    sets = lmd.load(run.path).predict(list(given["images"]), coverage=0.9).decided.sets
+    assert sets is not None
+    covered = sets[np.arange(42), given["labels"]].mean()
+    assert record.sets.coverage.value == pytest.approx(covered)
+    own = run.read_record().sets
+    assert own is not None
+    assert external.coverage == own.coverage
+
+
+def test_images_of_another_kind_are_flagged_and_unknown_classes_follow_the_rule(
+    run: RunFolder, tmp_path: Path
+) -> None:
+    given = arrays((10, 10, 0))
+    given["images"] = np.concatenate([given["images"], endoscopy(12)])
+    given["labels"] = np.array([*given["labels"].astype(str), *["polyp"] * 12])
+    np.savez(tmp_path / "mixed.npz", **given)
+    with pytest.raises(LmdError, match=r"does not know 'polyp' \(12 images\).*--skip-unknown"):
+        evaluated(run, tmp_path / "mixed.npz", tmp_path / "out")
+    assert not (tmp_path / "out").exists()
+    made = evaluated(run, tmp_path / "mixed.npz", tmp_path / "out", skip_unknown=True)
+    record = made.read_record()
+    assert record.external is not None
+    (polyp,) = record.external.unknown
+    assert (polyp.name, polyp.images) == ("polyp", 12)
+    assert polyp.flagged is not None
+    assert polyp.flagged > 0.9
+    assert record.external.flagged is not None
+    assert record.external.flagged.value is not None
+    assert record.external.flagged.value < 0.3
+    assert sum(record.data.counts["test"]) == 20
+    assert record.per_class["test"][2].recall.value is None
+    notes = " ".join(record.notes)
+    assert "12 images of polyp, which the model does not know" in notes
+    assert "No images of 2" in notes
+    page = (made.path / "report.html").read_text(encoding="utf-8")
+    assert "External validation." in page
+    assert "What is different here" in page
+    assert "No images of 2 are here" in page
+    assert "12 images of polyp" in page
+    np.savez(tmp_path / "tubes.npz", images=endoscopy(4), labels=np.array(["a", "b"] * 2))
+    with pytest.raises(LmdError, match=r"no image of a class that the model knows.*0, 1, 2"):
+        evaluated(run, tmp_path / "tubes.npz", tmp_path / "none", skip_unknown=True)
+
+
+def test_a_misspelt_class_gets_a_hint(tmp_path: Path) -> None:
+    from lmd.data.table import ArrayImages, Table
+    from lmd.runs.external_data import known_rows
+
+    labels = np.array([0, 0, 1])
+    table = Table(np.array(["a", "b", "c"]), labels, ("Melanoma", "nevus"), ArrayImages(()), labels)
+    with pytest.raises(LmdError, match=r"'Melanoma' \(2 images, perhaps 'melanoma'\)"):
+        known_rows(table, ("melanoma", "nevus"), False)
+
+
+def test_a_manifest_with_its_columns_and_one_part(run: RunFolder, tmp_path: Path) -> None:
+    rows = []
+    for label in range(3):
+        for i, pixels in enumerate(skin(LABELS[label], 4, 600)):
+            name = f"{label}-{i}.png"
+            Image.fromarray(pixels).save(tmp_path / name)
+            rows.append({"file": name, "dx": label, "part": "test" if i else "train"})
+    with (tmp_path / "clinic.csv").open("w", newline="") as file:
+        writer = csv.DictWriter(file, ["file", "dx", "part"])
+        writer.writeheader()
+        writer.writerows(rows)
+    words = ["evaluate", str(run.path), "--data", str(tmp_path / "clinic.csv"), "--part", "test"]
+    words += ["--image-column", "file", "--label-column", "dx", "--split-column", "part"]
+    words += ["--out", str(tmp_path / "out"), "--resamples", "20", "--coverage", "0.8"]
+    done = CliRunner().invoke(app, words, catch_exceptions=False)
+    assert done.exit_code == 0
+    assert "external images" in done.output
+    assert "Class mix:" in done.output
+    assert "Coverage of 80 % sets" in done.output
+    record = RunFolder.open(tmp_path / "out").read_record()
+    assert record.data.counts["test"] == [3, 3, 3]
+    assert "--label-column dx" in record.command
+    assert "--part test" in record.command
+    refused = CliRunner().invoke(app, words)
+    assert isinstance(refused.exception, LmdError)
+    assert "--overwrite" in str(refused.exception)
+    shown = CliRunner().invoke(app, ["show", str(tmp_path / "out")])
+    assert "external images, values in %" in shown.output
+    # The same command for another model, or the same, can be compared on the same images.
+    words[words.index("--out") + 1] = str(tmp_path / "again")
+    done = CliRunner().invoke(app, [*words, "--against", str(tmp_path / "out")])
+    assert "again minus out" in done.output
+
+
+def test_the_folder_can_be_scored_again(run: RunFolder, tmp_path: Path) -> None:
+    np.savez(tmp_path / "clinic.npz", **arrays())
+    made = evaluated(run, tmp_path / "clinic.npz", tmp_path / "out")
+    first = made.read_record()
+    again = rescore(made.path, resamples=50)
+    assert again.metrics == first.metrics
+    assert again.external == first.external
+    other = rescore(made.path, resamples=50, wanted=Wanted(coverage=0.7))
+    assert other.sets is not None
+    assert other.sets.requested == 0.7
+    assert other.external is not None
+    assert other.external.coverage is None  # it was of other sets
+    with pytest.raises(LmdError, match="is an external validation of run, not a run"):
+        lmd.train(out=made.path, resume=True)
+    with pytest.raises(LmdError, match="is an external validation of run: give the folder"):
+        evaluated(made, tmp_path / "clinic.npz", tmp_path / "twice")
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"data": "skin.npz"}, r"run was trained on .*skin\.npz"),
+        ({"data": "copy.npz"}, r"run was trained on .*copy\.npz"),
+        ({"data": "absent.csv"}, "does not exist"),
+        ({"data": "clinic.npz", "part": "test"}, "has no test part"),
+        ({"data": "clinic.npz", "part": "tset"}, "--part must be one of train, validation, test"),
+        ({"data": "clinic.npz", "out": "run"}, "is the run itself"),
+    ],
+)
+def test_mistakes_leave_nothing_behind(
+    run: RunFolder, options: dict[str, str], message: str
+) -> None:
+    folder = run.path.parent
+    (folder / "copy.npz").write_bytes((folder / "skin.npz").read_bytes())
+    np.savez(folder / "clinic.npz", **arrays((4, 4, 4)))
+    before = content(folder)
+    words = {k: folder / v if k in ("data", "out") else v for k, v in options.items()}
+    out = words.pop("out", folder / "out")
+    with pytest.raises(LmdError, match=message):
+        evaluated(run, words.pop("data"), out, **words)  # type: ignore[arg-type]
+    assert content(folder) == before
+
+
+def test_options_for_other_images_need_them(run: RunFolder) -> None:
+    for words in (["--part", "test"], ["--skip-unknown"], ["--out", "x"], ["--root", "x"]):
+        done = CliRunner().invoke(app, ["evaluate", str(run.path), *words])
+        assert isinstance(done.exception, LmdError)
+        assert str(done.exception) == f"{words[0]} needs --data as well"
