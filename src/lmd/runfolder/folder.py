@@ -27,6 +27,8 @@ RUN_FILES = (
     "neighbours.npz",
     "classifier.npz",
     "report.html",
+    "model-card.md",
+    "model-card.html",
 )
 # What every finished training has; the others depend on what was asked for.
 REQUIRED = (
@@ -36,7 +38,11 @@ REQUIRED = (
     "model.safetensors",
     "model.json",
     "report.html",
+    "model-card.md",
+    "model-card.html",
 )
+# Of these, what follows from the record and the predictions.
+WRITTEN_AGAIN = frozenset({"history.csv", "report.html", "model-card.md", "model-card.html"})
 _REMOVE = "remove the file: the record has the history of a finished run"
 
 

@@ -20,7 +20,7 @@ from lmd.data.prepare import Prepared
 from lmd.deploy.classifier import NAME, FeatureClassifier
 from lmd.methods.frozen import PAPERS, TITLES
 from lmd.model import save_model
-from lmd.report import write_report
+from lmd.report import write_card, write_report
 from lmd.runfolder.folder import RunFiles, RunFolder
 from lmd.runfolder.record import Machine, MethodInfo, ModelInfo, Record, Request
 from lmd.runs.decide import answers_of
@@ -219,3 +219,4 @@ def _write(run: RunFolder, found: Source, done: Calibrated, record: Record) -> N
     run.write_predictions(done.predictions)
     run.write_record(record)
     write_report(RunFiles(run.path, record, done.predictions, []))
+    write_card(record, run.path)

@@ -6,7 +6,7 @@ import numpy as np
 
 from lmd.base.errors import LmdError
 from lmd.model import add_answers
-from lmd.report import write_report
+from lmd.report import write_card, write_report
 from lmd.runfolder.folder import RunFiles, RunFolder
 from lmd.runfolder.pairing import paired
 from lmd.runfolder.record import Record
@@ -36,6 +36,8 @@ def rescore(path: Path, *, resamples: int = 1000, wanted: Wanted | None = None) 
     add_answers(path, *answers_of(record, predictions))
     run.write_record(record)
     write_report(RunFiles(path, record, predictions, before.history))
+    if record.external is None:
+        write_card(record, path)
     return record
 
 

@@ -18,8 +18,8 @@ from lmd.deploy.engines import TorchEngine
 from lmd.methods import DEFAULT, find_method
 from lmd.model import save_model
 from lmd.protocol import load_protocol
-from lmd.report import write_report
-from lmd.runfolder.folder import RunFiles, RunFolder
+from lmd.report import write_card, write_report
+from lmd.runfolder.folder import WRITTEN_AGAIN, RunFiles, RunFolder
 from lmd.runfolder.predictions import Predictions
 from lmd.runfolder.record import Record, Request
 from lmd.runs.decide import answers_of
@@ -186,12 +186,13 @@ def _complete(run: RunFolder) -> bool:
     if record.status != "finished":
         return False
     lacks = run.lacks(record)
-    if lacks - {"report.html", "history.csv"}:
+    if lacks - WRITTEN_AGAIN:
         return False
     if lacks and rank() == 0:
         files = run.read()
         run.write_history(files.history)
         write_report(files)
+        write_card(files.record, run.path)
     return True
 
 
@@ -262,7 +263,7 @@ def _keep(ready: Ready, predictions: Predictions, temperature: float) -> Kept:
 def _write(
     run: RunFolder, ready: Ready, record: Record, predictions: Predictions, kept: Kept
 ) -> None:
-    """Write the files of a finished run, the record and the report last."""
+    """Write the files of a finished run, the record, the report and the card last."""
     if rank() > 0:
         return
     spec = ready.spec(record.model.temperature, *answers_of(record, predictions))
@@ -271,3 +272,4 @@ def _write(
     run.write_predictions(predictions)
     run.write_record(record)
     write_report(RunFiles(run.path, record, predictions, record.history))
+    write_card(record, run.path)

@@ -1,0 +1,132 @@
+"""A model card as Markdown, with the metadata of the Hugging Face Hub on top, and as HTML."""
+
+import json
+import re
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+from lmd.base.errors import LmdError
+from lmd.base.files import atomic_write_all
+from lmd.report.card import Block, Bullets, Code, Grid, Section, card_sections, metadata, summary
+from lmd.report.page import environment
+from lmd.runfolder.record import Record
+
+MARKDOWN, PAGE = "model-card.md", "model-card.html"
+_PREDICT = """import lmd
+
+model = lmd.load("{model}")
+found = model.predict("image.jpg")
+found.labels, found.probabilities
+"""
+_CLASSIFY = """import lmd
+
+classifier = lmd.load_classifier("{model}")
+classifier.predict_proba(features)  # (N, C), as the encoder gives them
+"""
+
+
+def write_card(
+    record: Record, folder: Path, *, stem: str = "model", more: Sequence[Section] = ()
+) -> Path:
+    """Write ``STEM-card.md`` and ``STEM-card.html`` to a folder; returns the first.
+
+    ``more`` are sections about what the record does not know, such as an exported file.
+    """
+    path, exported = folder / MARKDOWN.replace("model", stem, 1), folder / f"{stem}.onnx"
+    images = exported.exists() or (folder / "model.json").exists()
+    model = exported.name if exported.exists() else record.name
+    script = Code((_PREDICT if images else _CLASSIFY).format(model=model), "python")
+    sections, about = card_sections(record, script, more), summary(record)
+    atomic_write_all(
+        {
+            path: as_markdown(record, about, sections).encode(),
+            path.with_suffix(".html"): as_page(record, about, sections).encode(),
+        }
+    )
+    return path
+
+
+def card_page(model: Path) -> str | None:
+    """The card of a run folder, a file in it, or an ``.onnx`` file, as HTML; ``None`` without one.
+
+    It is one document without scripts, which needs nothing else.
+    """
+    path = model / PAGE if model.is_dir() else model.parent / PAGE
+    if model.suffix.lower() == ".onnx":
+        path = model.with_name(PAGE.replace("model", model.stem, 1))
+    if not path.is_file():
+        return None
+    try:
+        return path.read_text(encoding="utf-8")
+    except (OSError, ValueError) as error:
+        raise LmdError(f"model card {path} cannot be read: {error}") from None
+
+
+def as_markdown(record: Record, about: str, sections: Sequence[Section]) -> str:
+    """The card as Markdown."""
+    lines = ["---", *_yaml(metadata(record)), "---", "", f"# {_escaped(record.name)}", ""]
+    lines += [_escaped(about), ""]
+    for section in sections:
+        lines += [f"## {section.title}", ""]
+        for block in section.blocks:
+            lines += [*_block(block), ""]
+    return "\n".join(lines)
+
+
+def as_page(record: Record, about: str, sections: Sequence[Section]) -> str:
+    """The card as one HTML document."""
+    kinds = {str: "text", Grid: "grid", Bullets: "bullets", Code: "code"}
+    shown = [
+        (section.title, [(kinds[type(block)], block) for block in section.blocks])
+        for section in sections
+    ]
+    return (
+        environment().get_template("card.html").render(record=record, about=about, sections=shown)
+    )
+
+
+def _block(block: Block) -> list[str]:
+    if isinstance(block, Code):
+        return [f"```{block.language}", block.text.rstrip(), "```"]
+    if isinstance(block, Bullets):
+        return [f"- {_escaped(line)}" for line in block.lines]
+    if isinstance(block, Grid):
+        rows = [block.head, ["---"] * len(block.head), *block.rows]
+        cells = [[_escaped(cell).replace("|", "\\|") for cell in row] for row in rows]
+        return [f"| {' | '.join(row)} |" for row in cells]
+    return [_escaped(block)]
+
+
+def _escaped(words: str) -> str:
+    """Text of one line in which nothing but code spans means something to Markdown.
+
+    >>> _escaped("a_b*c and `--set x_y=1`")
+    'a\\\\_b\\\\*c and `--set x_y=1`'
+    """
+    pieces = re.split(r"(`[^`]*`)", " ".join(words.split()))
+    return "".join(
+        piece if piece.startswith("`") else re.sub(r"([\\*_\[\]<>#])", r"\\\1", piece)
+        for piece in pieces
+    )
+
+
+def _yaml(value: Any, indent: int = 0) -> list[str]:
+    """Mappings and lists as block YAML; scalars as JSON, which YAML contains."""
+    space = "  " * indent
+    if isinstance(value, dict):
+        lines = []
+        for key, inner in value.items():
+            if isinstance(inner, dict | list):
+                lines += [f"{space}{key}:", *_yaml(inner, indent + 1)]
+            else:
+                lines.append(f"{space}{key}: {json.dumps(inner, ensure_ascii=False)}")
+        return lines
+    found = []
+    for inner in value:
+        if isinstance(inner, dict):
+            first, *rest = _yaml(inner, indent + 1)
+            found += [f"{space}- {first.strip()}", *rest]
+        else:
+            found.append(f"{space}- {json.dumps(inner, ensure_ascii=False)}")
+    return found
