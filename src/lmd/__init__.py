@@ -10,7 +10,15 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 __version__ = "0.1.0"
-__all__ = ["METHODS", "LmdError", "calibrate", "load", "load_classifier", "train"]
+__all__ = [
+    "METHODS",
+    "LmdError",
+    "calibrate",
+    "evaluate_external",
+    "load",
+    "load_classifier",
+    "train",
+]
 
 if TYPE_CHECKING:
     from lmd.base.errors import LmdError
@@ -18,12 +26,14 @@ if TYPE_CHECKING:
     from lmd.deploy.predict import load
     from lmd.methods import METHODS
     from lmd.runs.calibrate import calibrate
+    from lmd.runs.external import evaluate_external
     from lmd.runs.train import train
 
 _HOMES = {
     "METHODS": "lmd.methods",
     "LmdError": "lmd.base.errors",
     "calibrate": "lmd.runs.calibrate",
+    "evaluate_external": "lmd.runs.external",
     "load": "lmd.deploy.predict",
     "load_classifier": "lmd.deploy.classifier",
     "train": "lmd.runs.train",

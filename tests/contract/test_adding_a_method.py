@@ -1,23 +1,18 @@
 """The worked example of docs/adding-a-method.md."""
 
-import re
 from typing import Any
 
 import pytest
 import torch
-from toys import ROOT, MakeTrainer, weights_of
+from documentation import run_python
+from toys import MakeTrainer, weights_of
 
 from lmd.model import Model
-
-PAGE = ROOT / "docs" / "adding-a-method.md"
 
 
 @pytest.fixture(scope="module")
 def example() -> dict[str, Any]:
-    code = "\n".join(re.findall(r"```python\n(.*?)```", PAGE.read_text(), flags=re.S))
-    names: dict[str, Any] = {"__name__": "example"}
-    exec(compile(code, str(PAGE), "exec"), names)
-    return names
+    return run_python("adding-a-method.md", {"__name__": "example"})
 
 
 def test_the_formula_gives_the_reference_number(example: dict[str, Any]) -> None:

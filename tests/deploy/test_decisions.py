@@ -4,12 +4,12 @@ import csv
 import re
 import shlex
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import pytest
+from documentation import blocks, page, run_python
 from PIL import Image
-from toys import ROOT, toy_images
+from toys import toy_images
 from typer.testing import CliRunner
 
 import lmd
@@ -18,7 +18,7 @@ from lmd.cli.commands import app
 from lmd.deploy.decisions import describe_guarantees
 from lmd.runs.rescore import rescore
 
-PAGE = (ROOT / "docs" / "decisions.md").read_text(encoding="utf-8")
+PAGE = page("decisions.md")
 RUN = "runs/skin-balanced_softmax-seed0"
 QUICK = {"backbone": "resnet8", "weights": "none", "image_size": 16, "epochs": 2}
 QUICK |= {"batch_size": 16, "workers": 0, "split": (0.5, 0.25, 0.25)}
@@ -44,7 +44,7 @@ def place(tmp_path_factory: pytest.TempPathFactory) -> Path:
 @pytest.fixture(autouse=True)
 def _there(place: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(place)
-    for number, table in enumerate(re.findall(r"```csv\n(.*?)```", PAGE, flags=re.S)):
+    for number, table in enumerate(blocks("decisions.md", "csv")):
         Path(("costs.csv", "table.csv")[number]).write_text(table)
 
 
@@ -54,9 +54,7 @@ def rows(path: str) -> list[dict[str, str]]:
 
 
 def test_the_python_of_the_page() -> None:
-    code = "\n".join(re.findall(r"```python\n(.*?)```", PAGE, flags=re.S))
-    names: dict[str, Any] = {}
-    exec(compile(code, "decisions.md", "exec"), names)
+    names = run_python("decisions.md")
     plain, there = names["plain"].probabilities[0], names["there"].probabilities[0]
     order = names["model"].classes
     shares = np.array([names["clinic"][name] for name in order])

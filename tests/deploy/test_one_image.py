@@ -1,7 +1,6 @@
 """One image has one answer, however it is given: file, array or Pillow image, torch or ONNX."""
 
 import json
-import re
 import subprocess
 import sys
 from collections.abc import Iterator
@@ -11,8 +10,9 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
+from documentation import blocks
 from PIL import Image
-from toys import ROOT, SHARED
+from toys import SHARED
 
 from lmd.base.errors import LmdError
 from lmd.data.cache import decode
@@ -171,8 +171,7 @@ def test_models_without_a_rule_keep_theirs(tmp_path, model, exported):
 
 def agrees(model: Path, exported: Path, paths: list[Path], folder: Path) -> None:
     """The script of docs/export.md, run as a user would, against ``predict``."""
-    page = (ROOT / "docs" / "export.md").read_text(encoding="utf-8")
-    (script,) = re.findall(r"```python\n(.*?)```", page, re.DOTALL)
+    (script,) = blocks("export.md")
     assert len(script.splitlines()) <= 20
     (folder / "script.py").write_text(script)
     command = [sys.executable, str(folder / "script.py"), str(exported), *map(str, paths)]

@@ -7,8 +7,9 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from documentation import page, run_python
 from PIL import Image
-from toys import ROOT, toy_images
+from toys import toy_images
 from typer.testing import CliRunner
 
 import lmd
@@ -20,7 +21,7 @@ from lmd.runs.calibrate import calibrate_run
 from lmd.runs.encode import Asked
 from lmd.runs.rescore import compare_runs, rescore
 
-PAGE = (ROOT / "docs" / "calibrate.md").read_text(encoding="utf-8")
+PAGE = page("calibrate.md")
 QUICK = {"backbone": "resnet8", "weights": "none", "image_size": 16, "epochs": 1}
 QUICK |= {"batch_size": 16, "workers": 0, "split": (0.5, 0.25, 0.25)}
 PARTS = {"train": (120, 40, 8), "validation": (20, 12, 8), "test": (20, 20, 20)}
@@ -51,9 +52,7 @@ def images(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 def test_the_python_of_the_page(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
-    names: dict[str, Any] = {}
-    code = "\n".join(re.findall(r"```python\n(.*?)```", PAGE, flags=re.S))
-    exec(compile(code, "calibrate.md", "exec"), names)
+    names = run_python("calibrate.md")
     classifier, features = names["classifier"], names["features"]
     np.testing.assert_allclose(names["p"], classifier.predict_proba(features))
     np.testing.assert_array_equal(

@@ -7,9 +7,9 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from documentation import run_python
 from explained import endoscopy, skin, skin_data, skin_run
 from PIL import Image
-from toys import ROOT
 from typer.testing import CliRunner
 
 import lmd
@@ -147,12 +147,9 @@ def test_earlier_explanations_are_replaced_only_if_asked(
 def test_the_example_of_the_docs_runs(
     run: RunFolder, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    page = (ROOT / "docs" / "explaining.md").read_text(encoding="utf-8")
-    (code,) = re.findall(r"```python\n(.*?)```", page, flags=re.S)
     Image.fromarray(skin(0, 1)[0]).save(tmp_path / "image.jpg")
     (tmp_path / "runs").mkdir()
     (tmp_path / "runs" / "NAME").symlink_to(run.path)
     monkeypatch.chdir(tmp_path)
-    names: dict[str, object] = {}
-    exec(compile(code, "docs/explaining.md", "exec"), names)
+    names = run_python("explaining.md")
     assert np.shape(names["heat"]) == (256, 256)

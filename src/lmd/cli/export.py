@@ -11,13 +11,31 @@ from lmd.cli.options import Overwrite
 def export(
     run: Annotated[Path, typer.Argument(help="A run folder or its model.json.")],
     onnx: Annotated[Path, typer.Option("--onnx", help="The ONNX file to write.")],
+    quantise: Annotated[
+        str | None,
+        typer.Option(
+            help="int8: smaller and faster, if the validation images show that it pays.",
+            show_default="float32",
+        ),
+    ] = None,
+    data: Annotated[
+        str | None, typer.Option(help="The images of the run for --quantise, if they have moved.")
+    ] = None,
+    anyway: Annotated[
+        bool, typer.Option("--anyway", help="Write the int8 file even if it does not pay.")
+    ] = False,
     overwrite: Overwrite = False,
 ) -> None:
     """Export a trained model as one ONNX file: uint8 RGB pixels in, probabilities out."""
+    from lmd.base.progress import Display
     from lmd.deploy.engines import OnnxEngine
-    from lmd.deploy.export import export_onnx
+    from lmd.runs.export import export_run
 
-    written = export_onnx(run, onnx, overwrite=overwrite)
+    with Display() as display:
+        written, _ = export_run(
+            run, onnx, overwrite=overwrite, quantise=quantise, data=data, anyway=anyway,
+            display=display,
+        )  # fmt: skip
     engine = OnnxEngine(written)
     side, classes = engine.image_size, len(engine.classes)
     typer.echo(f"{written}: {written.stat().st_size / 1e6:.1f} MB, {classes} classes")

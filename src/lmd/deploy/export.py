@@ -15,6 +15,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager, redirect_stdout
 from io import StringIO
 from pathlib import Path
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -49,12 +50,24 @@ class Deployed(nn.Module):
 
 def export_onnx(run_folder: str | Path, path: str | Path, *, overwrite: bool = False) -> Path:
     """Write the shipped model of a run to ``path`` (``.onnx``), for batches of any size."""
+    path = checked_target(path, overwrite=overwrite)
+    model, spec = load_model(Path(run_folder))
+    write_graph(complete(core_graph(model, spec), spec), path)
+    return path
+
+
+def checked_target(path: str | Path, *, overwrite: bool) -> Path:
+    """The file to write; an ``LmdError`` if it may not be written."""
     path = Path(path)
     if path.suffix.lower() != ".onnx":
         raise LmdError(f"--onnx: the name of {path} must end in .onnx")
     if path.exists() and not overwrite:
         raise LmdError(f"{path} exists: choose another file, or replace it with --overwrite")
-    model, spec = load_model(Path(run_folder))
+    return path
+
+
+def core_graph(model: Model, spec: ModelSpec) -> Any:
+    """The graph from resized images ``(B, S, S, 3)`` to probabilities."""
     try:
         import onnx
         import onnxscript  # noqa: F401
@@ -65,18 +78,29 @@ def export_onnx(run_folder: str | Path, path: str | Path, *, overwrite: bool = F
     with tempfile.TemporaryDirectory() as folder:
         raw = Path(folder) / "model.onnx"
         _trace(Deployed(model, spec).eval(), spec, raw)
-        graph = onnx.load(raw)
+        return onnx.load(raw)
+
+
+def complete(core: Any, spec: ModelSpec) -> Any:
+    """The graph with resizing before it and the description of the model in its metadata."""
+    import onnx
+
+    graph = core
     if spec.preprocessing.resize == "v2":
-        graph = with_resize(graph, spec.preprocessing.image_size, OPSET)
+        graph = with_resize(core, spec.preprocessing.image_size, OPSET)
     del graph.metadata_props[:]
     about = json.dumps(dataclasses.asdict(spec), ensure_ascii=False)
     classes = json.dumps(spec.classes, ensure_ascii=False)
     onnx.helper.set_model_props(graph, {"classes": classes, "spec": about})
     graph.producer_name, graph.producer_version = "lmd", spec.lmd_version
     onnx.checker.check_model(graph)
+    return graph
+
+
+def write_graph(graph: Any, path: Path) -> None:
+    """Write a graph, and the folders above it."""
     path.parent.mkdir(parents=True, exist_ok=True)
     atomic_write(path, graph.SerializeToString())
-    return path
 
 
 def _trace(deployed: Deployed, spec: ModelSpec, path: Path) -> None:

@@ -116,7 +116,7 @@ def build_index(
     record = run.read_record()
     engine = load(path, device).engine
     assert isinstance(engine, TorchEngine)
-    prepared = _training_data(record, data, display)
+    prepared = images_of_run(record, data, display)
     part = prepared.table.part("train")
     display.say(size_line(len(part), engine.spec.feature_dim))
     display.start("computing features", len(part))
@@ -128,8 +128,8 @@ def build_index(
     )
 
 
-def _training_data(record: Record, data: str | None, display: Display) -> Prepared:
-    """The images of a run, read again as its record says; they must be the same."""
+def images_of_run(record: Record, data: str | None, display: Display) -> Prepared:
+    """All images of a run, read again as its record says; they must be the same."""
     request = record.request
     display.start("decoding images", 1)
     found = prepare_data(
