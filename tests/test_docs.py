@@ -4,8 +4,8 @@ import csv
 import re
 from pathlib import Path
 
-import numpy as np
 import pytest
+import torch
 from documentation import blocks, page, run_python
 from explained import LABELS, SETTINGS, skin, skin_run
 from PIL import Image
@@ -71,7 +71,7 @@ def test_record(place: Path, trained: RunFolder) -> None:
 def test_design(place: Path) -> None:
     method = run_python("design.md", {"Supervised": Supervised})["decoupling"]
     model = small_model()
-    stages = list(method(model, Task(np.array([4, 2, 1]), 16)))
+    stages = list(method(model, Task(torch.tensor([4, 2, 1]), 16)))
     assert [type(stage) for stage in stages] == [Supervised, Supervised]
     assert stages[1].part is model.classifier
 

@@ -83,7 +83,7 @@ def _sentences(record: Record, found: External) -> list[str]:
         there = f" ({percent(own.value)} there)" if own is not None else ""
         sentences.append(
             f"{percent(found.flagged.value)} of the images{there} are flagged as unlike the "
-            "training images. A higher share than there means other devices, other ways of "
+            "training images. A higher share than there may mean other devices, other ways of "
             "taking images, or other patients."
         )
     for one in found.unknown:
