@@ -6,7 +6,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from explained import LABELS, endoscopy, skin, skin_run
+from explained import LABELS, SETTINGS, endoscopy, skin, skin_run
 from PIL import Image
 from typer.testing import CliRunner
 
@@ -112,6 +112,27 @@ def test_images_of_another_kind_are_flagged_and_unknown_classes_follow_the_rule(
     np.savez(tmp_path / "tubes.npz", images=endoscopy(4), labels=np.array(["a", "b"] * 2))
     with pytest.raises(LmdError, match=r"no image of a class that the model knows.*0, 1, 2"):
         evaluated(run, tmp_path / "tubes.npz", tmp_path / "none", skip_unknown=True)
+
+
+def test_images_with_the_names_of_the_runs_own_are_counted(tmp_path: Path) -> None:
+    for place, start in (("home", 0), ("clinic", 50)):
+        for k, label in enumerate(LABELS):
+            (tmp_path / place / str(k)).mkdir(parents=True)
+            for i, pixels in enumerate(skin(label, 8, start)):
+                Image.fromarray(pixels).save(
+                    tmp_path / place / str(k) / f"{k}-{i + start // 10}.png"
+                )
+    settings = SETTINGS | {"epochs": 1, "split": (0.5, 0.25, 0.25)}
+    own = lmd.train(
+        tmp_path / "home", method="ce", settings=settings, out=tmp_path / "run", quiet=True
+    )
+    made = evaluated(own, tmp_path / "clinic", tmp_path / "out")
+    parts = own.read_predictions().parts.values()
+    names = {Path(name).name for of in parts for name in of.ids}
+    shared = [path.name for path in (tmp_path / "clinic").rglob("*.png") if path.name in names]
+    assert shared
+    (note,) = [note for note in made.read_record().notes if "the name of a validation or" in note]
+    assert note.startswith(f"{len(shared)} image")
 
 
 def test_a_misspelt_class_gets_a_hint(tmp_path: Path) -> None:

@@ -1,51 +1,17 @@
 """The model card of a run: what the model is, what it was tested on, and where it ends."""
 
 from collections.abc import Sequence
-from dataclasses import dataclass
-from pathlib import Path, PurePath
-from typing import Any
+from pathlib import PurePath
+from typing import get_args
 
+from lmd.report.card_blocks import Block, Bullets, Code, Grid, Section
 from lmd.report.words import NONE, interval, listing, measure, percent, setting, thousands
-from lmd.runfolder.record import Record
+from lmd.runfolder.record import Record, TablePart
 from lmd.scoring.estimates import Calibration, ClassScore, Estimate
 from lmd.scoring.metrics import METRICS, PER_CLASS
 
 FEW = 10  # images of a class that are too few for a firm number
 GUARANTEES = {"class": "the class", "tier": "its tier", "all": "all images", "always": "always in"}
-
-
-@dataclass(frozen=True)
-class Grid:
-    """A table; the first column is text, the others are numbers or words."""
-
-    head: Sequence[str]
-    rows: Sequence[Sequence[str]]
-
-
-@dataclass(frozen=True)
-class Bullets:
-    """A list of sentences."""
-
-    lines: Sequence[str]
-
-
-@dataclass(frozen=True)
-class Code:
-    """A command or a script; ``language`` is for highlighting."""
-
-    text: str
-    language: str = ""
-
-
-Block = str | Grid | Bullets | Code
-
-
-@dataclass(frozen=True)
-class Section:
-    """A titled part of the card."""
-
-    title: str
-    blocks: Sequence[Block]
 
 
 def card_sections(record: Record, script: Code, more: Sequence[Section] = ()) -> list[Section]:
@@ -143,7 +109,7 @@ def _limits(record: Record) -> list[str]:
 
 def _data(record: Record) -> list[Block]:
     data, counts = record.data, record.data.counts
-    parts = [part for part in ("train", "validation", "test") if any(counts.get(part, []))]
+    parts: list[TablePart] = [part for part in get_args(TablePart) if any(counts.get(part, []))]
     rows = [
         (name, record.tiers.assignment[k], *(thousands(counts[part][k]) for part in parts))
         for k, name in enumerate(data.classes)
@@ -301,29 +267,3 @@ def _cell(key: str, found: Estimate) -> str:
 def _span(key: str, found: Estimate) -> str:
     span = interval(key, found)
     return f" ({span})" if span else ""
-
-
-def metadata(record: Record) -> dict[str, Any]:
-    """The metadata that the Hugging Face Hub reads from the head of a card."""
-    about: dict[str, Any] = {
-        "library_name": "lmd",
-        "pipeline_tag": "image-classification",
-        "license": "unknown",
-        "tags": ["lmd", "image-classification", "medical", "long-tailed"],
-    }
-    if record.part is None:
-        return about
-    values = [
-        {"type": key, "name": METRICS[key].title, "value": round(one.value, 6)}
-        for key, one in record.metrics[record.part].items()
-        if key in METRICS and one.value is not None
-    ]
-    name = data_name(record)
-    result = {
-        "task": {"type": "image-classification", "name": "Image classification"},
-        "dataset": {"name": name, "type": Path(name).stem or "data", "split": record.part},
-        "metrics": values,
-    }
-    about["metrics"] = [value["type"] for value in values]
-    about["model-index"] = [{"name": record.name, "results": [result]}]
-    return about

@@ -8,9 +8,11 @@ from typing import Any
 
 from lmd.base.errors import LmdError
 from lmd.base.files import atomic_write_all
-from lmd.report.card import Block, Bullets, Code, Grid, Section, card_sections, metadata, summary
+from lmd.report.card import card_sections, data_name, summary
+from lmd.report.card_blocks import Block, Bullets, Code, Grid, Section
 from lmd.report.page import environment
 from lmd.runfolder.record import Record
+from lmd.scoring.metrics import METRICS
 
 MARKDOWN, PAGE = "model-card.md", "model-card.html"
 _PREDICT = """import lmd
@@ -84,6 +86,32 @@ def as_page(record: Record, about: str, sections: Sequence[Section]) -> str:
     return (
         environment().get_template("card.html").render(record=record, about=about, sections=shown)
     )
+
+
+def metadata(record: Record) -> dict[str, Any]:
+    """The metadata that the Hugging Face Hub reads from the head of a card."""
+    about: dict[str, Any] = {
+        "library_name": "lmd",
+        "pipeline_tag": "image-classification",
+        "license": "unknown",
+        "tags": ["lmd", "image-classification", "medical", "long-tailed"],
+    }
+    if record.part is None:
+        return about
+    values = [
+        {"type": key, "name": METRICS[key].title, "value": round(one.value, 6)}
+        for key, one in record.metrics[record.part].items()
+        if key in METRICS and one.value is not None
+    ]
+    name = data_name(record)
+    result = {
+        "task": {"type": "image-classification", "name": "Image classification"},
+        "dataset": {"name": name, "type": Path(name).stem or "data", "split": record.part},
+        "metrics": values,
+    }
+    about["metrics"] = [value["type"] for value in values]
+    about["model-index"] = [{"name": record.name, "results": [result]}]
+    return about
 
 
 def _block(block: Block) -> list[str]:

@@ -17,7 +17,7 @@ def external_view(record: Record, rows: Sequence[Row]) -> dict[str, Any] | None:
     found = record.external
     if found is None:
         return None
-    metrics = [
+    metrics: list[dict[str, Any]] = [
         {
             "title": METRICS[key].title,
             "cells": [_number(key, one.home), _number(key, one.here)],

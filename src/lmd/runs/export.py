@@ -19,7 +19,7 @@ from lmd.deploy.engines import OnnxEngine
 from lmd.deploy.export import checked_target, complete, core_graph, export_onnx, write_graph
 from lmd.deploy.quantise import quantised
 from lmd.model import load_model
-from lmd.report.card import Block, Bullets, Grid, Section
+from lmd.report.card_blocks import Block, Bullets, Grid, Section
 from lmd.report.card_files import write_card
 from lmd.runfolder.folder import RunFolder
 from lmd.runs.decide import as_held_out

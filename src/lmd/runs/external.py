@@ -19,7 +19,7 @@ from lmd.model import weights_digest
 from lmd.report import write_report
 from lmd.runfolder.folder import RunFiles, RunFolder
 from lmd.runfolder.predictions import PartPredictions, Predictions
-from lmd.runfolder.record import Machine, Record
+from lmd.runfolder.record import Machine, Part, Record
 from lmd.runs.decide import known_of, with_prior
 from lmd.runs.external_data import (
     Answers,
@@ -88,7 +88,7 @@ def evaluate_external(
         created=begun,
         lmd_version=__version__,
         commit=commit(),
-        data=external_data(files.record, table, known, skipped, str(data)),
+        data=external_data(files, table, known, skipped, str(data)),
         machine=Machine(**machine(here), processes=1),
         history=list(files.history),
         candidates=[],
@@ -156,7 +156,8 @@ def _predictions(files: RunFiles, table: Table, answers: Answers) -> Predictions
     groups = None if table.groups is None else np.unique(table.groups, return_inverse=True)[1]
     here = PartPredictions(table.ids, labels, answers.probabilities, groups)
     own = files.predictions.parts.get("validation")
-    return Predictions(classes, {"test": here} | ({"validation": own} if own is not None else {}))
+    parts: dict[Part, PartPredictions] = {"test": here}
+    return Predictions(classes, parts if own is None else {**parts, "validation": own})
 
 
 def _external(
@@ -184,7 +185,7 @@ def _external(
         flagged = Estimate(value=value, low=low, high=high)
     return External(
         run=record.name,
-        model_sha256=weights_digest(run),
+        model_sha256=weights_digest(run) if (run / "model.json").exists() else None,
         part=part or "all",
         home_part=record.part,
         mix_distance=mix_distance(shifts),

@@ -3,7 +3,7 @@
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from difflib import get_close_matches
-from pathlib import Path
+from pathlib import Path, PurePosixPath
 from typing import Any
 
 import numpy as np
@@ -18,6 +18,7 @@ from lmd.data.prepare import Prepared
 from lmd.data.sources import open_table
 from lmd.data.table import PARTS, Table
 from lmd.deploy.predict import Predictor
+from lmd.runfolder.folder import RunFiles
 from lmd.runfolder.record import DataInfo, Record
 from lmd.runs.recording import NO_VALIDATION, data_info, file_digest
 from lmd.scoring.estimates import UnknownClass
@@ -121,9 +122,10 @@ def unknown_classes(table: Table, answers: Answers) -> list[UnknownClass]:
 
 
 def external_data(
-    record: Record, table: Table, known: NDArray[np.bool_], skipped: tuple[str, ...], source: str
+    run: RunFiles, table: Table, known: NDArray[np.bool_], skipped: tuple[str, ...], source: str
 ) -> DataInfo:
     """What the record says about the external images; classes and training counts are the run's."""
+    record = run.record
     whole = replace(table.take(known), parts=np.full(int(known.sum()), "test"))
     request = record.request.model_copy(update={"data": source})
     info = data_info(request, Prepared(whole, np.zeros(0, np.uint8), skipped, record.tiers))
@@ -138,6 +140,12 @@ def external_data(
             f"Left out of the scores: {left_out} of {shorten(names, 8)}, which the model does not "
             "know."
         )
+    repeated = len(_names(whole.ids) & _own_names(run))
+    if repeated:
+        notes.append(
+            f"{counted(repeated, '{n} [image has|images have]')} the name of a validation or test "
+            f"image of {record.name}: if they are the same images, these numbers are not external."
+        )
     return info.model_copy(
         update={
             "classes": record.data.classes,
@@ -146,3 +154,13 @@ def external_data(
             "notes": notes,
         }
     )
+
+
+def _own_names(run: RunFiles) -> set[str]:
+    parts = run.predictions.parts.values() if run.predictions is not None else ()
+    return {name for of in parts for name in _names(of.ids)}
+
+
+def _names(ids: NDArray[Any]) -> set[str]:
+    """Names of files without their folders; numbers of images in an array say nothing."""
+    return {PurePosixPath(name).name for name in map(str, ids) if not name.isdecimal()}

@@ -111,7 +111,9 @@ def format_decisions(decisions: Decisions, sets: SetScores | None) -> str:
 def format_external(found: External, sets: SetScores | None) -> str:
     """What differs between the images of another place and the run's own, as plain text."""
     home = f"{found.run}, {found.home_part}"
-    rows = [("", home, "interval", "here", "interval", "difference", "interval")]
+    rows: list[tuple[str, ...]] = [
+        ("", home, "interval", "here", "interval", "difference", "interval")
+    ]
     for key, one in found.metrics.items():
         numbers = (one.home, one.here, one.difference)
         rows.append((METRICS[key].title, *(f(n) for n in numbers for f in (_plain, _span))))
@@ -122,7 +124,7 @@ def format_external(found: External, sets: SetScores | None) -> str:
     for title, both in pairs.items():
         rows.append((title, *(f(n) for n in both for f in (_plain, _span)), "", ""))
     lines = [f"Here and in {home} part, on the classes that both have", *_columns(rows)]
-    shares = [("Class", "train", found.home_part, "here")]
+    shares: list[tuple[str, ...]] = [("Class", "train", found.home_part, "here")]
     shares += [
         (one.name, *(f"{100 * share:.1f} %" for share in (one.train, one.home, one.here)))
         for one in found.classes
@@ -134,11 +136,13 @@ def format_external(found: External, sets: SetScores | None) -> str:
         lines.append(
             f"Unlike the training images: {_plain(found.flagged)} ({_span(found.flagged)})"
         )
-    for one in found.unknown:
-        flags = "" if one.flagged is None else f", unlike the training images: {one.flagged:.3f}"
+    for other in found.unknown:
+        flags = ""
+        if other.flagged is not None:
+            flags = f", unlike the training images: {other.flagged:.3f}"
         lines.append(
-            f"Not scored, unknown to the model: {one.name} ({one.images} images, mean confidence "
-            f"{one.confidence:.3f}{flags})"
+            f"Not scored, unknown to the model: {other.name} ({other.images} images, mean "
+            f"confidence {other.confidence:.3f}{flags})"
         )
     return "\n".join(lines)
 

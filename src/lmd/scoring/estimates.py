@@ -159,7 +159,7 @@ class External(Plain):
     """Labelled images from another place (here), beside the run's own test part (home)."""
 
     run: str = Field(description="name of the run that made the model")
-    model_sha256: str = Field(description="of the model's weights")
+    model_sha256: str | None = Field(description="of the model's weights, if they are one file")
     part: str = Field(description="the part of the data that was used, or `all`")
     home_part: Literal["validation", "test"] = Field(description="what home is")
     mix_distance: float = Field(
