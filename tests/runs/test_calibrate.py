@@ -140,6 +140,10 @@ def test_without_validation_groups_stay_together_and_small_classes_are_named(
     assert "no test part" in notes
     assert run.read_predictions().parts["validation"].labels.min() == 1
     assert record.data.grouped
+    done = CliRunner().invoke(app, ["evaluate", str(run.path), "--resamples", "20"])
+    assert done.exit_code == 0, done.exception
+    assert "validation part" in done.output
+    assert rescore(run.path, resamples=20).notes == record.notes
 
 
 def test_a_run_gets_a_new_classifier(tmp_path: Path, images: Path) -> None:

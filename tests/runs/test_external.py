@@ -14,6 +14,8 @@ import lmd
 from lmd.base.errors import LmdError
 from lmd.cli.commands import app
 from lmd.runfolder.folder import RunFolder
+from lmd.runs.calibrate import calibrate_run
+from lmd.runs.export import export_run
 from lmd.runs.external import evaluate_external
 from lmd.runs.rescore import rescore
 from lmd.scoring.rules import Wanted
@@ -177,6 +179,27 @@ def test_a_manifest_with_its_columns_and_one_part(run: RunFolder, tmp_path: Path
     words[words.index("--out") + 1] = str(tmp_path / "again")
     done = CliRunner().invoke(app, [*words, "--against", str(tmp_path / "out")])
     assert "again minus out" in done.output
+
+
+def test_a_calibrated_model_can_be_tested_elsewhere_too(run: RunFolder, tmp_path: Path) -> None:
+    new = calibrate_run(run.path, out=tmp_path / "new", quiet=True)
+    np.savez(tmp_path / "clinic.npz", **arrays((6, 6, 6)))
+    record = evaluated(new, tmp_path / "clinic.npz", tmp_path / "out").read_record()
+    assert record.external is not None
+    assert record.external.run == "new"
+    assert record.external.flagged is None  # it has no Gaussians
+    assert record.candidates == []
+    saved = RunFolder.open(tmp_path / "out").read_predictions().parts["test"].probabilities
+    found = lmd.load(new.path).predict(list(arrays((6, 6, 6))["images"])).probabilities
+    np.testing.assert_allclose(saved, found, atol=1e-6)
+    with pytest.raises(LmdError, match=r"--quantise needs a run of `lmd train`"):
+        export_run(new.path, tmp_path / "m.onnx", quantise="int8")
+    np.savez(tmp_path / "f.npz", features=np.random.default_rng(0).normal(size=(40, 3)),
+             labels=np.arange(40) % 2)  # fmt: skip
+    only = calibrate_run(tmp_path / "f.npz", out=tmp_path / "features", quiet=True)
+    with pytest.raises(LmdError, match="classifier of features, not of images"):
+        evaluated(only, tmp_path / "clinic.npz", tmp_path / "none")
+    assert "load_classifier" in (only.path / "model-card.md").read_text(encoding="utf-8")
 
 
 def test_the_folder_can_be_scored_again(run: RunFolder, tmp_path: Path) -> None:

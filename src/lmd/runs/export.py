@@ -104,8 +104,13 @@ def export_run(
         return path, None
     if quantise != "int8":
         raise LmdError(f"--quantise must be int8; it is {quantise!r}")
-    images = images_of_run(RunFolder.open(run).read_record(), data, display)
-    graph, change = _quantised(run, images, display)
+    record = RunFolder.open(run).read_record()
+    if not record.request.protocol:
+        raise LmdError(
+            f"--quantise needs a run of `lmd train`: {run} was made by `lmd calibrate`, and its "
+            "record does not say how its images are read"
+        )
+    graph, change = _quantised(run, images_of_run(record, data, display), display)
     for line in change.lines():
         display.say(line)
     if change.objections() and not anyway:
@@ -121,6 +126,10 @@ def export_run(
 def _quantised(run: Path, images: Prepared, display: Display) -> tuple[Any, Change]:
     """The complete int8 graph, and what it changes on the validation part."""
     validation, (model, spec) = images.part("validation"), load_model(run)
+    if spec.preprocessing.resize != "v2":
+        raise LmdError(
+            f"--quantise: {run} was trained with an earlier rule of reading images: train it again"
+        )
     if not len(validation):
         raise LmdError(
             "--quantise needs validation images to measure what it changes, and the run has none"
