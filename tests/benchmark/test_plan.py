@@ -14,7 +14,8 @@ from lmd.benchmark.state import differences, progress
 from lmd.cli.commands import parse_settings
 from lmd.methods import METHODS, PAPER
 from lmd.protocol import load_protocol
-from lmd.runs.request import as_toml, resolve
+from lmd.base.text import as_toml
+from lmd.runs.request import resolve
 
 BASE = 'data = "toy.npz"\nprotocol = "demo"\n'
 

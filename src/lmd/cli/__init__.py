@@ -10,6 +10,7 @@ from typing import NoReturn
 import typer
 
 from lmd.base.errors import LmdError
+from lmd.base.interface import use_terminal
 
 
 class Interrupted(BaseException):
@@ -20,6 +21,7 @@ def main() -> NoReturn:
     """Entry point: an error that the user can fix is one message and exit code 1."""
     # Threads that spin while waiting slow down other runs; see docs/performance.md.
     os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
+    use_terminal()
     _listen(_interrupt)
     sys.unraisablehook = _unraisable
     try:

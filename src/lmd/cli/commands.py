@@ -12,7 +12,7 @@ from lmd.cli.benchmark import benchmark, table
 from lmd.cli.calibrate import calibrate_command
 from lmd.cli.choose import choose_command
 from lmd.cli.data import data_app
-from lmd.cli.describe import methods
+from lmd.cli.describe import methods, protocols
 from lmd.cli.explain import explain, index, show_size
 from lmd.cli.figure import figure_app
 from lmd.cli.options import (
@@ -21,8 +21,10 @@ from lmd.cli.options import (
     Costs,
     Coverage,
     Device,
+    Epochs,
     GroupColumn,
     ImageColumn,
+    ImageSize,
     KeepFeatures,
     LabelColumn,
     Overwrite,
@@ -30,6 +32,7 @@ from lmd.cli.options import (
     Quiet,
     ReferAbove,
     Root,
+    Seed,
     SkipBad,
     SplitColumn,
     given_columns,
@@ -105,7 +108,7 @@ def train(
     protocol: Annotated[
         str | None,
         typer.Option(
-            help="A TOML file, or the name of a protocol of lmd, such as small.",
+            help="A TOML file or the name of a protocol; `lmd protocols` lists them.",
             show_default="the paper's values",
         ),
     ] = None,
@@ -120,6 +123,9 @@ def train(
             show_default="the protocol's",
         ),
     ] = None,
+    seed: Seed = None,
+    epochs: Epochs = None,
+    image_size: ImageSize = None,
     out: Annotated[
         Path | None,
         typer.Option(help="The run folder.", show_default="runs/DATA-METHOD-seedN"),
@@ -146,8 +152,11 @@ def train(
     from lmd.runs.train import train as run_training
 
     given = parse_settings(settings or [])
-    if weights is not None:
-        given["weights"] = weights
+    own = {"weights": weights, "seed": seed, "epochs": epochs, "image_size": image_size}
+    for key, value in own.items():
+        if value is not None and given.setdefault(key, value) != value:
+            option = f"--{key.replace('_', '-')}"
+            raise LmdError(f"{option} {value} and --set {key}={given[key]} differ: give one")
     run = run_training(
         data,
         method=method or DEFAULT,
@@ -223,6 +232,7 @@ def export(
 app.command()(predict)
 app.command()(serve)
 app.command()(methods)
+app.command()(protocols)
 app.command()(explain)
 app.command()(index)
 app.command()(show)
