@@ -11,7 +11,7 @@ from patients import Patient, make_patient
 from typer.testing import CliRunner, Result
 
 from lmd.base.errors import LmdError
-from lmd.cli.doctor import doctor_command, parse_ratios
+from lmd.cli.doctor import doctor_command
 from lmd.data.doctor import KINDS
 from lmd.data.sources import open_table
 

@@ -197,7 +197,7 @@ def evaluate(
     from lmd.scoring.rules import Wanted
 
     wanted = Wanted(prevalence, costs, coverage, refer_above)
-    record = rescore(run, resamples=resamples, wanted=wanted)
+    record = rescore(run, resamples=resamples, wanted=wanted, against=against)
     _print_scores(record)
     if wanted != Wanted() and record.decisions is not None:
         typer.echo(f"\n{format_decisions(record.decisions, record.sets)}")
