@@ -6,11 +6,11 @@ from lmd.base.interface import spoken
 class LmdError(Exception):
     """An error that the user can fix; the message says what is wrong, where, and what to do.
 
-    Messages name the options of the commands; in Python they show the keywords instead.
+    Messages are written with the options of the commands; in Python they have the keywords.
     """
 
-    def __str__(self) -> str:
-        return spoken(super().__str__())
+    def __init__(self, message: str = "") -> None:
+        super().__init__(spoken(message))
 
 
 class DivergedError(LmdError):

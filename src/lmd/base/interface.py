@@ -23,8 +23,13 @@ _OPTION = re.compile(r"(?<![\w-])--([a-z][a-z-]+)")
 
 
 def use_terminal() -> None:
-    """From now on messages are for a person who types commands."""
+    """From now on messages are for a person who types commands, until ``leave_terminal``."""
     _terminal.append(True)
+
+
+def leave_terminal() -> None:
+    """The end of a command."""
+    _terminal.pop()
 
 
 def in_terminal() -> bool:

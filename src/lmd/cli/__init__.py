@@ -10,7 +10,6 @@ from typing import NoReturn
 import typer
 
 from lmd.base.errors import LmdError
-from lmd.base.interface import use_terminal
 
 
 class Interrupted(BaseException):
@@ -21,7 +20,6 @@ def main() -> NoReturn:
     """Entry point: an error that the user can fix is one message and exit code 1."""
     # Threads that spin while waiting slow down other runs; see docs/performance.md.
     os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
-    use_terminal()
     _listen(_interrupt)
     sys.unraisablehook = _unraisable
     try:
@@ -71,9 +69,16 @@ def _unraisable(found: "sys.UnraisableHookArgs") -> None:
     sys.__unraisablehook__(found)
 
 
+_RESUMED = "run the same command with --resume to continue from the last finished epoch"
+_GOING_ON = {
+    "train": _RESUMED,
+    "demo": _RESUMED,
+    "benchmark": "run the same command again to continue; finished epochs are kept",
+    "choose": "run the same command again to continue; finished epochs are kept",
+}
+
+
 def _say_interrupted() -> None:
-    typer.secho(
-        "interrupted: run the same command with --resume to continue from the last finished epoch",
-        fg="yellow",
-        err=True,
-    )
+    command = next((word for word in sys.argv[1:] if not word.startswith("-")), "")
+    how = _GOING_ON.get(command, "files are written whole or not at all; run the command again")
+    typer.secho(f"interrupted: {how}", fg="yellow", err=True)

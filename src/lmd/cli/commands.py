@@ -8,6 +8,7 @@ import typer
 
 from lmd import __version__
 from lmd.base.errors import LmdError
+from lmd.base.interface import leave_terminal, use_terminal
 from lmd.cli.benchmark import benchmark, table
 from lmd.cli.calibrate import calibrate_command
 from lmd.cli.choose import choose_command
@@ -71,6 +72,7 @@ def _show_version(wanted: bool) -> None:
 
 @app.callback()
 def _main(
+    context: typer.Context,
     version: Annotated[
         bool,
         typer.Option(
@@ -80,7 +82,9 @@ def _main(
             help="Show the version and exit.",
         ),
     ] = False,
-) -> None: ...
+) -> None:
+    use_terminal()
+    context.call_on_close(leave_terminal)
 
 
 @app.command()
@@ -88,12 +92,15 @@ def demo(
     out: Annotated[
         Path, typer.Option(help="Folder for both runs; a number is added if it exists.")
     ] = Path("runs/demo"),
+    resume: Annotated[
+        bool, typer.Option("--resume", help="Continue the newest demo in --out.")
+    ] = False,
     device: Device = "auto",
 ) -> None:
     """Train CE and LMD on synthetic images and write a report that compares them."""
     from lmd.runs.demo import run_demo
 
-    report = run_demo(out, device=device, say=typer.echo)
+    report = run_demo(out, resume=resume, device=device, say=typer.echo)
     typer.secho(f"\nThe report: {report}", bold=True)
 
 
