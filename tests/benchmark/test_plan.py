@@ -109,9 +109,12 @@ allow_outside = true
     ("text", "said"),
     [
         ('methods = ["ce"]', "'data' is missing"),
-        (BASE + 'method = ["ce"]', "unknown key 'method'; the keys are: name, title"),
+        (BASE + 'method = ["ce"]', "unknown key 'method': did you mean 'methods'"),
         (BASE + 'methods = ["nope"]', "unknown method 'nope'"),
-        (BASE + 'methods = ["ce"]\n[settings]\nlambda_1 = 3', "'lambda_1' is not a setting"),
+        (
+            BASE + 'methods = ["ce"]\n[settings]\nlambda_1 = 3',
+            "unknown setting 'lambda_1'",
+        ),
         (BASE + 'methods = ["ce"]\nseeds = [0, 0]', "'seeds' must differ"),
         (BASE + 'methods = ["ce"]\n[sweep]\nseed = [1, 2]', "use 'seeds'"),
         (BASE + 'methods = ["ce"]\n[sweep]\nlr = [0.1, 0.1]', "values that differ"),
@@ -120,7 +123,7 @@ allow_outside = true
         (BASE + 'methods = ["ce"]\nreference = "x"', "unknown method 'x'"),
         (
             BASE + 'methods = ["ce", "lmd"]\nprofile = "x"',
-            "the profiles are: corrected, default, official, paper",
+            "unknown profile 'x'; choose one of corrected, default, official, paper",
         ),
         (BASE + "methods = [", "not valid TOML"),
     ],

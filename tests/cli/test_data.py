@@ -34,9 +34,7 @@ def test_a_file_is_replaced_only_when_asked(tmp_path: Path) -> None:
         make("hyper-kvasir", root, tmp_path / "k.npz")
     with pytest.raises(LmdError, match=r"unknown recipe 'kvasir': did you mean 'hyper-kvasir'\?"):
         make("kvasir", root, tmp_path / "x.csv")
-    with pytest.raises(
-        LmdError, match=r"unknown option .factor.; choose one of seed"
-    ):
+    with pytest.raises(LmdError, match=r"unknown option .factor.; choose one of seed"):
         make("hyper-kvasir", root, tmp_path / "x.csv", factor=3)
 
 

@@ -145,7 +145,7 @@ def test_interval_is_widened_to_the_value_and_skips_what_is_no_number():
 
 
 def test_paired_differences_use_the_same_resamples_for_both():
-    labels, a = toy_predictions(skill=1.5, seed=6)
+    labels, a = toy_predictions((100, 80, 60, 40, 30), skill=1.5, seed=6)
     b = 0.6 * a + 0.4 * np.random.default_rng(7).dirichlet(np.ones(5), len(labels))
     runs = [Sample(labels, p, TIERS, groups=np.arange(len(labels)) // 2) for p in (a, b)]
     (weights,) = draw(runs[0], 200, 3)

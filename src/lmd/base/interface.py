@@ -16,9 +16,11 @@ _FLAGS = {
 }
 _COLUMNS = {"image_column", "label_column", "group_column", "split_column", "allow_outside", "root"}
 _QUOTED = re.compile(r"(`[^`]*`)")  # a command is one in Python too
-_SET = re.compile(r"--set (\w+)=(\[[^\]]*\]|[^\s,;:)]+)")
+_SET = re.compile(r"--set (\w+)=(\[[^\]]*\]|[^\s,;)]*[^\s,;:.)])")
 # Options that messages name with a value.
-_VALUED = re.compile(r"--(device|weights|(?:image|label|group|split)-column) ('[^']*'|[\w-]+)")
+_VALUED = re.compile(
+    r"--(device(?= cpu)|weights(?= FILE)|(?:image|label|group|split)-column) ('[^']*'|[\w-]+)"
+)
 _OPTION = re.compile(r"(?<![\w-])--([a-z][a-z-]+)")
 
 

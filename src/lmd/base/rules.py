@@ -42,7 +42,8 @@ def complaints(
         place, rule, siblings, value = _locate(schema, problem["loc"], values)
         name = f"{what} {place!r}{f' {owner}' if owner else ''}"
         if problem["type"] == "extra_forbidden":
-            found[place] = unknown(what, place, siblings)
+            above, _, last = place.rpartition(".")
+            found[place] = (f"{above}: " if above else "") + unknown(what, last, siblings)
         elif problem["type"] == "missing":
             found[place] = f"{name} is missing"
         elif problem["type"] == "value_error":
@@ -72,12 +73,13 @@ def rule_of(schema: Schema) -> str:
     if kind == "array":
         few = "one or more values" if schema.get("minItems") else "values"
         return f"a list of {few}, each {rule_of(schema.get('items', {}))}"
-    if kind == "null":
-        return "null" if in_terminal() else "None"
-    return _within(_TYPES.get(str(kind), "a valid value"), schema)
+    none = "null" if in_terminal() else "None"
+    return _within(none if kind == "null" else _TYPES.get(str(kind), "a valid value"), schema)
 
 
 def _within(what: str, schema: Schema) -> str:
+    if schema.get("minProperties"):
+        return f"{what} with one or more entries"
     if "minimum" in schema and "maximum" in schema:
         return f"{what} from {schema['minimum']:g} to {schema['maximum']:g}"
     bounds = [f"{words} {schema[key]:g}" for key, words in _BOUNDS.items() if key in schema]

@@ -9,7 +9,7 @@ import numpy as np
 from lmd.report import charts, figures, view
 from lmd.runfolder.folder import RunFiles
 from lmd.runfolder.pairing import paired
-from lmd.scoring.comparing import compare
+from lmd.scoring.comparing import compare, p_text
 from lmd.scoring.metrics import METRICS
 from lmd.scoring.sample import Sample
 
@@ -54,7 +54,7 @@ def _pair(run: RunFiles, other: RunFiles, resamples: int) -> dict[str, Any]:
             "title": METRICS[key].title,
             "key": key,
             "same_as": METRICS[one.same_as].title.lower() if one.same_as else "",
-            "p": one.corrected,
+            "p": "–" if one.corrected is None else p_text(one.corrected).removeprefix("= "),
             "bounded": bool(np.isfinite(one.difference.low)),
             **asdict(one.difference),
         }

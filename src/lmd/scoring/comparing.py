@@ -50,6 +50,15 @@ def _same(key: str, a: Sample, b: Sample) -> str | None:
     return None
 
 
+def p_text(p: float) -> str:
+    """A p-value with its sign, as the page and the terminal show it.
+
+    >>> p_text(0.0213), p_text(0.00002)
+    ('= 0.021', '< 0.001')
+    """
+    return "< 0.001" if p < 0.001 else f"= {p:.3f}"
+
+
 def format_comparison(found: dict[str, Compared], title: str) -> str:
     """The differences as plain text of 98 columns."""
     lines = [textwrap.fill(title, 98)]
@@ -62,6 +71,6 @@ def format_comparison(found: dict[str, Compared], title: str) -> str:
         else:
             span = f"95 % {100 * gap.low:+.2f} to {100 * gap.high:+.2f}"
             span = span if np.isfinite(gap.low) else "no interval: the runs agree"
-            p = f"   p = {one.corrected:.3f}" if one.corrected is not None else ""
+            p = f"   p {p_text(one.corrected)}" if one.corrected is not None else ""
             lines.append(f"  {name:<26} {100 * gap.value:+7.2f}   {span}{p}")
     return "\n".join(lines)
