@@ -87,8 +87,8 @@ def test_make_prints_counts_notes_and_the_digest(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("words", "message"),
     [
-        (["make", "kvasir"], "no recipe 'kvasir'"),
-        (["make", "hyper-kvasir", "--factor", "3"], "no option --factor"),
+        (["make", "kvasir"], "unknown recipe 'kvasir': did you mean 'hyper-kvasir'?"),
+        (["make", "hyper-kvasir", "--factor", "3"], "unknown option 'factor'"),
         (["make", "ham10000"], "contain no HAM10000_metadata.csv"),
         (["make", "isic2019-lt", "--by-image"], "contain no ISIC_2019_Training_GroundTruth.csv"),
         (["make", "isic-archive-lt", "--published-counts"], "contains no metadata of the archive"),

@@ -44,10 +44,8 @@ def test_a_bad_setting_is_named_with_its_rule_and_value(
 def test_all_bad_settings_are_named_at_once() -> None:
     with pytest.raises(LmdError) as error:
         METHODS["lmd"].settings({"warmup": 2, "gram": "cosine", "lambda_1": 1})
-    assert [line.split("'")[1] for line in str(error.value).split("; setting")] == [
-        "warmup",
-        "gram",
-    ]
+    found = [each.split("'")[1] for each in str(error.value).split("; setting")]
+    assert found == ["warmup", "gram"]
 
 
 def test_an_unknown_setting_or_profile_lists_the_known_ones() -> None:

@@ -170,7 +170,7 @@ def test_manifest_images_missing_on_disk(pictures):
     with pytest.raises(
         LmdError,
         match=r"6 images are not on disk \(line 4: gone0.png, line 5: gone1.png, "
-        r"line 6: gone2.png and 3 more\): set .*root.* to .* \(searched: .* or .*images\), or leave",
+        r"line 6: gone2.png and 3 more\): set .*root.* \(searched: .* or .*images\), or leave",
     ):
         open_table(path)
     table = open_table(path, skip_bad=True)
@@ -227,3 +227,17 @@ def test_ham10000():
     assert table.read(0).shape == (150, 200, 3)
     assert table.read(0).std() > 5
     assert table.skipped == ()
+
+
+def test_the_case_of_header_names_is_ignored(pictures):
+    path = manifest(pictures, "IMAGE,Label,Lesion ID,Split\na.png,x,1,Train\nb.png,y,2,TEST\n")
+    table = open_table(path, group_column="lesion id")
+    assert table.label_names().tolist() == ["x", "y"]
+    assert table.parts.tolist() == ["train", "test"]
+    assert table.groups.tolist() == ["1", "2"]
+    # Only where two names differ in nothing else does it matter.
+    path = manifest(pictures, "image,Label,label\na.png,no,x\nb.png,no,y\n")
+    assert open_table(path).classes == ("x", "y")
+    path = manifest(pictures, "image,Label,LABEL\na.png,x,1\nb.png,y,2\n")
+    with pytest.raises(LmdError, match="no column 'label'"):
+        open_table(path)
