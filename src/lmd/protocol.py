@@ -1,63 +1,118 @@
 """The protocol: all settings that methods in a comparison share, read from a TOML file."""
 
+import math
 import tomllib
 from collections.abc import Mapping
 from importlib import resources
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
-from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
+from pydantic import (
+    BaseModel,
+    ConfigDict,
+    Field,
+    ValidationError,
+    field_validator,
+    model_validator,
+)
 
 from lmd.base.errors import LmdError
+from lmd.base.interface import shown
+from lmd.base.rules import complaints
+from lmd.base.text import unknown
+from lmd.scoring.tiers import check_rule
 
 OLD_NAMES = {"groups": "tiers"}  # in older files and records
-Positive = Annotated[int, Field(gt=0)]
+MAX_IMAGE_SIZE = 4096  # a batch of 64 such images has 13 GB; larger ones are a mistake
+Count = Annotated[int, Field(ge=1, strict=True)]
+Size = Annotated[int, Field(ge=16, le=MAX_IMAGE_SIZE, strict=True)]
+Whole = Annotated[int, Field(strict=True)]
+Workers = Annotated[int, Field(ge=0, strict=True)]
+Positive = Annotated[float, Field(gt=0, strict=True)]
+NonNegative = Annotated[float, Field(ge=0, strict=True)]
+BelowOne = Annotated[float, Field(ge=0, lt=1, strict=True)]
+Factor = Annotated[float, Field(ge=1, strict=True)]
+Switch = Annotated[bool, Field(strict=True)]
 
 # Earlier names of shipped protocols.
 _ALIASES = dict.fromkeys(
     ("isic2019-lt-r100", "isic2019-lt-r300", "isic2019-lt-r500"), "isic2019-lt"
 )
+_RATIOS = "three ratios for train, validation and test, such as 7:1:2"
+
+
+def _about(text: str, **extra: Any) -> Any:
+    return Field(description=text, json_schema_extra=extra or None)
 
 
 class Protocol(BaseModel):
     """Settings of a comparison; defaults are the paper's (rows of ``docs/paper-vs-code.md``)."""
 
-    model_config = ConfigDict(extra="forbid", frozen=True)
+    model_config = ConfigDict(extra="forbid", frozen=True, allow_inf_nan=False)
 
-    # Data: ``split`` into train, validation and test; ``tiers`` is the head/medium/tail rule.
-    image_size: Annotated[int, Field(ge=16)] = 224
-    split: tuple[float, float, float] = (0.7, 0.1, 0.2)
-    tiers: str = "thirds"
-    imbalance: float | None = None
-    shape: Literal["pareto", "official"] = "pareto"
-    head_size: int | None = None
-    split_seed: int = 0
-    allow_leak: bool = False
+    # Data.
+    image_size: Annotated[Size, _about("Side of the square images in pixels.")] = 224
+    split: Annotated[
+        tuple[float, float, float], _about("Ratios of train, validation and test.", rule=_RATIOS)
+    ] = (0.7, 0.1, 0.2)
+    tiers: Annotated[str, _about("The rule for head, medium and tail.")] = "thirds"
+    imbalance: Annotated[
+        Factor | None, _about("Thin classes out to this ratio of largest to smallest.")
+    ] = None
+    shape: Annotated[
+        Literal["pareto", "official"], _about("How imbalance thins: train only, or all parts.")
+    ] = "pareto"
+    head_size: Annotated[Count | None, _about("Images of the largest class if thinned.")] = None
+    split_seed: Annotated[Whole, _about("Seed of the split.")] = 0
+    allow_leak: Annotated[Switch, _about("Accept a group in more than one part.")] = False
 
     # Model.
-    backbone: str = "resnet18"
-    weights: str = "imagenet"
+    backbone: Annotated[str, _about("The encoder.")] = "resnet18"
+    weights: Annotated[str, _about("Its first weights: imagenet, none or a file.")] = "imagenet"
 
     # Optimisation: SGD as in the paper (row 8). ``stage2_epochs`` and ``stage2_lr`` are for second
-    # stages without a budget of their own, as LMD's; ``views`` is the view that label losses see.
-    epochs: Positive = 100
-    stage2_epochs: Positive = 200
-    batch_size: Positive = 128
-    lr: Annotated[float, Field(gt=0)] = 0.01
-    stage2_lr: float | None = None
-    momentum: float = 0.9
-    weight_decay: float = 0.0
-    schedule: Literal["constant", "cosine"] = "constant"
-    select: Literal["last", "best"] = "last"
-    views: Literal["weak", "strong"] = "weak"
+    # stages without a budget of their own, as LMD's.
+    epochs: Annotated[Count, _about("Epochs of the first stage.")] = 100
+    stage2_epochs: Annotated[Count, _about("Epochs of a later stage without its own.")] = 200
+    batch_size: Annotated[Count, _about("Images in a batch.")] = 128
+    lr: Annotated[Positive, _about("Learning rate.")] = 0.01
+    stage2_lr: Annotated[
+        Positive | None, _about("Learning rate of later stages; null: that of lr.")
+    ] = None
+    momentum: Annotated[BelowOne, _about("Momentum of SGD.")] = 0.9
+    weight_decay: Annotated[NonNegative, _about("Weight decay.")] = 0.0
+    schedule: Annotated[Literal["constant", "cosine"], _about("Course of the learning rate.")] = (
+        "constant"
+    )
+    select: Annotated[
+        Literal["last", "best"], _about("Epoch that is kept: the last, or the best on validation.")
+    ] = "last"
+    views: Annotated[
+        Literal["weak", "strong"], _about("The augmentation that label losses see.")
+    ] = "weak"
 
     # The run: its seed, and settings that depend on the machine.
-    seed: int = 0
-    workers: int | None = None
-    amp: bool = True
+    seed: Annotated[Whole, _about("Seed of weights, order and augmentation.")] = 0
+    workers: Annotated[Workers | None, _about("Processes that make batches; null: by machine.")] = (
+        None
+    )
+    amp: Annotated[Switch, _about("Mixed precision on GPUs.")] = True
 
     # Settings of methods, by family: [methods.lmd] lambda_1 = 1.
-    methods: dict[str, dict[str, Any]] = Field(default_factory=dict)
+    methods: Annotated[dict[str, dict[str, Any]], _about("Settings of methods, by family.")] = (
+        Field(default_factory=dict)
+    )
+
+    @field_validator("split", mode="before")
+    @classmethod
+    def _scaled(cls, value: Any) -> Any:
+        return parse_ratios(value)
+
+    @field_validator("tiers")
+    @classmethod
+    def _is_rule(cls, value: str) -> str:
+        check_rule(value)
+        return value
 
     @model_validator(mode="before")
     @classmethod
@@ -74,16 +129,38 @@ def current_names(settings: Mapping[str, Any]) -> dict[str, Any]:
     return {OLD_NAMES.get(key, key): value for key, value in settings.items()}
 
 
+def parse_ratios(given: Any) -> tuple[float, float, float]:
+    """Ratios of train, validation and test as shares that add up to 1.
+
+    >>> parse_ratios("7:1:2"), parse_ratios("0.8,0.1,0.1"), parse_ratios([6, 2, 2])
+    ((0.7, 0.1, 0.2), (0.8, 0.1, 0.1), (0.6, 0.2, 0.2))
+    """
+    words = given.replace(",", ":").split(":") if isinstance(given, str) else given
+    try:
+        values = [float(word) for word in words]
+    except (TypeError, ValueError):
+        values = []
+    good = len(values) == 3 and all(math.isfinite(value) and value >= 0 for value in values)
+    if not good or values[0] == 0:
+        raise ValueError(
+            f"must be {_RATIOS}, none below 0 and the first above 0; it is {shown(given)}"
+        )
+    total = 1.0 if math.isclose(sum(values), 1) else sum(values)
+    train, validation, test = (value / total for value in values)
+    return train, validation, test
+
+
 def load_protocol(name: str | Path | None, overrides: dict[str, Any] | None = None) -> Protocol:
     """A protocol from a TOML file, or by name if it ships with the package."""
     values: dict[str, Any] = {}
     if name is not None:
-        values = _read(Path(name)) if str(name).endswith(".toml") else _read_shipped(str(name))
+        values = _read(name)
     values = current_names(values) | current_names(overrides or {})
     try:
         return Protocol.model_validate(values)
     except ValidationError as error:
-        raise LmdError(_explain(error, name)) from error
+        where = f"protocol {name}: " if name is not None else ""
+        raise LmdError(where + "; ".join(complaints(error, Protocol, values))) from None
 
 
 def shipped_protocols() -> list[str]:
@@ -96,33 +173,33 @@ def shipped_protocols() -> list[str]:
     return sorted(f.name.removesuffix(".toml") for f in folder.iterdir() if f.name[-5:] == ".toml")
 
 
-def _read_shipped(name: str) -> dict[str, Any]:
-    name = _ALIASES.get(name, name)
-    if name not in shipped_protocols():
-        raise LmdError(
-            f"no protocol {name!r}: give a .toml file or one of {', '.join(shipped_protocols())}"
-        )
-    text = (resources.files("lmd") / "protocols" / f"{name}.toml").read_text(encoding="utf-8")
-    return tomllib.loads(text)
+def about_protocol(name: str) -> str:
+    """What a protocol is for: the comment at the top of its file."""
+    lines = _text(name).splitlines()
+    end = next((i for i, line in enumerate(lines) if not line.startswith("#")), len(lines))
+    return " ".join(line.lstrip("# ").strip() for line in lines[:end])
 
 
-def _read(path: Path) -> dict[str, Any]:
+def _read(name: str | Path) -> dict[str, Any]:
     try:
-        return tomllib.loads(path.read_text(encoding="utf-8"))
+        return tomllib.loads(_text(name))
+    except tomllib.TOMLDecodeError as error:
+        raise LmdError(f"protocol file {name} is not valid TOML: {error}") from None
+
+
+def _text(name: str | Path) -> str:
+    """The text of a file, or of a protocol that ships with the package."""
+    if not str(name).endswith(".toml"):
+        name = _ALIASES.get(str(name), str(name))
+        if name not in shipped_protocols():
+            there_are = "give a .toml file or one of"
+            raise LmdError(unknown("protocol", name, shipped_protocols(), there_are=there_are))
+        return (resources.files("lmd") / "protocols" / f"{name}.toml").read_text(encoding="utf-8")
+    try:
+        return Path(name).read_text(encoding="utf-8")
     except FileNotFoundError:
-        raise LmdError(f"protocol file {path} does not exist") from None
-    except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
-        raise LmdError(f"protocol file {path} is not valid TOML: {error}") from None
-
-
-def _explain(error: ValidationError, name: str | Path | None) -> str:
-    lines = []
-    for problem in error.errors():
-        key = ".".join(str(part) for part in problem["loc"])
-        if problem["type"] == "extra_forbidden":
-            valid = ", ".join(sorted(Protocol.model_fields))
-            lines.append(f"unknown setting {key!r}; the protocol's settings are: {valid}")
-        else:
-            lines.append(f"setting {key!r}: {problem['msg']} (it is {problem['input']!r})")
-    where = f"protocol {name}: " if name is not None else ""
-    return where + "\n".join(lines)
+        raise LmdError(f"protocol file {name} does not exist") from None
+    except UnicodeDecodeError as error:
+        raise LmdError(f"protocol file {name} is not valid TOML: {error}") from None
+    except OSError as error:
+        raise LmdError(f"protocol file {name} cannot be read: {error.strerror}") from None

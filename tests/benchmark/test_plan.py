@@ -7,6 +7,7 @@ from pathlib import Path
 import pytest
 
 from lmd.base.errors import LmdError
+from lmd.base.text import as_toml
 from lmd.benchmark.grid import load_grid, shipped_grids
 from lmd.benchmark.plan import grid_hash, read_plan, write_plan
 from lmd.benchmark.planning import plan_grid
@@ -14,7 +15,7 @@ from lmd.benchmark.state import differences, progress
 from lmd.cli.commands import parse_settings
 from lmd.methods import METHODS, PAPER
 from lmd.protocol import load_protocol
-from lmd.runs.request import as_toml, resolve
+from lmd.runs.request import resolve
 
 BASE = 'data = "toy.npz"\nprotocol = "demo"\n'
 
@@ -108,9 +109,12 @@ allow_outside = true
     ("text", "said"),
     [
         ('methods = ["ce"]', "'data' is missing"),
-        (BASE + 'method = ["ce"]', "unknown key 'method'; the keys are: name, title"),
+        (BASE + 'method = ["ce"]', "unknown key 'method': did you mean 'methods'"),
         (BASE + 'methods = ["nope"]', "unknown method 'nope'"),
-        (BASE + 'methods = ["ce"]\n[settings]\nlambda_1 = 3', "'lambda_1' is not a setting"),
+        (
+            BASE + 'methods = ["ce"]\n[settings]\nlambda_1 = 3',
+            "unknown setting 'lambda_1'",
+        ),
         (BASE + 'methods = ["ce"]\nseeds = [0, 0]', "'seeds' must differ"),
         (BASE + 'methods = ["ce"]\n[sweep]\nseed = [1, 2]', "use 'seeds'"),
         (BASE + 'methods = ["ce"]\n[sweep]\nlr = [0.1, 0.1]', "values that differ"),
@@ -119,7 +123,7 @@ allow_outside = true
         (BASE + 'methods = ["ce"]\nreference = "x"', "unknown method 'x'"),
         (
             BASE + 'methods = ["ce", "lmd"]\nprofile = "x"',
-            "the profiles are: corrected, default, official, paper",
+            "unknown profile 'x'; choose one of corrected, default, official, paper",
         ),
         (BASE + "methods = [", "not valid TOML"),
     ],

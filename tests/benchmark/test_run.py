@@ -237,7 +237,7 @@ def test_cores_are_divided(tmp_path: Path) -> None:
     assert Local(tmp_path, 1).threads == cores
     assert Local(tmp_path, 5 * cores).threads == 1
     assert environment(3)["OMP_NUM_THREADS"] == "3"
-    with pytest.raises(LmdError, match="--workers"):
+    with pytest.raises(LmdError, match="workers"):
         Local(tmp_path, 0)
 
 

@@ -11,7 +11,7 @@ from patients import Patient, make_patient
 from typer.testing import CliRunner, Result
 
 from lmd.base.errors import LmdError
-from lmd.cli.doctor import doctor_command, parse_ratios
+from lmd.cli.doctor import doctor_command
 from lmd.data.doctor import KINDS
 from lmd.data.sources import open_table
 
@@ -94,5 +94,5 @@ def test_fix_does_not_replace_the_data(patient: Patient, tmp_path: Path) -> None
 
 @pytest.mark.parametrize("words", ["7:3", "a:b:c", "0:1:1", "7:-1:2", ""])
 def test_ratios_that_are_none(words: str) -> None:
-    with pytest.raises(LmdError, match="expected three ratios"):
-        parse_ratios(words)
+    refused = doctor("synthetic", "--split", words).exception
+    assert "must be three ratios for train, validation and test, such as 7:1:2" in str(refused)

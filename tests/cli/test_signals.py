@@ -52,13 +52,32 @@ MOMENTS = {
 @pytest.mark.parametrize("moment", MOMENTS)
 def test_a_signal_is_one_calm_line(moment: str) -> None:
     body = textwrap.indent(textwrap.dedent(MOMENTS[moment]), "    ")
-    done = subprocess.run(
-        [sys.executable, "-c", START.format(body)],
+    done = stopped(body, "train", "DATA")
+    assert done.returncode == 130, done.stderr
+    assert done.stderr.count("\n") == 1
+    assert done.stderr.startswith("interrupted: run the same command with --resume")
+
+
+@pytest.mark.parametrize(
+    ("command", "words"),
+    [
+        ("demo", "run the same command with --resume to continue"),
+        ("benchmark", "run the same command again to continue"),
+        ("predict", "run the command again"),
+    ],
+)
+def test_it_says_how_this_command_goes_on(command: str, words: str) -> None:
+    done = stopped("    stop()", command)
+    assert done.returncode == 130, done.stderr
+    assert words in done.stderr
+    assert ("--resume" in done.stderr) == (command == "demo")
+
+
+def stopped(body: str, *words: str) -> "subprocess.CompletedProcess[str]":
+    return subprocess.run(
+        [sys.executable, "-c", START.format(body), *words],
         capture_output=True,
         text=True,
         timeout=60,
         check=False,
     )
-    assert done.returncode == 130, done.stderr
-    assert done.stderr.count("\n") == 1
-    assert done.stderr.startswith("interrupted: run the same command with --resume")

@@ -100,7 +100,7 @@ def test_what_cannot_be_made_is_refused(arguments: dict[str, int], said: str) ->
 
 def test_tasks_are_not_replaced_unasked(tasks: list[PseudoTail], tmp_path: Path) -> None:
     write_tasks(tasks, tmp_path / "out")
-    with pytest.raises(LmdError, match="--overwrite"):
+    with pytest.raises(LmdError, match="overwrite=True"):
         write_tasks(tasks, tmp_path / "out")
     write_tasks(tasks, tmp_path / "out", overwrite=True)
 

@@ -8,8 +8,10 @@ import numpy as np
 import pytest
 from pages import page, report_of, shown
 from runs_on_disk import SKIN, edited, edited_arrays, make_run
+from typer.testing import CliRunner
 
 from lmd.base.errors import LmdError
+from lmd.cli.commands import app
 from lmd.runs.rescore import rescore
 
 
@@ -26,8 +28,8 @@ def test_compares_runs_on_the_same_images(tmp_path: Path) -> None:
             assert shown(row.recall.value) in text
     first, second = (record.metrics["test"]["balanced_accuracy"].value for record in (mine, theirs))
     gap = 100 * (first - second)
-    assert f"Balanced accuracy: {gap:+.1f} points" in text
-    assert "not corrected for the number of comparisons" in text
+    assert f"Balanced accuracy {gap:+.1f} " in " ".join(text.split())
+    assert "corrected for the number of metrics of a pair (Holm)" in text
 
 
 def test_comparison_does_not_depend_on_the_order_of_images_or_classes(tmp_path: Path) -> None:
@@ -85,6 +87,32 @@ def test_patients_are_counted_and_drawn_together(tmp_path: Path) -> None:
         assert f"({row.units})" in together
     # The paired difference knows the patients too.
     gaps = [
-        re.findall(r"95 % interval .*? \(paired bootstrap\)", text)[0] for text in (alone, together)
+        re.findall(r'<table class="gaps">.*?</table>', text, re.S) for text in (alone, together)
     ]
+    assert len(gaps[0]) == 1
     assert gaps[0] != gaps[1]
+
+
+def test_evaluate_against_writes_what_it_says_into_the_report(tmp_path: Path) -> None:
+    make_run(tmp_path / "lmd", SKIN)
+    make_run(tmp_path / "ce", SKIN, skill=1.8, title="CE", seed=1)
+    words = ["evaluate", str(tmp_path / "lmd"), "--against", str(tmp_path / "ce")]
+    done = CliRunner().invoke(app, [*words, "--resamples", "300"])
+    assert done.exit_code == 0, done.exception
+    said = done.stdout.partition("lmd minus ce")[2]
+    text = page(tmp_path / "lmd" / "report.html").text
+    assert "Side by side" in text
+    rows = re.findall(r"^  (\S.*?)  +([+-][\d.]+)   95 % .*   p [=<] ([\d.]+)$", said, re.MULTILINE)
+    assert len(rows) == 11
+    for title, value, p in rows:
+        shown_p = f"< {p}" if f"p < {p}" in said and p == "0.001" else p
+        points = f"{float(value):+.1f}".replace("-", "−")
+        assert re.search(rf"{re.escape(title)} {re.escape(points)} \S+ to \S+ {shown_p} ", text)
+    assert text.count("the same as balanced accuracy") == said.count("the same as") == 1
+    # A comparison that is refused changes nothing.
+    before = (tmp_path / "lmd" / "report.html").read_bytes()
+    make_run(tmp_path / "other", ["a", "b"])
+    refused = CliRunner().invoke(app, [*words[:3], str(tmp_path / "other")])
+    assert isinstance(refused.exception, LmdError)
+    assert refused.stdout == ""
+    assert (tmp_path / "lmd" / "report.html").read_bytes() == before

@@ -68,7 +68,7 @@ def test_evaluate_completes_a_run_of_an_earlier_version(run: RunFolder) -> None:
     assert unknown.decisions is not None
     assert unknown.decisions.per_class[0].ppv.value is None
     assert unknown.decisions.per_class[0].recall == record.decisions.per_class[0].recall
-    with pytest.raises(LmdError, match="--prevalence needs to know the mix"):
+    with pytest.raises(LmdError, match="prevalence needs to know the mix"):
         rescore(run.path, wanted=Wanted(prevalence="uniform"))
 
 
@@ -97,7 +97,7 @@ def test_sets_are_scored_on_the_test_part_with_thresholds_of_validation(run: Run
         assert one.coverage.value == pytest.approx((own >= np.float32(one.threshold)).mean())
     counts = run.read_record().data.counts
     keep_part(run, predictions, "validation")
-    with pytest.raises(LmdError, match="--coverage needs a test part"):
+    with pytest.raises(LmdError, match="coverage needs a test part"):
         rescore(run.path, wanted=Wanted(coverage=0.95))
     assert rescore(run.path, resamples=10).sets is None
     with edited(run.path) as values:

@@ -38,7 +38,7 @@ def test_a_protocol_that_changes_a_profile_says_so() -> None:
 def test_settings_go_to_the_protocol_or_to_the_method() -> None:
     asked = resolve(METHODS["focal"], None, {"epochs": 3, "gamma": 1})
     assert (asked.protocol.epochs, asked.settings) == (3, {"gamma": 1.0})
-    with pytest.raises(LmdError, match="Settings of method 'focal': gamma"):
+    with pytest.raises(LmdError, match=r"unknown setting 'gama': did you mean 'gamma'\?"):
         resolve(METHODS["focal"], None, {"gama": 1})
 
 

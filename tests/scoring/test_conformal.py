@@ -64,7 +64,7 @@ def test_too_few_images_for_any_threshold() -> None:
 
 @pytest.mark.parametrize("coverage", [0, 1, 90, -0.1, math.nan])
 def test_a_coverage_that_is_none(coverage: float) -> None:
-    with pytest.raises(LmdError, match="--coverage must be above 0 and below 1"):
+    with pytest.raises(LmdError, match="coverage must be above 0 and below 1"):
         guarantees([np.array([0.5])], ["head"], coverage)
 
 

@@ -66,7 +66,7 @@ def test_a_class_may_be_called_refer(tmp_path: Path) -> None:
     ("text", "words"),
     [
         ("class,cost\nnv,1\nmel,2\n", "no value for df"),
-        ("class,cost\nnv,1\nmel,2\ndf,1\nscc,1\n", "no class 'scc'"),
+        ("class,cost\nnv,1\nmel,2\ndf,1\nscc,1\n", "unknown class 'scc'"),
         ("class,cost\nnv,1\nmel,-2\ndf,1\n", "the value of mel must be a number of at least 0"),
         ("class,cost\nnv,1\nnv,2\ndf,1\n", "class 'nv' is given twice"),
         ("class,cost\nnv,0\nmel,0\ndf,0\n", "all costs are 0"),
@@ -77,7 +77,7 @@ def test_a_class_may_be_called_refer(tmp_path: Path) -> None:
         (TABLE.replace("20,0,20", "20,0,-1"), "cell of true mel and predicted df"),
         (TABLE.replace("20,0,20,0.5", "20,0"), "the row of 'mel' has 3"),
         (TABLE.replace("df,1,1,0,0.5\n", ""), "no value for df"),
-        (TABLE.replace("mel,df", "mel,scc"), "row of nv: the model has no class 'scc'"),
+        (TABLE.replace("mel,df", "mel,scc"), "row of nv: unknown class 'scc'"),
         (TABLE.replace("nv,mel,df", "nv,mel,mel"), "class 'mel' is given twice"),
         ("", "must have the columns class,cost"),
     ],
@@ -86,7 +86,7 @@ def test_mistakes_are_one_line(tmp_path: Path, text: str, words: str) -> None:
     with pytest.raises(LmdError) as error:
         parse_costs(written(tmp_path, text), CLASSES)
     assert words in str(error.value)
-    assert "--costs" in str(error.value)
+    assert "costs" in str(error.value)
     assert "\n" not in str(error.value)
 
 

@@ -59,14 +59,14 @@ def test_a_file(tmp_path: Path) -> None:
     ("given", "words"),
     [
         ("nv=0.5,mel=0.5", "no value for df; give one for every class"),
-        ("nv=0.5,mel=0.3,df=0.1,scc=0.1", "no class 'scc'; its classes are: nv, mel, df"),
+        ("nv=0.5,mel=0.3,df=0.1,scc=0.1", "unknown class 'scc'; choose one of nv, mel, df"),
         ("nv=1.2,mel=-0.3,df=0.1", "the value of mel must be a number of at least 0; it is '-0.3'"),
         ("nv=nan,mel=0.3,df=0.1", "the value of nv must be a number"),
         ("nv=,mel=0.3,df=0.1", "the value of nv must be a number of at least 0; it is empty"),
         ("nv=70,mel=20,df=10", "must sum to 1 within 0.001; they sum to 100"),
         ("nv=0.7,nv=0.2,df=0.1", "class 'nv' is given twice"),
-        ("everywhere", "--prevalence must be uniform, training, a .csv file"),
-        ("", "--prevalence must be uniform, training, a .csv file"),
+        ("everywhere", "prevalence must be uniform, training, a .csv file"),
+        ("", "prevalence must be uniform, training, a .csv file"),
         ("nowhere.csv", "nowhere.csv cannot be read"),
     ],
 )
@@ -74,7 +74,7 @@ def test_mistakes_are_one_line(given: str, words: str) -> None:
     with pytest.raises(LmdError) as error:
         parse_prevalence(given, CLASSES, COUNTS)
     assert words in str(error.value)
-    assert "--prevalence" in str(error.value)
+    assert "prevalence" in str(error.value)
     assert "\n" not in str(error.value)
 
 

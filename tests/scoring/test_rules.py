@@ -46,12 +46,12 @@ def test_sets_do_not_depend_on_the_mix() -> None:
 
 
 def test_what_the_model_does_not_know() -> None:
-    with pytest.raises(LmdError, match="--prevalence needs to know the mix"):
+    with pytest.raises(LmdError, match="prevalence needs to know the mix"):
         make_rule(Wanted(prevalence="uniform"), known(prior=None))
     for nothing in (None, [np.array([])] * 3):
-        with pytest.raises(LmdError, match="--coverage needs the probabilities of validation"):
+        with pytest.raises(LmdError, match="coverage needs the probabilities of validation"):
             make_rule(Wanted(coverage=0.9), known(held_out=nothing))
-    with pytest.raises(LmdError, match="--refer-above needs --coverage as well; it is 2"):
+    with pytest.raises(LmdError, match="refer_above needs coverage as well; it is 2"):
         make_rule(Wanted(refer_above=2), known())
-    with pytest.raises(LmdError, match="--refer-above must be at least 1; it is 0"):
+    with pytest.raises(LmdError, match="refer_above must be at least 1; it is 0"):
         make_rule(Wanted(coverage=0.9, refer_above=0), known())

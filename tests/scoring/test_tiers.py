@@ -77,7 +77,7 @@ def test_thresholds_are_strict_or_not_as_written():
         ("head=A;tail=B", "no tier for C"),
         ("head=A,A;tail=B,C", "class 'A' is listed twice"),
         ("head=A;medium=B;tail=C,B", r"'B' is listed twice \(medium and tail\)"),
-        ("head=A;tail=B,C,X", "no class 'X'; the classes are: A, B, C"),
+        ("head=A;tail=B,C,X", "unknown class 'X'; choose one of A, B, C"),
         ("head=A;rest=B,C", "'rest=B,C' is not TIER=CLASS"),
         ("head=A;head=B;tail=C", "head is given twice"),
     ],

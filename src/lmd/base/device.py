@@ -11,8 +11,13 @@ def choose_device(name: str) -> torch.device:
         return torch.device("cuda" if torch.cuda.is_available() else "cpu")
     try:
         device = torch.device(name)
-    except RuntimeError as error:
-        raise LmdError(f"unknown device {name!r}: use auto, cpu, cuda or cuda:N") from error
+    except RuntimeError:
+        device = torch.device("meta")
+    if device.type not in ("cpu", "cuda"):  # lmd is tested on these
+        raise LmdError(f"--device must be auto, cpu, cuda or cuda:N; it is {name!r}")
     if device.type == "cuda" and not torch.cuda.is_available():
         raise LmdError("no GPU is available here: use --device cpu")
+    if device.type == "cuda" and (device.index or 0) >= torch.cuda.device_count():
+        last = torch.cuda.device_count() - 1
+        raise LmdError(f"--device must be one of cuda:0 to cuda:{last}; it is {name!r}")
     return device

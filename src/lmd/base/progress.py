@@ -41,9 +41,9 @@ class Display:
     def __exit__(self, *_: object) -> None:
         self._bar.stop()
 
-    def say(self, text: str) -> None:
+    def say(self, text: str, style: str = "") -> None:
         """Print a line that stays."""
-        self.console.print(text, highlight=False, soft_wrap=True)
+        self.console.print(text, style=style, highlight=False, soft_wrap=True, markup=False)
 
     def start(self, what: str, total: int) -> None:
         """Start a new bar of ``total`` steps."""

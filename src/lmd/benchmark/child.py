@@ -33,8 +33,10 @@ def main() -> int:
 
 def _guarded(job: dict[str, Any]) -> int:
     from lmd.base.errors import DivergedError, LmdError
+    from lmd.base.interface import use_terminal
     from lmd.benchmark.local import DIVERGED
 
+    use_terminal()
     try:
         _train(job)
     except LmdError as error:

@@ -11,12 +11,12 @@ from numpy.typing import NDArray
 
 from lmd.base.errors import LmdError
 from lmd.base.files import atomic_write
+from lmd.base.text import as_toml
 from lmd.benchmark.tables.results import Results, RunResult
 from lmd.data.pseudo_tails import pseudo_tails, write_tasks
 from lmd.data.sources import open_table
 from lmd.data.splits import split
 from lmd.protocol import load_protocol
-from lmd.runs.request import as_toml
 from lmd.scoring.intervals import interval
 
 METRIC = "balanced_accuracy"

@@ -8,6 +8,8 @@ from typing import Annotated, Any, Literal
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
 
 from lmd.base.errors import LmdError
+from lmd.base.rules import complaints
+from lmd.base.text import unknown
 from lmd.protocol import OLD_NAMES, current_names
 
 
@@ -72,7 +74,8 @@ def load_grid(name: str | Path) -> Grid:
     try:
         grid = Grid.model_validate(values)
     except ValidationError as error:
-        raise LmdError(f"grid {name}: {_explain(error)}") from None
+        found = complaints(error, Grid, values, what="key")
+        raise LmdError(f"grid {name}: {'; '.join(found)}") from None
     _check(grid, name)
     return _with_paths(grid, base)
 
@@ -81,9 +84,8 @@ def read_grid(name: str | Path) -> tuple[str, Path]:
     """The text of a grid and the folder that its paths are relative to."""
     if not str(name).endswith(".toml"):
         if str(name) not in shipped_grids():
-            raise LmdError(
-                f"no grid {str(name)!r}: give a .toml file or one of {', '.join(shipped_grids())}"
-            )
+            there_are = "give a .toml file or one of"
+            raise LmdError(unknown("grid", str(name), shipped_grids(), there_are=there_are))
         file = resources.files("lmd") / "benchmark" / "grids" / f"{name}.toml"
         return file.read_text(encoding="utf-8"), Path.cwd()
     path = Path(name).expanduser()
@@ -195,15 +197,3 @@ def _with_paths(grid: Grid, base: Path) -> Grid:
         if isinstance(part.get(key), str) and "." in part[key]:
             part[key] = absolute(part[key])
     return grid.model_copy(update=changes)
-
-
-def _explain(error: ValidationError) -> str:
-    lines = []
-    for problem in error.errors():
-        key = ".".join(str(part) for part in problem["loc"])
-        if problem["type"] == "extra_forbidden":
-            known = (Trials if len(problem["loc"]) > 1 else Grid).model_fields
-            lines.append(f"unknown key {key!r}; the keys are: {', '.join(known)}")
-        else:
-            lines.append(f"{key!r}: {problem['msg']} (it is {problem['input']!r})")
-    return "; ".join(lines)

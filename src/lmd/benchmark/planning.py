@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from lmd.base.errors import LmdError
+from lmd.base.text import unknown
 from lmd.benchmark.grid import Grid, load_grid, sweep_values
 from lmd.benchmark.plan import Plan, PlannedRun, Point, Row, Trial, grid_hash
 from lmd.contract.method import Method
@@ -78,9 +79,7 @@ def _trials(grid: Grid, methods: Sequence[Method]) -> list[Trial]:
     keys = [method.key for method in methods]
     for key in entries:
         if key not in keys:
-            raise LmdError(
-                f"[trials] {key!r} is not a method of this grid; its methods are: {', '.join(keys)}"
-            )
+            raise LmdError(f"[trials] {unknown('method', key, keys)}")
     seed = grid.seeds[0] if grid.trials.seed is None else grid.trials.seed
     trials = []
     for main in methods:
@@ -89,10 +88,7 @@ def _trials(grid: Grid, methods: Sequence[Method]) -> list[Trial]:
         setting, values = entries[main.key]
         usual = _usual(grid, main)
         if setting not in usual:
-            raise LmdError(
-                f"[trials] {main.key}: {setting!r} is not a setting of the protocol or of this "
-                f"method; the settings are: {', '.join(sorted(usual))}"
-            )
+            raise LmdError(f"[trials] {main.key}: {unknown('setting', setting, sorted(usual))}")
         default = next((label for label, v in values.items() if v == usual[setting]), None)
         if default is None:
             raise LmdError(
@@ -118,18 +114,12 @@ def _settings(method: Method) -> set[str]:
 def _check_settings(grid: Grid, methods: Sequence[Method]) -> None:
     profiles = {"default"}.union(*(m.profiles for m in methods))
     if grid.profile not in profiles:
-        raise LmdError(
-            f"no method of this grid has the profile {grid.profile!r}; the profiles are: "
-            f"{', '.join(sorted(profiles))}"
-        )
+        raise LmdError(unknown("profile", grid.profile, sorted(profiles)))
     valid = set[str]().union(*map(_settings, methods))
     for part, keys in (("settings", grid.settings), ("sweep", grid.sweep)):
         for key in keys:
             if key not in valid and (part, key) != ("sweep", "data"):
-                raise LmdError(
-                    f"[{part}] {key!r} is not a setting of the protocol or of any method of this "
-                    f"grid; the settings are: {', '.join(sorted(valid))}"
-                )
+                raise LmdError(f"[{part}] {unknown('setting', key, sorted(valid))}")
 
 
 def _points(grid: Grid, method: Method) -> list[Point]:

@@ -69,9 +69,16 @@ def _unraisable(found: "sys.UnraisableHookArgs") -> None:
     sys.__unraisablehook__(found)
 
 
+_RESUMED = "run the same command with --resume to continue from the last finished epoch"
+_GOING_ON = {
+    "train": _RESUMED,
+    "demo": _RESUMED,
+    "benchmark": "run the same command again to continue; finished epochs are kept",
+    "choose": "run the same command again to continue; finished epochs are kept",
+}
+
+
 def _say_interrupted() -> None:
-    typer.secho(
-        "interrupted: run the same command with --resume to continue from the last finished epoch",
-        fg="yellow",
-        err=True,
-    )
+    command = next((word for word in sys.argv[1:] if not word.startswith("-")), "")
+    how = _GOING_ON.get(command, "files are written whole or not at all; run the command again")
+    typer.secho(f"interrupted: {how}", fg="yellow", err=True)

@@ -8,11 +8,12 @@ import typer
 
 from lmd import __version__
 from lmd.base.errors import LmdError
+from lmd.base.interface import leave_terminal, use_terminal
 from lmd.cli.benchmark import benchmark, table
 from lmd.cli.calibrate import calibrate_command
 from lmd.cli.choose import choose_command
 from lmd.cli.data import data_app
-from lmd.cli.describe import methods
+from lmd.cli.describe import methods, protocols
 from lmd.cli.evaluate import evaluate, print_scores
 from lmd.cli.explain import explain, index, show_size
 from lmd.cli.export import export
@@ -21,12 +22,15 @@ from lmd.cli.options import (
     SOURCES,
     AllowOutside,
     Device,
+    Epochs,
     GroupColumn,
     ImageColumn,
+    ImageSize,
     KeepFeatures,
     LabelColumn,
     Quiet,
     Root,
+    Seed,
     SkipBad,
     SplitColumn,
     given_columns,
@@ -62,6 +66,7 @@ def _show_version(wanted: bool) -> None:
 
 @app.callback()
 def _main(
+    context: typer.Context,
     version: Annotated[
         bool,
         typer.Option(
@@ -71,7 +76,9 @@ def _main(
             help="Show the version and exit.",
         ),
     ] = False,
-) -> None: ...
+) -> None:
+    use_terminal()
+    context.call_on_close(leave_terminal)
 
 
 @app.command()
@@ -79,12 +86,15 @@ def demo(
     out: Annotated[
         Path, typer.Option(help="Folder for both runs; a number is added if it exists.")
     ] = Path("runs/demo"),
+    resume: Annotated[
+        bool, typer.Option("--resume", help="Continue the newest demo in --out.")
+    ] = False,
     device: Device = "auto",
 ) -> None:
     """Train CE and LMD on synthetic images and write a report that compares them."""
     from lmd.runs.demo import run_demo
 
-    report = run_demo(out, device=device, say=typer.echo)
+    report = run_demo(out, resume=resume, device=device, say=typer.echo)
     typer.secho(f"\nThe report: {report}", bold=True)
 
 
@@ -99,7 +109,7 @@ def train(
     protocol: Annotated[
         str | None,
         typer.Option(
-            help="A TOML file, or the name of a protocol of lmd, such as small.",
+            help="A TOML file or the name of a protocol; `lmd protocols` lists them.",
             show_default="the paper's values",
         ),
     ] = None,
@@ -114,6 +124,9 @@ def train(
             show_default="the protocol's",
         ),
     ] = None,
+    seed: Seed = None,
+    epochs: Epochs = None,
+    image_size: ImageSize = None,
     out: Annotated[
         Path | None,
         typer.Option(help="The run folder.", show_default="runs/DATA-METHOD-seedN"),
@@ -140,8 +153,11 @@ def train(
     from lmd.runs.train import train as run_training
 
     given = parse_settings(settings or [])
-    if weights is not None:
-        given["weights"] = weights
+    own = {"weights": weights, "seed": seed, "epochs": epochs, "image_size": image_size}
+    for key, value in own.items():
+        if value is not None and given.setdefault(key, value) != value:
+            option = f"--{key.replace('_', '-')}"
+            raise LmdError(f"{option} {value} and --set {key}={given[key]} differ: give one")
     run = run_training(
         data,
         method=method or DEFAULT,
@@ -168,6 +184,7 @@ app.command()(predict)
 app.command()(export)
 app.command()(serve)
 app.command()(methods)
+app.command()(protocols)
 app.command()(explain)
 app.command()(index)
 app.command()(show)

@@ -1,18 +1,22 @@
-"""`lmd methods`: all methods, or one in plain text of 80 columns without colours."""
+"""`lmd methods` and `lmd protocols`: all of them, or one in plain text of 80 columns."""
 
+import sys
 import textwrap
-from typing import TYPE_CHECKING, Annotated
+from collections.abc import Iterable, Mapping, Sequence
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 from rich import box
 from rich.console import Console
 from rich.table import Column, Table
 
+from lmd.base.text import as_typed
+
 if TYPE_CHECKING:
     from lmd.contract.method import Method
 
 WIDTH = 80
-INDENT = 30  # of a setting's description
+ROWS = "A row is one of docs/paper-vs-code.md."
 
 
 def describe(method: "Method") -> str:
@@ -21,33 +25,70 @@ def describe(method: "Method") -> str:
     lines = [f"{method.key}: {method.title}"]
     lines += [_wrapped(f"{name}: {text}", 2) for name, text in facts.items() if text]
     defaults = method.defaults()
-    lines += ["", "settings" if defaults else "no settings"]
-    for setting in method.describe():
-        head = f"  {setting.name} = {_text(defaults[setting.name])}"
-        rule = f" {setting.rule[0].upper()}{setting.rule[1:]}."
-        said = _wrapped(setting.description + rule, INDENT)
-        if len(head) < INDENT:
-            lines.append(head.ljust(INDENT) + said.lstrip())
-        else:
-            lines += [_wrapped(head.strip(), 2, hang=4), said]
+    settings = [
+        (setting.name, defaults[setting.name], setting.rule, setting.description)
+        for setting in method.describe()
+    ]
+    lines += ["", "settings, for --set" if defaults else "no settings", *_settings(settings)]
+    if any("(row " in description for *_, description in settings):
+        lines += ["", ROWS]
     for profile, values in method.profiles.items():
-        lines += ["", f"profile {profile}"]
-        lines += [f"  {name} = {_text(value)}" for name, value in values.items()]
+        lines += ["", f"profile {profile}", *_values(values)]
     return "\n".join(lines)
+
+
+def describe_protocol(name: str) -> str:
+    """What a shipped protocol is for, and each setting with its value there."""
+    from lmd.base.rules import rule_of
+    from lmd.protocol import Protocol, about_protocol, load_protocol
+
+    protocol = load_protocol(name)
+    rules = Protocol.model_json_schema()["properties"]
+    settings = [
+        (key, getattr(protocol, key), rule_of(rules[key]), field.description or "")
+        for key, field in Protocol.model_fields.items()
+        if key != "methods"
+    ]
+    lines = [name, _wrapped(about_protocol(name), 2), ""]
+    lines += ["settings, for --set", *_settings(settings)]
+    for family, values in protocol.methods.items():
+        lines += ["", f"settings of method {family}", *_values(values)]
+    return "\n".join(lines)
+
+
+def _settings(settings: Iterable[tuple[str, Any, str, str]]) -> list[str]:
+    """Two lines for each: name, value and rule, then what it is for."""
+    lines = []
+    for name, value, rule, description in settings:
+        lines.append(_wrapped(f"{name} = {as_typed(value)}  ({rule})", 2, hang=8))
+        lines.append(_wrapped(description, 6))
+    return lines
+
+
+def _values(values: Mapping[str, Any]) -> list[str]:
+    return [f"  {name} = {as_typed(value)}" for name, value in values.items()]
 
 
 def _wrapped(text: str, indent: int, hang: int | None = None) -> str:
     rest = " " * (indent if hang is None else hang)
-    return textwrap.fill(text, WIDTH, initial_indent=" " * indent, subsequent_indent=rest)
+    return textwrap.fill(
+        text, WIDTH, initial_indent=" " * indent, subsequent_indent=rest, break_long_words=False
+    )
 
 
-def _text(value: object) -> str:
-    """A value as ``--set`` takes it, where TOML has it."""
-    if isinstance(value, list):
-        return "[" + ", ".join(_text(one) for one in value) + "]"
-    if isinstance(value, bool) or value is None:
-        return str(value).lower()
-    return str(value)
+def _list(header: Sequence[str], rows: Sequence[Sequence[str]]) -> None:
+    """A table on a terminal; elsewhere one plain line for each row."""
+    if not sys.stdout.isatty():
+        widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
+        for row in rows:
+            cells = (cell.ljust(width) for cell, width in zip(row, widths, strict=True))
+            typer.echo("  ".join(cells).rstrip())
+        return
+    # A name has to be whole to be copied.
+    table = Table(Column(header[0], no_wrap=True), *header[1:], box=box.SIMPLE_HEAD)
+    for row in rows:
+        table.add_row(*row)
+    Console().print(table)
 
 
 def methods(
@@ -62,9 +103,32 @@ def methods(
     if name is not None:
         typer.echo(describe(find_method(name)))
         return
-    # A name has to be whole to be copied.
-    table = Table(Column("method", no_wrap=True), "title", "stages", box=box.SIMPLE_HEAD)
-    for row in METHODS.values():
-        table.add_row(row.key, row.title, " → ".join(row.stages))
-    Console().print(table)
-    typer.echo("`lmd methods NAME` describes a method: its paper, settings and profiles.")
+    rows = [(row.key, row.title, " → ".join(row.stages)) for row in METHODS.values()]
+    _list(("method", "title", "stages"), rows)
+    typer.echo("`lmd methods NAME` describes a method: its paper, settings and profiles.", err=True)
+
+
+def protocols(
+    name: Annotated[
+        str | None,
+        typer.Argument(help="The protocol to describe.", show_default="list all protocols"),
+    ] = None,
+) -> None:
+    """List the protocols of lmd, or show one: the settings that all methods share."""
+    from lmd.protocol import about_protocol, load_protocol, shipped_protocols
+
+    if name is not None:
+        typer.echo(describe_protocol(name))
+        return
+    rows = []
+    for each in shipped_protocols():
+        found = load_protocol(each)
+        size, backbone = f"{found.image_size} px", f"{found.backbone}, {found.weights}"
+        epochs = f"{found.epochs} + {found.stage2_epochs} epochs"
+        rows.append((each, size, epochs, backbone, about_protocol(each)))
+    _list(("protocol", "images", "training", "backbone, weights", "for"), rows)
+    typer.echo(
+        "`lmd protocols NAME` shows every setting of a protocol. Without one, `lmd train` uses the "
+        "paper's values, as isic2019-lt does.",
+        err=True,
+    )

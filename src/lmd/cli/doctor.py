@@ -55,8 +55,12 @@ def doctor_command(
     from lmd.base.files import atomic_write
     from lmd.base.progress import Display
     from lmd.data.doctor import Columns, as_json, examine, exit_code
+    from lmd.protocol import parse_ratios
 
-    ratios = parse_ratios(split)
+    try:
+        ratios = parse_ratios(split)
+    except ValueError as error:
+        raise LmdError(f"--split {error}") from None
     _check_fix(fix, data)
     columns = Columns(
         image_column, label_column, group_column, split_column, root, allow_outside=allow_outside
@@ -80,25 +84,6 @@ def doctor_command(
         atomic_write(json_file, f"{text}\n".encode())
         typer.echo(f"All findings: {json_file}")
     raise typer.Exit(exit_code(found))
-
-
-def parse_ratios(words: str) -> tuple[float, float, float]:
-    """Ratios of train, validation and test, scaled to a sum of 1.
-
-    >>> parse_ratios("7:1:2"), parse_ratios("0.8,0.1,0.1")
-    ((0.7, 0.1, 0.2), (0.8, 0.1, 0.1))
-    """
-    try:
-        values = [float(word) for word in words.replace(",", ":").split(":")]
-    except ValueError:
-        values = []
-    if len(values) != 3 or min(values) < 0 or values[0] == 0:
-        raise LmdError(
-            f"--split is {words!r}; expected three ratios for train, validation and test, such as "
-            "7:1:2, none below 0 and the first above 0"
-        )
-    train, validation, test = (round(value / sum(values), 9) for value in values)
-    return train, validation, test
 
 
 def _check_fix(fix: Path | None, data: str) -> None:

@@ -81,7 +81,7 @@ def evaluate(
     wanted = Wanted(prevalence, costs, coverage, refer_above)
     if data is None:
         _refuse_without_data(context)
-        record = rescore(run, resamples=resamples, wanted=wanted)
+        record = rescore(run, resamples=resamples, wanted=wanted, against=against)
     else:
         from lmd.runs.external import evaluate_external
 
@@ -91,6 +91,8 @@ def evaluate(
             device=device, quiet=quiet,
         )  # fmt: skip
         run, record = made.path, made.read_record()
+        if against is not None:
+            record = rescore(run, resamples=resamples, wanted=wanted, against=against)
     print_scores(record)
     if record.external is not None:
         typer.echo(f"\n{format_external(record.external, record.sets)}")

@@ -26,6 +26,14 @@ UnlikeAbove = Annotated[
         show_default="0.99",
     ),
 ]
+Seed = Annotated[int | None, typer.Option(help="The seed of the run; default 0.")]
+Epochs = Annotated[
+    int | None, typer.Option(help="Epochs of the first stage.", show_default="the protocol's")
+]
+ImageSize = Annotated[
+    int | None,
+    typer.Option(help="Side of the square images in pixels.", show_default="the protocol's"),
+]
 SOURCES = "A folder of class folders, a .csv manifest, an .npz, or 'synthetic'."
 
 # How to read a .csv manifest.

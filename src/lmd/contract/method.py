@@ -5,6 +5,7 @@ from dataclasses import dataclass, field
 from typing import Any, Literal
 
 from lmd.base.errors import LmdError
+from lmd.base.text import unknown
 from lmd.contract.settings import Setting, Settings, keywords_of
 from lmd.contract.stage import Stages, Task
 from lmd.model import Model
@@ -59,14 +60,12 @@ class Method:
 
     def _checked(self, given: Mapping[str, Any], profile: str) -> Settings:
         if profile != "default" and profile not in self.profiles:
-            valid = ", ".join(["default", *self.profiles])
-            raise LmdError(f"method {self.key!r} has no profile {profile!r}; it has: {valid}")
+            profiles = ["default", *self.profiles]
+            raise LmdError(f"method {self.key!r}: {unknown('profile', profile, profiles)}")
         keywords = keywords_of(self.make)
         for name in given:
             if name not in keywords.flat.model_fields:
-                valid = ", ".join(sorted(keywords.flat.model_fields)) or "none"
-                raise LmdError(
-                    f"method {self.key!r} has no setting {name!r}; its settings are: {valid}"
-                )
+                valid = sorted(keywords.flat.model_fields)
+                raise LmdError(f"method {self.key!r}: {unknown('setting', name, valid)}")
         values = {**self.profiles.get(profile, {}), **self.preset, **given}
         return keywords.check(values, f"method {self.key!r}")

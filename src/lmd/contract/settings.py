@@ -14,6 +14,7 @@ from typing import Annotated, Any, get_type_hints
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, create_model, field_validator
 
 from lmd.base.errors import LmdError
+from lmd.base.rules import complaints, rule_of
 
 Share = Annotated[float, Field(ge=0, le=1)]
 BelowOne = Annotated[float, Field(ge=0, lt=1)]
@@ -23,25 +24,11 @@ Count = Annotated[int, Field(ge=1)]
 # A TOML file and a JSON record have lists; a method gets a tuple.
 Candidates = Annotated[tuple[NonNegative, ...], Field(min_length=1, strict=False)]
 
-_TYPES = {
-    "number": "a number",
-    "integer": "a whole number",
-    "boolean": "true or false",
-    "null": "none",
-    "string": "text",
-}
-_BOUNDS = {
-    "minimum": "of at least",
-    "exclusiveMinimum": "above",
-    "maximum": "of at most",
-    "exclusiveMaximum": "below",
-}
-
 
 class Settings(BaseModel):
     """A group of settings. An integer is a valid float; text and booleans are not.
 
-    The word ``none`` means ``None``, which TOML does not have.
+    The words ``null`` and ``none`` mean ``None``, which TOML does not have.
     """
 
     model_config = ConfigDict(
@@ -51,7 +38,7 @@ class Settings(BaseModel):
     @field_validator("*", mode="before")
     @classmethod
     def _none(cls, value: Any) -> Any:
-        return None if value == "none" else value
+        return None if isinstance(value, str) and value in ("none", "null") else value
 
 
 @dataclass(frozen=True)
@@ -78,13 +65,8 @@ class Keywords:
         try:
             return self.flat.model_validate(dict(values))
         except ValidationError as error:
-            rules = {setting.name: setting.rule for setting in self.describe()}
-            wrong = dict.fromkeys(str(problem["loc"][0]) for problem in error.errors())
-            lines = [
-                f"setting {name!r} of {owner} must be {rules[name]}; it is {values[name]!r}"
-                for name in wrong
-            ]
-            raise LmdError("\n".join(lines)) from None
+            found = complaints(error, self.flat, values, owner=f"of {owner}")
+            raise LmdError("; ".join(found)) from None
 
     def arguments(self, values: Settings) -> dict[str, Any]:
         """The arguments of the method: each group becomes an object again."""
@@ -99,7 +81,9 @@ class Keywords:
         """Every setting with its rule and description, in the order of the arguments."""
         rules = self.flat.model_json_schema()["properties"]
         return [
-            Setting(name, _rule(rules[name]), next(m for m in field.metadata if isinstance(m, str)))
+            Setting(
+                name, rule_of(rules[name]), next(m for m in field.metadata if isinstance(m, str))
+            )
             for name, field in self.flat.model_fields.items()
         ]
 
@@ -129,25 +113,3 @@ def keywords_of(make: Callable[..., Any]) -> Keywords:
             raise TypeError(f"{make.__qualname__} has two settings named {min(twice)!r}")
         fields |= found
     return Keywords(create_model(make.__qualname__, __base__=Settings, **fields), groups)
-
-
-def _rule(schema: Mapping[str, Any]) -> str:
-    """What a value must be, in words, from its JSON schema.
-
-    >>> _rule({"type": "number", "minimum": 0, "exclusiveMaximum": 1})
-    'a number of at least 0 and below 1'
-    >>> _rule({"anyOf": [{"type": "integer", "minimum": 1}, {"type": "null"}]})
-    'a whole number of at least 1, or none'
-    """
-    if "anyOf" in schema:
-        return ", or ".join(_rule(one) for one in schema["anyOf"])
-    if "const" in schema:
-        return str(schema["const"])
-    if "enum" in schema:
-        return "one of " + ", ".join(str(choice) for choice in schema["enum"])
-    if schema["type"] == "array":
-        return f"a list of one or more values, each {_rule(schema['items'])}"
-    if "minimum" in schema and "maximum" in schema:
-        return f"{_TYPES[schema['type']]} from {schema['minimum']:g} to {schema['maximum']:g}"
-    bounds = [f"{words} {schema[key]:g}" for key, words in _BOUNDS.items() if key in schema]
-    return " ".join([_TYPES[schema["type"]], " and ".join(bounds)]).strip()

@@ -10,9 +10,12 @@ from numpy.typing import NDArray
 
 from lmd.base.errors import LmdError
 from lmd.data.cache import Say, Tick, decode
+from lmd.data.doctor.groups import unused_groups
+from lmd.data.findings import Finding
 from lmd.data.imbalance import subsample
 from lmd.data.loaders import ImageSet
-from lmd.data.sources import open_table
+from lmd.data.sources import scan_source
+from lmd.data.sources.scan import Columns
 from lmd.data.splits import require_training, split
 from lmd.data.table import Table
 from lmd.protocol import Protocol
@@ -21,12 +24,16 @@ from lmd.scoring.tiers import Tiers, assign_tiers
 
 @dataclass(frozen=True)
 class Prepared:
-    """A split table with its decoded pixels, and what was left out and why."""
+    """A split table with its decoded pixels, and what was left out and why.
+
+    ``warnings`` are about columns and names that look like groups and are not used.
+    """
 
     table: Table
     pixels: NDArray[np.uint8]
     skipped: tuple[str, ...]
     tiers: Tiers
+    warnings: tuple[Finding, ...] = ()
 
     def part(self, name: str) -> ImageSet:
         """The images of one part."""
@@ -46,6 +53,42 @@ class Prepared:
         return hashlib.sha256("\n".join(lines).encode()).hexdigest()
 
 
+@dataclass(frozen=True)
+class Planned:
+    """A split table before an image is read, and ``warnings`` about unused groups."""
+
+    table: Table
+    protocol: Protocol
+    skip_bad: bool
+    warnings: tuple[Finding, ...] = ()
+
+    def decoded(self, tick: Tick | None = None, say: Say | None = None) -> Prepared:
+        """The data with all images decoded; errors list those that cannot be read."""
+        size = self.protocol.image_size
+        table, pixels, bad = decode(self.table, size, skip_bad=self.skip_bad, tick=tick, say=say)
+        tiers = _tiers(table, self.protocol)
+        return Prepared(table, pixels, (*table.skipped, *bad), tiers, self.warnings)
+
+
+def plan_data(
+    data: str,
+    protocol: Protocol,
+    *,
+    columns: Mapping[str, Any] | None = None,
+    skip_bad: bool = False,
+) -> Planned:
+    """Open, split and thin out a data set, with every check that needs no pixels."""
+    scan = scan_source(data, Columns(**(columns or {})))
+    table = scan.table(skip_bad=skip_bad)
+    if protocol.shape == "official":
+        table = _thin(table, protocol)
+    table = split(table, protocol.split, seed=protocol.split_seed, allow_leak=protocol.allow_leak)
+    if protocol.shape == "pareto":
+        table = _thin(table, protocol)
+    _tiers(table, protocol)
+    return Planned(table, protocol, skip_bad, tuple(unused_groups(scan)))
+
+
 def prepare_data(
     data: str,
     protocol: Protocol,
@@ -56,18 +99,15 @@ def prepare_data(
     say: Say | None = None,
 ) -> Prepared:
     """Open, split, thin out and decode a data set; errors list the images that cannot be read."""
-    table = open_table(data, skip_bad=skip_bad, **(columns or {}))
-    if protocol.shape == "official":
-        table = _thin(table, protocol)
-    table = split(table, protocol.split, seed=protocol.split_seed, allow_leak=protocol.allow_leak)
-    if protocol.shape == "pareto":
-        table = _thin(table, protocol)
-    table, pixels, bad = decode(table, protocol.image_size, skip_bad=skip_bad, tick=tick, say=say)
+    return plan_data(data, protocol, columns=columns, skip_bad=skip_bad).decoded(tick, say)
+
+
+def _tiers(table: Table, protocol: Protocol) -> Tiers:
+    """The tiers of the classes, all of which need training images; the test part needs some."""
     require_training(table)
     if len(table.part("test")) == 0:
-        raise LmdError("the test part is empty: give it a share with --set split=[0.7,0.1,0.2]")
-    tiers = assign_tiers(table.part("train").counts(), table.classes, protocol.tiers)
-    return Prepared(table, pixels, (*table.skipped, *bad), tiers)
+        raise LmdError("the test part is empty: give it a share, such as --set split=7:1:2")
+    return assign_tiers(table.part("train").counts(), table.classes, protocol.tiers)
 
 
 def _thin(table: Table, protocol: Protocol) -> Table:

@@ -3,6 +3,7 @@
 from collections.abc import Iterable
 
 from lmd.base.errors import LmdError
+from lmd.base.text import unknown
 from lmd.contract.method import Method
 from lmd.methods import (
     balanced_mixup,
@@ -69,7 +70,7 @@ CANDIDATES = ("balanced_softmax", "logit_adjust_posthoc", "decoupling", DEFAULT)
 def find_method(key: str) -> Method:
     """The row of ``METHODS`` with this key, or one that it is also known as."""
     if key not in METHODS and key not in ALSO:
-        raise LmdError(f"unknown method {key!r}; the methods are: {', '.join(METHODS)}")
+        raise LmdError(unknown("method", key, [*METHODS, *ALSO]))
     return METHODS.get(key) or ALSO[key]
 
 

@@ -179,7 +179,7 @@ def tau_norm(
     model: Model,
     task: Task,
     *,
-    tau: Annotated[NonNegative | None, "Power of the norm; none: chosen on validation."] = None,
+    tau: Annotated[NonNegative | None, "Power of the norm; null: chosen on validation."] = None,
     taus: Annotated[Candidates, "Values of tau that are tried on the validation part."] = TAUS,
 ) -> Stages:
     """Weights ``w_k / ‖w_k‖^τ`` without a bias; ``taus`` are those of the authors' code."""

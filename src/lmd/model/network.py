@@ -11,6 +11,7 @@ from torch.nn import functional as F
 
 from lmd.base.errors import LmdError
 from lmd.model import backbones
+from lmd.protocol import MAX_IMAGE_SIZE
 
 HEADS = ("linear", "cosine")
 STRICT = ConfigDict(extra="forbid", allow_inf_nan=False)
@@ -119,7 +120,6 @@ def channels_last(model: Model) -> Model:
     return model.to(memory_format=torch.channels_last)  # type: ignore[call-overload, no-any-return]
 
 
-MAX_IMAGE_SIZE = 4096  # a batch of 64 such images has 13 GB; larger ones are a mistake
 _Mean = Annotated[float, Field(ge=-100, le=100)]
 _Std = Annotated[float, Field(gt=1e-6, le=100)]
 

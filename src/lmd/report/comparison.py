@@ -9,18 +9,16 @@ import numpy as np
 from lmd.report import charts, figures, view
 from lmd.runfolder.folder import RunFiles
 from lmd.runfolder.pairing import paired
-from lmd.scoring.intervals import paired_differences
+from lmd.scoring.comparing import compare, p_text
+from lmd.scoring.metrics import METRICS
 from lmd.scoring.sample import Sample
-
-# Few on purpose: the p-values are not corrected for multiple comparisons, as the page says.
-TESTED = ("balanced_accuracy", "bacc_tail")
 
 
 def comparison(
-    run: RunFiles, others: Sequence[RunFiles], classes: Sequence[view.Row]
+    run: RunFiles, others: Sequence[RunFiles], classes: Sequence[view.Row], resamples: int = 1000
 ) -> dict[str, Any]:
     """The metrics, recalls and paired differences of several runs, as the page shows them."""
-    runs, pairs = [run, *others], [_pair(run, other) for other in others]
+    runs, pairs = [run, *others], [_pair(run, other, resamples) for other in others]
     by_run = [{row["key"]: row for row in view.metric_rows(each.record)} for each in runs]
     recalls = [{row["name"]: row for row in view.class_rows(each.record)} for each in runs]
     return {
@@ -45,18 +43,23 @@ def comparison(
     }
 
 
-def _pair(run: RunFiles, other: RunFiles) -> dict[str, Any]:
+def _pair(run: RunFiles, other: RunFiles, resamples: int) -> dict[str, Any]:
     """Differences between two runs, and the number of images on which only one of them is right."""
     found, theirs = paired(run, other)
     labels, mine, tiers = found.labels, found.probabilities, run.record.tiers.assignment
     right, right_too = mine.argmax(1) == labels, theirs.argmax(1) == labels
-    metrics = {row["key"]: row["title"] for row in view.metric_rows(run.record)}
     a, b = (Sample(labels, each, tiers, found.groups) for each in (mine, theirs))
-    gaps = paired_differences(a, b, [key for key in TESTED if key in metrics])
     differences = [
-        {"title": metrics[key], **asdict(gap)}
-        for key, gap in gaps.items()
-        if np.isfinite([gap.value, gap.low, gap.high]).all()
+        {
+            "title": METRICS[key].title,
+            "key": key,
+            "same_as": METRICS[one.same_as].title.lower() if one.same_as else "",
+            "p": "–" if one.corrected is None else p_text(one.corrected).removeprefix("= "),
+            "bounded": bool(np.isfinite(one.difference.low)),
+            **asdict(one.difference),
+        }
+        for key, one in compare(a, b, resamples=resamples).items()
+        if one.known
     ]
     return {
         "title": other.record.method.title,

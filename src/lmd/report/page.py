@@ -24,16 +24,21 @@ from lmd.scoring.tiers import TIERS
 
 
 def write_report(
-    run: RunFiles, *, compare: Sequence[RunFiles] = (), out: Path | None = None
+    run: RunFiles,
+    *,
+    compare: Sequence[RunFiles] = (),
+    out: Path | None = None,
+    resamples: int = 1000,
 ) -> Path:
     """Write the self-contained page; ``compare`` are runs on the same test images.
 
-    Without ``out``, it is ``report.html`` in the run's folder.
+    Without ``out``, it is ``report.html`` in the run's folder. ``resamples`` is for the paired
+    differences.
     """
     if len(compare) >= charts.MOST_RUNS:
         most = charts.MOST_RUNS
         raise LmdError(f"a report shows at most {most} runs side by side; got {len(compare) + 1}")
-    html = environment().get_template("report.html").render(_page(run, compare))
+    html = environment().get_template("report.html").render(_page(run, compare, resamples))
     path = out or run.folder / "report.html"
     atomic_write(path, html.encode())
     return path
@@ -53,7 +58,7 @@ def environment() -> Environment:
     return made
 
 
-def _page(run: RunFiles, others: Sequence[RunFiles]) -> dict[str, Any]:
+def _page(run: RunFiles, others: Sequence[RunFiles], resamples: int) -> dict[str, Any]:
     record = run.record
     classes, metrics = view.class_rows(record), view.metric_rows(record)
     headline = view.find_metric(metrics, "balanced_accuracy")
@@ -88,7 +93,7 @@ def _page(run: RunFiles, others: Sequence[RunFiles]) -> dict[str, Any]:
         "facts": view.facts(record),
         "external": external_view(record, classes),
         "candidates": view.candidate_rows(record),
-        "comparison": comparison(run, others, classes) if others else None,
+        "comparison": comparison(run, others, classes, resamples) if others else None,
     }
 
 

@@ -1,7 +1,7 @@
 """The demo: a baseline and a method on the synthetic images, side by side."""
 
-from collections.abc import Callable
-from itertools import chain, count
+from collections.abc import Callable, Iterator
+from itertools import count, takewhile
 from pathlib import Path
 
 from lmd.methods import DEMO, METHODS
@@ -11,13 +11,25 @@ from lmd.runs.train import train
 from lmd.scoring.estimates import Estimate
 
 
-def run_demo(out: Path, *, device: str = "auto", say: Callable[[str], None]) -> Path:
-    """Train both under the same protocol and return the report that compares them."""
-    folder = _free(out)
+def run_demo(
+    out: Path, *, resume: bool = False, device: str = "auto", say: Callable[[str], None]
+) -> Path:
+    """Train both under the same protocol and return the report that compares them.
+
+    ``resume`` continues the newest demo instead of a new one.
+    """
+    folder = _newest(out) if resume else next(path for path in _names(out) if not path.exists())
     baseline, method = (METHODS[key] for key in DEMO)
     say(f"Training {baseline.title}, then {method.title}, on synthetic images of 8 classes.")
     runs = {
-        key: train("synthetic", method=key, protocol="demo", out=folder / key, device=device)
+        key: train(
+            "synthetic",
+            method=key,
+            protocol="demo",
+            out=folder / key,
+            resume=resume,
+            device=device,
+        )
         for key in DEMO
     }
     report = write_report(runs[method.key].read(), compare=[runs[baseline.key].read()])
@@ -38,7 +50,12 @@ def _points(found: Estimate) -> str:
     return f"{value:5.1f} ({low:.1f} to {high:.1f})"
 
 
-def _free(out: Path) -> Path:
-    """``out``, or the first of ``out-2``, ``out-3``, … that does not exist."""
-    names = chain([out.name], (f"{out.name}-{number}" for number in count(2)))
-    return next(path for name in names if not (path := out.with_name(name)).exists())
+def _names(out: Path) -> Iterator[Path]:
+    """``out``, ``out-2``, ``out-3``, …"""
+    yield out
+    yield from (out.with_name(f"{out.name}-{number}") for number in count(2))
+
+
+def _newest(out: Path) -> Path:
+    """The last of these that exists; ``out`` if none does."""
+    return [*takewhile(Path.exists, _names(out))][-1] if out.exists() else out

@@ -39,7 +39,8 @@ class Asked:
 
     def words(self) -> list[str]:
         """The options of the command that ask for this."""
-        from lmd.runs.request import as_toml, column_words
+        from lmd.base.text import as_toml
+        from lmd.runs.request import column_words
 
         found: list[str] = []
         for key in ("data", "backbone", "weights", "output", "protocol"):

@@ -5,14 +5,18 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 import torch
+from torch.nn import BatchNorm2d
 
 from lmd.base.distributed import in_turn
+from lmd.base.errors import LmdError
+from lmd.base.interface import spoken
 from lmd.base.progress import Display
 from lmd.base.seeds import derive_seed
+from lmd.base.text import counted
 from lmd.contract.method import Method
 from lmd.contract.stage import Stages, Task
 from lmd.data.doctor import quick_check
-from lmd.data.prepare import Prepared, prepare_data
+from lmd.data.prepare import Prepared, plan_data
 from lmd.data.table import PARTS
 from lmd.methods import find_method
 from lmd.model import HeldOut, Model, ModelSpec, Preprocessing, Prior, build_model
@@ -59,47 +63,72 @@ class Ready:
 
 
 def prepare(request: Request, device: torch.device, display: Display) -> Ready:
-    """Read, split and decode the images, and build the model; several processes take turns."""
+    """Open the data, build the model, then decode; several processes take turns.
+
+    Everything is checked before the first image is read.
+    """
     method, protocol = find_method(request.method), Protocol.model_validate(request.protocol)
-    started = time.perf_counter()
-    display.start("decoding images", 1)
-    data = in_turn(
-        lambda: prepare_data(
-            request.data,
-            protocol,
-            columns=request.columns,
-            skip_bad=request.skip_bad,
-            tick=display.step,
-            say=display.say,
+    planned = in_turn(
+        lambda: plan_data(
+            request.data, protocol, columns=request.columns, skip_bad=request.skip_bad
         )
     )
-    display.stop()
-    seconds = time.perf_counter() - started
     model, preprocessing = in_turn(
         lambda: build_model(
             protocol.backbone,
             protocol.weights,
-            len(data.table.classes),
+            len(planned.table.classes),
             head=method.head,
             image_size=protocol.image_size,
             seed=derive_seed(protocol.seed, "model"),
         )
     )
+    _check_batches(model, protocol)
+    started = time.perf_counter()
+    display.start("decoding images", 1)
+    data = in_turn(lambda: planned.decoded(display.step, display.say))
+    display.stop()
+    seconds = time.perf_counter() - started
     return Ready(request, method, protocol, data, model, preprocessing, device, seconds)
+
+
+def _check_batches(model: Model, protocol: Protocol) -> None:
+    if protocol.batch_size == 1 and any(isinstance(m, BatchNorm2d) for m in model.modules()):
+        raise LmdError(
+            f"setting 'batch_size' must be at least 2 for backbone {protocol.backbone!r}, whose "
+            "BatchNorm needs several images; it is 1"
+        )
 
 
 def announce(ready: Ready, notes: Sequence[str], display: Display) -> None:
     """Print the first lines of a run: method, images, model, and findings in the data."""
     data = ready.data
-    parts = ", ".join(f"{int(data.counts(p).sum())} {p}" for p in PARTS)
-    size = sum(p.numel() for p in ready.model.parameters())
-    display.say(
-        f"{ready.method.title} on {data.table.source}: {parts} images; "
-        f"{size / 1e6:.1f} million parameters; head, medium, tail: {data.tiers.rule}"
-    )
+    display.say(_first_line(ready))
     for note in notes:
         display.say(f"  settings: {note}")
+    for found in data.warnings:
+        style = "bold yellow" if found.severity == "warning" else ""
+        display.say(f"  {found.severity}: {found.text} {spoken(found.remedy)}", style=style)
     for line in quick_check(data.table):
         display.say(f"  data: {line}")
     if data.skipped:
         display.say(f"  data: {len(data.skipped)} images were skipped; the record names them.")
+
+
+def _first_line(ready: Ready) -> str:
+    """What is trained on what: method, images, size, epochs, backbone and its weights."""
+    data, protocol = ready.data, ready.protocol
+    parts = ", ".join(f"{int(data.counts(p).sum())} {p}" for p in PARTS)
+    epochs = counted(protocol.epochs, "{n} [epoch|epochs]")
+    own = ready.request.settings.get("classifier_epochs")  # of stages with a budget of their own
+    if len(ready.method.stages) > 1:
+        later = f"{protocol.stage2_epochs} unless it has a number of its own"
+        epochs += f", then stage 2 ({own or later})"
+    weights = {"none": "random weights", "imagenet": "ImageNet weights"}
+    size = sum(p.numel() for p in ready.model.parameters())
+    return (
+        f"{ready.method.title} on {data.table.source}: {parts} images; {protocol.image_size} px; "
+        f"{epochs}; {protocol.backbone} with "
+        f"{weights.get(protocol.weights, f'the weights of {protocol.weights}')}, "
+        f"{size / 1e6:.1f} million parameters; head, medium, tail: {data.tiers.rule}"
+    )

@@ -127,6 +127,7 @@ def _data_notes(data: Prepared) -> list[str]:
         notes.append("The images are synthetic: these numbers say nothing about patients.")
     if data.skipped:
         notes.append(f"{len(data.skipped)} images could not be used and were left out.")
+    notes += [found.text for found in data.warnings if found.severity == "warning"]
     leaks = len(groups_in_two_parts(data.table))
     if leaks:
         notes.append(

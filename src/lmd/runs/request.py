@@ -1,13 +1,14 @@
 """The request of a run: its protocol and its method's settings, complete and checked."""
 
-import json
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from lmd.base.errors import LmdError
+from lmd.base.text import as_toml, unknown
 from lmd.contract.method import Method
+from lmd.model.backbones import available
 from lmd.protocol import Protocol, current_names, load_protocol
 from lmd.runfolder.record import Request
 
@@ -34,11 +35,9 @@ def resolve(
     known = method.defaults()
     for key in own:
         if key not in known:
-            raise LmdError(
-                f"unknown setting {key!r}. Settings of method {method.key!r}: "
-                f"{', '.join(sorted(known)) or 'none'}. Settings of the protocol: "
-                f"{', '.join(sorted(Protocol.model_fields))}."
-            )
+            there_are = f"the protocol and method {method.key!r} have"
+            names = [*sorted(Protocol.model_fields), *sorted(known)]
+            raise LmdError(unknown("setting", key, names, there_are=there_are))
     complete = load_protocol(protocol, shared)
     in_file = complete.methods.get(method.family or method.key, {})
     in_file = in_file | complete.methods.get(method.key, {})
@@ -57,6 +56,21 @@ def resolve(
 
 def _text(value: Any) -> str:
     return f"{value:g}" if isinstance(value, float) else str(value)
+
+
+def with_weights(asked: Resolved) -> Resolved:
+    """The same with a backbone whose weights can be had here."""
+    wanted = asked.protocol.backbone
+    backbone, weights, problem = available(wanted)
+    if not problem:
+        return asked
+    how = "with the ImageNet weights that are installed" if weights != "none" else "from scratch"
+    note = (
+        f"The ImageNet weights of {wanted} cannot be had ({problem}), so {backbone} is trained "
+        f"{how}."
+    )
+    chosen = asked.protocol.model_copy(update={"backbone": backbone, "weights": weights})
+    return Resolved(chosen, asked.settings, [*asked.notes, note])
 
 
 def train_command(
@@ -84,16 +98,3 @@ def column_words(columns: Mapping[str, Any]) -> list[str]:
         option = "--" + key.replace("_", "-")
         words += ([option] if value else []) if isinstance(value, bool) else [option, str(value)]
     return words
-
-
-def as_toml(value: Any) -> str:
-    """A value in one line of TOML; ``None`` becomes ``null``, which ``--set`` takes too.
-
-    >>> as_toml({"lmd": {"lambda_1": 1.0, "rrl": True}, "split": [0.7, 0.3]})
-    '{"lmd" = {"lambda_1" = 1.0, "rrl" = true}, "split" = [0.7, 0.3]}'
-    """
-    if isinstance(value, dict):
-        return "{" + ", ".join(f"{as_toml(k)} = {as_toml(v)}" for k, v in value.items()) + "}"
-    if isinstance(value, list | tuple):
-        return "[" + ", ".join(as_toml(v) for v in value) + "]"
-    return json.dumps(value, ensure_ascii=False)

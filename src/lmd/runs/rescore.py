@@ -2,8 +2,6 @@
 
 from pathlib import Path
 
-import numpy as np
-
 from lmd.base.errors import LmdError
 from lmd.model import add_answers
 from lmd.report import write_card, write_report
@@ -12,22 +10,31 @@ from lmd.runfolder.pairing import paired
 from lmd.runfolder.record import Record
 from lmd.runs.decide import answers_of, with_prior
 from lmd.runs.score import scored
-from lmd.scoring.intervals import holm, paired_differences
-from lmd.scoring.metrics import METRICS
+from lmd.scoring.comparing import compare, format_comparison
 from lmd.scoring.rules import Wanted
 from lmd.scoring.sample import Sample
 
 
-def rescore(path: Path, *, resamples: int = 1000, wanted: Wanted | None = None) -> Record:
+def rescore(
+    path: Path,
+    *,
+    resamples: int = 1000,
+    wanted: Wanted | None = None,
+    against: Path | None = None,
+) -> Record:
     """Recompute the record's numbers from ``predictions.npz`` and rewrite record and report.
 
-    What is ``wanted`` decides the numbers about decisions. A model of an earlier version gets what
-    its file lacks for decisions.
+    What is ``wanted`` decides the numbers about decisions. The report compares the run with
+    ``against``, another run on the same test images. A model of an earlier version gets what its
+    file lacks for decisions.
     """
     run = RunFolder.open(path)
     if run.read_record().status != "finished":
         raise LmdError(f"{path} is not finished: run `lmd train --resume --out {path}`")
     before = run.read()
+    others = [] if against is None else [RunFolder.open(against).read()]
+    for other in others:
+        paired(before, other)  # refused before anything is written
     predictions = before.predictions or run.read_predictions()
     record = scored(with_prior(before.record), predictions, resamples=resamples, wanted=wanted)
     if record.external is not None and _coverage(record) != _coverage(before.record):
@@ -35,7 +42,8 @@ def rescore(path: Path, *, resamples: int = 1000, wanted: Wanted | None = None) 
         record = record.replaced(external=external)
     add_answers(path, *answers_of(record, predictions))
     run.write_record(record)
-    write_report(RunFiles(path, record, predictions, before.history))
+    files = RunFiles(path, record, predictions, before.history)
+    write_report(files, compare=others, resamples=resamples)
     if record.external is None:
         write_card(record, path)
     return record
@@ -54,20 +62,8 @@ def compare_runs(a: Path, b: Path, *, resamples: int = 1000) -> str:
         Sample(mine.labels, probabilities, tiers, mine.groups)
         for probabilities in (mine.probabilities, theirs)
     )
-    found = paired_differences(first, second, resamples=resamples)
-    known = {key: one for key, one in found.items() if np.isfinite(one.value)}
-    corrected = dict(zip(known, holm([one.p_value for one in known.values()]), strict=True))
-    lines = [
+    title = (
         f"{a.name} minus {b.name}, in points, on the same {len(mine.ids)} test images (paired "
-        "bootstrap; p by Holm)"
-    ]
-    for key, one in found.items():
-        title = METRICS[key].title
-        if key in known:
-            span = f"95 % {100 * one.low:+.2f} to {100 * one.high:+.2f}"
-            lines.append(
-                f"  {title:<26} {100 * one.value:+7.2f}   {span}   p = {corrected[key]:.3f}"
-            )
-        else:
-            lines.append(f"  {title:<26} not computable")
-    return "\n".join(lines)
+        "bootstrap; p by Holm for the number of metrics)"
+    )
+    return format_comparison(compare(first, second, resamples=resamples), title)

@@ -4,6 +4,7 @@ import shlex
 from collections.abc import Mapping
 from contextlib import ExitStack, suppress
 from functools import partial
+from itertools import takewhile
 from pathlib import Path
 from typing import Any
 
@@ -14,6 +15,7 @@ from lmd.base.files import clear_leftovers
 from lmd.base.lock import locked
 from lmd.base.progress import Display
 from lmd.data.loaders import Normalise
+from lmd.data.sources.scan import check_columns
 from lmd.deploy.engines import TorchEngine
 from lmd.methods import DEFAULT, find_method
 from lmd.model import save_model
@@ -27,9 +29,11 @@ from lmd.runs.features import Kept, keep, size_line
 from lmd.runs.prepare import Ready, announce, prepare
 from lmd.runs.provenance import source_digest
 from lmd.runs.recording import finished_record, first_record
-from lmd.runs.request import resolve, train_command
+from lmd.runs.request import resolve, train_command, with_weights
 from lmd.runs.score import predict_parts
 from lmd.training import FirstStages, Trainer
+
+_WEIGHTS = {"backbone", "weights"}
 
 
 def train(
@@ -59,7 +63,9 @@ def train(
     a first stage that they share only once. With ``keep_features`` the run folder gets
     ``neighbours.npz``. ``command`` is for the record; by default it is derived from the arguments.
     """
-    resolved = resolve(find_method(method), protocol, settings or {}, profile)
+    given = dict(settings or {})
+    resolved = resolve(find_method(method), protocol, given, profile)
+    check_columns(columns or {})
     request = Request(
         data=str(data) if data is not None else "",
         method=method,
@@ -70,16 +76,23 @@ def train(
         skip_bad=skip_bad,
         keep_features=keep_features,
     )
-    words = train_command(request, protocol, settings or {})
-    typed = command or shlex.join([*words, *(["--out", str(out)] if out is not None else [])])
     folder = Path(out) if out is not None else default_folder(request)
     here = own_device(choose_device(device))
+    free = protocol is None and not given.keys() & _WEIGHTS
     with joined(here), ExitStack() as held:
-        run, request = in_turn(partial(_open, held, folder, request, resume, overwrite))
+        run, request = in_turn(partial(_open, held, folder, request, resume, overwrite, free))
         if in_turn(partial(_complete, run)):
             return run
         with Display(quiet=quiet or rank() > 0) as display:
+            if free and not run.record_path.exists():
+                resolved = in_turn(partial(with_weights, resolved))
+                chosen = {key: getattr(resolved.protocol, key) for key in _WEIGHTS}
+                request = request.model_copy(update={"protocol": request.protocol | chosen})
+                given |= chosen
+            words = train_command(request, protocol, given)
+            words += ["--out", str(out)] if out is not None else []
             ready = prepare(request, here, display)
+            typed = command or shlex.join(words)
             record = _start(run, ready, typed, resolved.notes, resume=resume)
             announce(ready, record.method.notes, display)
             if ready.request.keep_features:
@@ -141,9 +154,12 @@ def fit(
 
 
 def _open(
-    held: ExitStack, folder: Path, request: Request, resume: bool, overwrite: bool
+    held: ExitStack, folder: Path, request: Request, resume: bool, overwrite: bool, free: bool
 ) -> tuple[RunFolder, Request]:
-    """The run to resume, or a new run, whose folder the first process creates and locks."""
+    """The run to resume, or a new run, whose folder the first process creates and locks.
+
+    A resumed run keeps its backbone and weights if the user left the choice ``free``.
+    """
     begun = resume and (folder / "record.json").exists()
     if not begun and not request.data:
         raise LmdError(f"there is no run to resume in {folder}: give DATA to start a new run")
@@ -151,7 +167,8 @@ def _open(
         if not begun:
             RunFolder.check_free(folder, overwrite=overwrite)
         if not folder.exists():
-            held.callback(_forget_unborn, folder)
+            new = [folder, *takewhile(lambda above: not above.exists(), folder.parents)]
+            held.callback(_forget_unborn, folder, new)
         held.enter_context(locked(folder, "training", remove=True))
         # Another training may have ended while this one waited for the lock.
         begun = resume and (folder / "record.json").exists()
@@ -159,19 +176,19 @@ def _open(
         if begun:
             RunFolder(folder).make_checkpoint_folder()
     if begun:
-        return _reopen(folder, request, asked=bool(request.data))
+        return _reopen(folder, request, asked=bool(request.data), free=free)
     if rank() > 0:
         return RunFolder(folder), request
     return RunFolder.create(folder, overwrite=overwrite), request
 
 
-def _forget_unborn(folder: Path) -> None:
-    """Remove the folder of a run that ended before it had a record."""
+def _forget_unborn(folder: Path, new: list[Path]) -> None:
+    """Remove the ``new`` folders of a run that ended before it had a record."""
     if (folder / "record.json").exists():
         return
     with suppress(OSError):  # raised by the first one that is not empty
-        (folder / "checkpoint").rmdir()
-        folder.rmdir()
+        for path in (folder / "checkpoint", *new):
+            path.rmdir()
 
 
 def _complete(run: RunFolder) -> bool:
@@ -196,7 +213,9 @@ def _complete(run: RunFolder) -> bool:
     return True
 
 
-def _reopen(folder: Path, request: Request, *, asked: bool) -> tuple[RunFolder, Request]:
+def _reopen(
+    folder: Path, request: Request, *, asked: bool, free: bool
+) -> tuple[RunFolder, Request]:
     run = RunFolder.open(folder)
     found = run.read_record()
     if found.external is not None:
@@ -213,6 +232,8 @@ def _reopen(folder: Path, request: Request, *, asked: bool) -> tuple[RunFolder, 
             f"{run.record_path}: field 'request': {error}; restore the file, or start a new run"
         ) from None
     old, new = before.model_dump(mode="json"), request.model_dump(mode="json")
+    if free:
+        new["protocol"] |= {key: old["protocol"].get(key) for key in _WEIGHTS}
     if asked and old != new:
         changed = [f"{k}: {old[k]} → {new[k]}" for k in old if old[k] != new[k]]
         raise LmdError(

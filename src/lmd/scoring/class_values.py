@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from lmd.base.errors import LmdError
-from lmd.base.text import shorten
+from lmd.base.text import shorten, unknown
 
 
 def read_cells(path: Path, option: str) -> list[list[str]]:
@@ -37,12 +37,9 @@ def by_name(pairs: Iterable[tuple[str, Any]], option: str) -> dict[str, Any]:
 def check_names(given: Iterable[str], classes: Sequence[str], option: str) -> None:
     """Every class must be given, and no other."""
     names = list(given)
-    unknown = [name for name in names if name not in classes]
-    if unknown:
-        raise LmdError(
-            f"{option}: the model has no class {unknown[0]!r}; its classes are: "
-            f"{', '.join(classes)}"
-        )
+    foreign = [name for name in names if name not in classes]
+    if foreign:
+        raise LmdError(f"{option}: {unknown('class', foreign[0], classes)}")
     missing = [name for name in classes if name not in names]
     if missing:
         raise LmdError(f"{option}: no value for {shorten(missing, 5)}; give one for every class")

@@ -92,7 +92,7 @@ def _from_file(path: Path) -> dict[str, Any]:
                 f"{OPTION}: {path}: every row must have {len(head)} cells, as the first line; the "
                 f"row of {row[0]!r} has {len(row)}"
             )
-    if head[1:] == ["cost"]:
+    if [name.lower() for name in head[1:]] == ["cost"]:
         return by_name(((row[0], row[1]) for row in rows), OPTION)
     by_name(((name, None) for name in head[1:]), OPTION)
     return by_name(((row[0], dict(zip(head[1:], row[1:], strict=True))) for row in rows), OPTION)

@@ -13,6 +13,7 @@ from lmd.scoring.estimates import (
 )
 from lmd.scoring.intervals import LEVEL
 from lmd.scoring.metrics import METRICS, PER_CLASS
+from lmd.scoring.small_classes import SMALL_CLASS
 
 
 def definitions(resamples: int = 1000, grouped: bool = False) -> dict[str, Definition]:
@@ -27,10 +28,10 @@ def definitions(resamples: int = 1000, grouped: bool = False) -> dict[str, Defin
         if grouped
         else ""
     )
-    drawn, taken = (
-        ("groups (patients or lesions) with all their images", "")
+    drawn, taken, units = (
+        ("groups (patients or lesions) with all their images", "", "groups")
         if grouped
-        else ("images", ", and treats every image as a patient of its own")
+        else ("images", ", and treats every image as a patient of its own", "images")
     )
     texts = {
         "Recall": "Share of the images of the class that are predicted as the class. Interval: "
@@ -43,10 +44,11 @@ def definitions(resamples: int = 1000, grouped: bool = False) -> dict[str, Defin
         f"{alike}",
         "Interval": f"{level} percentile interval of a bootstrap with {resamples} resamples that "
         f"draws {drawn} within each true class, widened to contain the value where the resamples "
-        "of a biased metric leave it outside. If all images of each class in a mean of recalls "
-        "are right, or all are wrong, this interval would have no width; Wilson limits of the "
-        "recalls are then combined instead. The interval covers the choice of test images, not "
-        f"the randomness of training{taken}. The per-class columns have their own intervals.",
+        "of a biased metric leave it outside. In a mean over classes with a small one (fewer than "
+        f"{SMALL_CLASS} {units}), this interval would be too narrow, or have no width; the limits "
+        "of the classes, as in the per-class columns, are then combined by squares (MOVER). A "
+        "metric without limits for classes has no interval where all resamples agree. The interval "
+        f"covers the choice of test images, not the randomness of training{taken}.",
     }
     found = {
         key: Definition(title=metric.title, definition=metric.definition)

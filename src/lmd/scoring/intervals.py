@@ -36,8 +36,10 @@ def interval(draws: Floats, value: float | None = None) -> tuple[float, float]:
     return float(low), float(high)
 
 
-def effective(outcomes: NDArray[np.bool_], groups: NDArray[Any] | None) -> tuple[float, float]:
+def effective(outcomes: NDArray[Any], groups: NDArray[Any] | None) -> tuple[float, float]:
     """Hits and trials of independent images with the same information as ``outcomes (N,)``.
+
+    An outcome is 0 or 1, or a share if it is a mean over runs.
 
     Images of one patient or lesion, numbered by ``groups (N,)``, resemble each other, so hits and
     trials are divided by the design effect (Rao and Scott 1992). It lies between 1 and its value
@@ -47,7 +49,7 @@ def effective(outcomes: NDArray[np.bool_], groups: NDArray[Any] | None) -> tuple
     >>> effective(np.array([True, True, False, False]), np.array([7, 7, 8, 9]))
     (1.3333333333333333, 2.6666666666666665)
     """
-    n, hits = len(outcomes), int(outcomes.sum())
+    n, hits = len(outcomes), float(outcomes.sum())
     if groups is None or n == 0:
         return hits, n
     group = np.unique(groups, return_inverse=True)[1]
@@ -65,17 +67,18 @@ def effective(outcomes: NDArray[np.bool_], groups: NDArray[Any] | None) -> tuple
     return hits / effect, n / effect
 
 
-def wilson(hits: float, trials: float) -> tuple[float, float]:
+def wilson(hits: float, trials: float, z: float | None = None) -> tuple[float, float]:
     """Wilson's score interval for a proportion (Wilson 1927); 0 to 1 without trials.
 
-    Unlike a bootstrap interval, it has a width even if all trials have the same outcome.
+    Unlike a bootstrap interval, it has a width even if all trials have the same outcome. ``z`` is
+    the number of standard errors, by default those of ``LEVEL``.
 
     >>> [round(limit, 3) for limit in wilson(1, 1)]
     [0.207, 1.0]
     """
     if trials == 0:
         return 0.0, 1.0
-    z2 = NormalDist().inv_cdf((1 + LEVEL) / 2) ** 2
+    z2 = (NormalDist().inv_cdf((1 + LEVEL) / 2) if z is None else z) ** 2
     share = hits / trials
     centre = (share + z2 / (2 * trials)) / (1 + z2 / trials)
     half = np.sqrt(z2 * (share * (1 - share) / trials + z2 / (4 * trials**2))) / (1 + z2 / trials)
@@ -83,22 +86,6 @@ def wilson(hits: float, trials: float) -> tuple[float, float]:
     low = 0.0 if hits == 0 else float(centre - half)
     high = 1.0 if hits == trials else float(centre + half)
     return low, high
-
-
-def mean_recall_interval(hits: Sequence[float], support: Sequence[float]) -> tuple[float, float]:
-    """Interval for the mean recall of classes, valid for tiny classes too.
-
-    Wilson's limits of the classes are combined by squares (MOVER; Zou and Donner 2008). Classes
-    without images are left out; nan, nan if all are.
-    """
-    pairs = [(h, n) for h, n in zip(hits, support, strict=True) if n > 0]
-    if not pairs:
-        return float("nan"), float("nan")
-    recall = np.array([h / n for h, n in pairs])
-    low, high = np.array([wilson(h, n) for h, n in pairs]).T
-    below = np.sqrt(np.sum((recall - low) ** 2)) / len(pairs)
-    above = np.sqrt(np.sum((high - recall) ** 2)) / len(pairs)
-    return float(recall.mean() - below), float(recall.mean() + above)
 
 
 def f1_interval(
@@ -157,8 +144,10 @@ def paired_differences(
 ) -> dict[str, Difference]:
     """Metrics of run A minus those of run B on the same images, with the same resamples.
 
-    The interval is too narrow if both runs agree on every image of a tiny class.
+    Small classes have the rule of ``lmd.scoring.small_classes``.
     """
+    from lmd.scoring.small_classes import paired_limits
+
     if a.probabilities.shape != b.probabilities.shape or not np.array_equal(a.labels, b.labels):
         raise LmdError(
             "a paired difference needs two runs on the same images and classes, but their "
@@ -167,10 +156,12 @@ def paired_differences(
         )
     keys = tuple(keys)
     draws_a, draws_b = (bootstrap(run, keys, resamples=resamples, seed=seed) for run in (a, b))
-    return {
-        key: difference(METRICS[key].value(a) - METRICS[key].value(b), draws_a[key] - draws_b[key])
-        for key in keys
-    }
+    found = {}
+    for key in keys:
+        metric = METRICS[key]
+        drawn = difference(metric.value(a) - metric.value(b), draws_a[key] - draws_b[key])
+        found[key] = paired_limits([a], [b], metric, drawn)
+    return found
 
 
 def holm(p_values: Sequence[float] | Floats) -> Floats:

@@ -7,6 +7,7 @@ classes leave out classes without images.
 from collections.abc import Callable
 from dataclasses import dataclass
 from functools import partial
+from typing import Literal
 
 import numpy as np
 
@@ -73,7 +74,7 @@ class Metric:
     """One number of a part: its formula, titles and definition.
 
     ``short`` is the title in tables, where a ``rate`` is shown in per cent. ``undefined`` says when
-    it cannot be computed. ``mean_recall`` marks mean recalls over ``tier``, or over all classes.
+    it cannot be computed. ``mean_of`` marks means over the classes of ``tier``, or over all.
     """
 
     key: str
@@ -84,7 +85,7 @@ class Metric:
     rate: bool = True
     higher_is_better: bool = True
     undefined: str = ""
-    mean_recall: bool = False
+    mean_of: Literal["recall", "precision", "f1"] | None = None
     tier: str | None = None
 
     def value(self, sample: Sample) -> float:
@@ -113,7 +114,7 @@ _ALL = (
         definition="Mean over classes of the recall: rare and frequent classes weigh the same. "
         + _ABSENT,
         function=mean_recall_of,
-        mean_recall=True,
+        mean_of="recall",
     ),
     Metric(
         key="macro_f1",
@@ -122,6 +123,7 @@ _ALL = (
         definition="Mean over classes of F1, the harmonic mean of precision and recall. "
         f"{_NEVER} {_ABSENT}",
         function=lambda drawn: mean_over_classes(drawn.f1),
+        mean_of="f1",
     ),
     Metric(
         key="kappa",
@@ -141,6 +143,7 @@ _ALL = (
         short="Precision",
         definition=f"Mean over classes of the precision. {_NEVER} {_ABSENT}",
         function=lambda drawn: mean_over_classes(drawn.precision),
+        mean_of="precision",
     ),
     Metric(
         key="macro_recall",
@@ -149,7 +152,7 @@ _ALL = (
         definition="Mean over classes of the recall: the same number as balanced accuracy. "
         + _ABSENT,
         function=mean_recall_of,
-        mean_recall=True,
+        mean_of="recall",
     ),
     Metric(
         key="accuracy",
@@ -187,7 +190,7 @@ _ALL = (
             + _ABSENT,
             function=partial(mean_recall_of, tier=tier),
             undefined=f"no class of the {tier} has an image in this part",
-            mean_recall=True,
+            mean_of="recall",
             tier=tier,
         )
         for tier in TIERS

@@ -88,7 +88,8 @@ def _pairs(given: Prevalence) -> dict[str, Any]:
 
 def _from_file(path: Path) -> dict[str, Any]:
     head, *rows = read_cells(path, OPTION) or [[]]
-    if head != ["class", "prevalence"] or any(len(row) != 2 for row in rows):
+    names = [name.lower() for name in head]
+    if names != ["class", "prevalence"] or any(len(row) != 2 for row in rows):
         raise LmdError(
             f"{OPTION}: {path} must have the two columns class,prevalence, with this first line; "
             f"it begins with {','.join(head)!r}"

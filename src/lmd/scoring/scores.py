@@ -10,14 +10,12 @@ from numpy.typing import NDArray
 from lmd.base.errors import LmdError
 from lmd.scoring.confusion import Labels
 from lmd.scoring.estimates import ClassScore, Estimate, PartScores
-from lmd.scoring.intervals import effective, f1_interval, interval, mean_recall_interval, wilson
+from lmd.scoring.intervals import interval
 from lmd.scoring.metrics import METRICS, PER_CLASS
 from lmd.scoring.resampling import bootstrap
 from lmd.scoring.sample import Probabilities, Sample
-from lmd.scoring.tiers import TIERS, Tiers
-
-SMALL_CLASS = 10
-Limits = tuple[float, float]
+from lmd.scoring.small_classes import class_limits, limits_of, small_classes, units
+from lmd.scoring.tiers import Tiers
 
 
 def score(
@@ -105,29 +103,8 @@ def metric_estimates(
     for key in keys:
         metric = METRICS[key]
         value = metric.value(sample)
-        low, high = interval(draws[key], value)
-        if metric.mean_recall and low == high:
-            # Resampling classes that are all right or all wrong shows no spread.
-            low, high = _combined(sample, metric.tier)
-        found[key] = _estimate(value, low, high)
+        found[key] = _estimate(value, *limits_of(sample, metric, interval(draws[key], value)))
     return found
-
-
-def _combined(sample: Sample, tier: str | None) -> Limits:
-    """Limits of the mean recall of a tier, combined from those of its classes."""
-    members = np.flatnonzero(sample.members(tier))
-    counts = [_effective(sample, sample.labels == k, sample.right) for k in members]
-    return mean_recall_interval([hits for hits, _ in counts], [images for _, images in counts])
-
-
-def _effective(sample: Sample, rows: NDArray[np.bool_], hits: NDArray[np.bool_]) -> Limits:
-    """Hits among the chosen images and their number, counted as independent images."""
-    return effective(hits[rows], None if sample.groups is None else sample.groups[rows])
-
-
-def _patients(sample: Sample, k: int) -> int:
-    """The number of patients or lesions of a class."""
-    return len(np.unique(sample.groups_of(k)))
 
 
 def _class_score(
@@ -136,35 +113,16 @@ def _class_score(
     name: str,
     train_counts: Sequence[int] | NDArray[np.integer[Any]],
 ) -> ClassScore:
-    nothing = (math.nan, math.nan)
-    limits = _class_limits(sample, k) if sample.support[k] else dict.fromkeys(PER_CLASS, nothing)
+    limits = class_limits(sample, k)
     values = {key: getattr(sample.plain, key)[0, k] for key in PER_CLASS}
     return ClassScore(
         name=name,
         tier=str(sample.tiers[k]),
         train=int(train_counts[k]),
         support=int(sample.support[k]),
-        units=None if sample.groups is None else _patients(sample, k),
+        units=None if sample.groups is None else units(sample, k),
         **{key: _estimate(values[key], *limits[key]) for key in PER_CLASS},
     )
-
-
-def _class_limits(sample: Sample, k: int) -> dict[str, Limits]:
-    """Intervals of recall, precision and F1 of a class that has images."""
-    own, called = sample.labels == k, sample.predicted == k
-    recall, alarms = _effective(sample, own, called), _effective(sample, ~own, called)
-    support, others = int(own.sum()), int((~own).sum())
-    return {
-        "recall": wilson(*recall),
-        "precision": wilson(*_effective(sample, called, own)),
-        "f1": f1_interval(
-            int((own & called).sum()),
-            support,
-            int(called.sum()),
-            support + others,
-            shrink=(recall[1] / support, alarms[1] / max(others, 1)),
-        ),
-    }
 
 
 def _notes(sample: Sample, classes: Sequence[str], metrics: dict[str, Estimate]) -> list[str]:
@@ -185,33 +143,18 @@ def _notes(sample: Sample, classes: Sequence[str], metrics: dict[str, Estimate])
 
 
 def _small_class_note(sample: Sample, classes: Sequence[str]) -> str | None:
-    """A warning about bootstrap intervals if classes have fewer than ``SMALL_CLASS`` patients."""
-    support, recall = sample.support, sample.plain.recall[0]
-    patients = [_patients(sample, k) for k in range(len(classes))]
-    small = [k for k, n in enumerate(patients) if 0 < n < SMALL_CLASS]
+    """What classes with fewer than ``SMALL_CLASS`` patients mean for the intervals."""
+    support, small = sample.support, small_classes(sample)
     if not small:
         return None
     points = 100 / (sum(support > 0) * min(support[small]))
-    stuck = [classes[k] for k in small if recall[k] in (0, 1)]
-    trouble = (
-        f"too narrow, as {', '.join(stuck)} (all right or all wrong) cannot vary in it"
-        if stuck
-        else "coarse"
-    )
-    named = [
-        f"{classes[k]} ({support[k]}"
-        + (f" of {patients[k]} patients or lesions)" if patients[k] < support[k] else ")")
-        for k in small
-    ]
-    means: dict[str, str | None] = {"balanced accuracy": None}
-    means |= {f"the {tier} classes": tier for tier in TIERS if tier in sample.tiers[small]}
-    spans = []
-    for name, tier in means.items():
-        low, high = _combined(sample, tier)
-        spans.append(f"{low:.3f} to {high:.3f} for {name}")
+    named = []
+    for k in small:
+        own = units(sample, k)
+        of = f" of {own} patients or lesions" if own < support[k] else ""
+        named.append(f"{classes[k]} ({support[k]}{of})")
     return (
-        f"Few images of {', '.join(named)}: one image "
-        f"moves balanced accuracy by up to {points:.2f} points, and the bootstrap interval of a "
-        f"mean over classes is {trouble}. Wilson limits of the recalls, combined over the classes, "
-        f"give {', '.join(spans)}."
+        f"Few images of {', '.join(named)}: one image moves balanced accuracy by up to "
+        f"{points:.2f} points. Intervals of means over these classes are combined from the limits "
+        "of the classes, because a bootstrap of so few images is too narrow."
     )

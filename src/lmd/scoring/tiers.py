@@ -9,6 +9,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from lmd.base.errors import LmdError
+from lmd.base.text import unknown
 
 TIERS = ("head", "medium", "tail")
 
@@ -59,6 +60,22 @@ def assign_tiers(
     if _THRESHOLD.match(rule):
         return _thresholds(numbers, rule)
     raise LmdError(f"tiers = {rule!r} is not a rule; write {_FORMS}")
+
+
+def check_rule(rule: str) -> None:
+    """A ``ValueError`` unless a rule has one of the forms; its classes are not known yet."""
+    try:
+        if _LIST.match(rule):
+            names = [name for piece in rule.split(";") for name in _listed(piece)]
+            assign_tiers(range(len(names), 0, -1), names, rule)
+        else:
+            assign_tiers([3, 2, 1], ["a", "b", "c"], rule)
+    except LmdError as error:
+        raise ValueError(str(error)) from None
+
+
+def _listed(piece: str) -> list[str]:
+    return [name.strip() for name in piece.partition("=")[2].split(",") if name.strip()]
 
 
 def _thirds(counts: list[int]) -> Tiers:
@@ -123,11 +140,9 @@ def _lists(classes: list[str], rule: str) -> Tiers:
         if tier in seen:
             raise LmdError(f"tiers = {rule!r}: {tier} is given twice; join its classes")
         seen.add(tier)
-        for name in (n.strip() for n in match[2].split(",") if n.strip()):
+        for name in _listed(piece):
             if name not in classes:
-                raise LmdError(
-                    f"tiers = {rule!r}: no class {name!r}; the classes are: {', '.join(classes)}"
-                )
+                raise LmdError(f"tiers = {rule!r}: {unknown('class', name, classes)}")
             if name in assignment:
                 raise LmdError(
                     f"tiers = {rule!r}: class {name!r} is listed twice ({assignment[name]} and "

@@ -189,5 +189,5 @@ def test_a_missing_package_is_named() -> None:
 
 @pytest.mark.parametrize("words", ["3", "in", "0.1in", "50cm50", "-3in", "9999mm"])
 def test_lengths_that_are_none(words: str) -> None:
-    with pytest.raises(LmdError, match="--width"):
+    with pytest.raises(LmdError, match="width"):
         inches("--width", words)

@@ -21,9 +21,11 @@ from lmd.benchmark.planning import plan_grid
 from lmd.benchmark.tables import make_tables, read_results, sweep_figure
 from lmd.benchmark.tables.forms import Comparison, Value, build
 from lmd.runfolder.predictions import PartPredictions, Predictions
+from lmd.scoring import metrics
 from lmd.scoring.intervals import holm, interval, paired_differences
 from lmd.scoring.resampling import bootstrap
 from lmd.scoring.sample import Sample
+from lmd.scoring.small_classes import paired_limits
 
 CLASSES = ("nevus", "melanoma", "wart", "DF_%", "a|b")
 TRAIN = np.array([500, 200, 80, 20, 5])
@@ -118,26 +120,50 @@ def test_interval_and_test_of_means_over_seeds(compared: tuple[Plan, Path]) -> N
     plan, folder = compared
     labels = np.repeat(np.arange(len(CLASSES)), SUPPORT)
     results = read_results(plan, folder, resamples=300)
+    tiers = results.runs[0].record.tiers.assignment
 
     def draws(method: str, seeds: tuple[int, ...]) -> np.ndarray[Any, Any]:
-        skill, key = SKILL[method], "balanced_accuracy"
         each = [
-            bootstrap(Sample(labels, probabilities(labels, skill, s)), [key], resamples=300)[key]
+            bootstrap(
+                Sample(labels, probabilities(labels, SKILL[method], s), tiers),
+                ["bacc_head"],
+                resamples=300,
+            )["bacc_head"]
             for s in seeds
         ]
         return np.mean(each, axis=0)
 
     ce, lmd = results.entry("ce", 0), results.entry("lmd", 0)
-    found = ce.estimate("balanced_accuracy")
+    found = ce.estimate("bacc_head")
     assert found is not None
     expected = interval(draws("ce", (0, 1, 2)), found.mean)
     assert (found.low, found.high) == pytest.approx(expected, abs=1e-12)
     # Only the seeds that both have: of "rs" the third is missing.
     rs = results.entry("rs", 0)
-    gap = rs.difference(lmd, "balanced_accuracy")
+    gap = rs.difference(lmd, "bacc_head")
     assert gap is not None
     paired = draws("rs", (0, 1)) - draws("lmd", (0, 1))
     assert (gap.low, gap.high) == pytest.approx(interval(paired, gap.value), abs=1e-12)
+
+
+def test_a_class_of_four_images_has_the_same_rule_in_tables(compared: tuple[Plan, Path]) -> None:
+    plan, folder = compared
+    results = read_results(plan, folder, resamples=300)
+    ce, lmd = results.entry("ce", 0), results.entry("lmd", 0)
+    for metric in ("balanced_accuracy", "bacc_tail", "macro_f1"):
+        found = ce.estimate(metric)
+        assert found is not None
+        recorded = [run.recorded(metric) for run in ce.runs]
+        assert found.low == pytest.approx(np.mean([each.low for each in recorded]))
+        assert found.high == pytest.approx(np.mean([each.high for each in recorded]))
+    samples = [[run.sample for run in entry.runs] for entry in (ce, lmd)]
+    gap = ce.difference(lmd, "bacc_tail")
+    assert gap is not None
+    expected = paired_limits(*samples, metrics.METRICS["bacc_tail"], gap)
+    assert vars(gap) == pytest.approx(vars(expected))
+    draws = [np.mean([run.draws["bacc_tail"] for run in e.runs], axis=0) for e in (ce, lmd)]
+    low, high = interval(draws[0] - draws[1])
+    assert gap.high - gap.low > high - low
 
 
 def test_one_seed_is_the_paired_difference(tmp_path: Path) -> None:

@@ -4,6 +4,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from lmd.base.errors import LmdError
+from lmd.base.text import unknown
 from lmd.benchmark.figures.series import (
     Series,
     check_metrics,
@@ -91,7 +92,8 @@ def _own(series: Sequence[Series], study: Study, reference: str | None) -> list[
     named = [one for one in series if one.key == key]
     if reference is not None and not named:
         known = dict.fromkeys(one.key for one in series)
-        raise LmdError(f"--reference {key!r}: no finished run; there are {', '.join(known)}")
+        there_are = "no finished run; there are"
+        raise LmdError(f"--reference: {unknown('method', key, known, there_are=there_are)}")
     if reference is None and study.own:
         found = [one for one in series if one.key in study.own]
     else:

@@ -10,7 +10,7 @@ from statistics import fmean, stdev
 from typing import Any
 
 from lmd.base.errors import LmdError
-from lmd.base.text import shorten
+from lmd.base.text import unknown
 from lmd.benchmark.figures.sources import Found, Study
 from lmd.benchmark.tables.results import Entry, Estimate, RunResult
 from lmd.runfolder.folder import RunFolder
@@ -127,11 +127,10 @@ class Series:
 def group(study: Study, wanted: Sequence[str] | None = None) -> list[Series]:
     """The rows of a study in its order; ``wanted`` are keys of methods."""
     keys = list(dict.fromkeys(run.record.method.key for run in study.runs))
-    unknown = [key for key in wanted or () if key not in keys]
-    if unknown:
-        raise LmdError(
-            f"--methods {shorten(unknown)}: no finished run; there are {shorten(keys, 40)}"
-        )
+    for key in wanted or ():
+        if key not in keys:
+            there_are = "no finished run; there are"
+            raise LmdError(f"--methods: {unknown('method', key, keys, there_are=there_are)}")
     order = list(wanted or [*(k for k in study.order if k in keys), *keys])
     result = []
     for key in dict.fromkeys(order):
@@ -141,9 +140,9 @@ def group(study: Study, wanted: Sequence[str] | None = None) -> list[Series]:
 
 def check_metrics(names: Sequence[str]) -> list[str]:
     """The keys of metrics, checked."""
-    unknown = [name for name in names if name not in METRICS]
-    if unknown:
-        raise LmdError(f"--metrics {shorten(unknown)} is unknown; choose from {', '.join(METRICS)}")
+    for name in names:
+        if name not in METRICS:
+            raise LmdError(f"--metrics: {unknown('metric', name, METRICS)}")
     return list(names)
 
 

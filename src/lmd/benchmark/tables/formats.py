@@ -7,6 +7,7 @@ from collections.abc import Callable, Sequence
 from itertools import groupby, zip_longest
 
 from lmd.base.errors import LmdError
+from lmd.base.text import unknown
 from lmd.benchmark.tables.forms import Cell, Column, Comparison, TableData, Value, build
 from lmd.benchmark.tables.notes import footnotes, notes
 from lmd.benchmark.tables.results import Results
@@ -19,7 +20,7 @@ def make_tables(results: Results, *, form: str | None = None, format: str = "tex
     markdown, latex or csv.
     """
     if format not in (*FORMATS, "csv"):
-        raise LmdError(f"--format {format!r} is unknown; choose one of {', '.join(FORMATS)}, csv")
+        raise LmdError(f"--format: {unknown('format', format, [*FORMATS, 'csv'])}")
     tables = build(results, form)
     if format == "csv":
         return as_csv(tables)

@@ -5,6 +5,7 @@ from dataclasses import dataclass, replace
 from typing import Literal
 
 from lmd.base.errors import LmdError
+from lmd.base.text import unknown
 from lmd.benchmark.plan import Row
 from lmd.benchmark.tables.results import Entry, Estimate, Results
 from lmd.protocol import OLD_NAMES
@@ -92,7 +93,7 @@ def build(results: Results, form: str | None = None) -> list[TableData]:
     plan = results.plan
     form = OLD_NAMES.get(form or plan.form, form or plan.form)
     if form not in COLUMNS:
-        raise LmdError(f"--form {form!r} is unknown; choose one of {', '.join(COLUMNS)}")
+        raise LmdError(f"--form: {unknown('form', form, COLUMNS)}")
     if form in ("factors", "sweep") and len(plan.points) < 2:
         raise LmdError(
             f"--form {form} needs a grid with a [sweep] of two values or more; {plan.name} has none"

@@ -17,8 +17,10 @@ from lmd.benchmark.trials import Choices, read_choices, settled
 from lmd.runfolder.folder import RunFiles, RunFolder
 from lmd.scoring import estimates
 from lmd.scoring.intervals import Difference, difference, interval
+from lmd.scoring.metrics import METRICS
 from lmd.scoring.resampling import Draws, bootstrap
 from lmd.scoring.sample import Sample
+from lmd.scoring.small_classes import paired_limits, small_classes
 
 
 @dataclass(frozen=True)
@@ -57,9 +59,18 @@ class RunResult:
     @cached_property
     def draws(self) -> Draws:
         """Every metric on the resamples."""
+        return bootstrap(self.sample, resamples=self.resamples)
+
+    @property
+    def sample(self) -> Sample:
+        """The test images."""
         tiers = self.record.tiers.assignment
-        sample = Sample(self.labels, self._probabilities, tiers, self.groups)
-        return bootstrap(sample, resamples=self.resamples)
+        return Sample(self.labels, self._probabilities, tiers, self.groups)
+
+    def combines(self, metric: str) -> bool:
+        """Whether the interval of a metric is combined from those of its classes."""
+        about = METRICS[metric]
+        return about.mean_of is not None and bool(small_classes(self.sample, about.tier))
 
     def same_images(self, other: "RunResult") -> bool:
         """Whether both runs were tested on the same images and classes."""
@@ -90,8 +101,8 @@ class Entry:
             return Estimate(values[0], found[0].low, found[0].high, None)
         mean = fmean(values)
         low, high = interval(_mean_draws(self.runs, metric), mean)
-        if low == high:
-            # Each class is all right or all wrong: the intervals in the records have a width.
+        if low == high or self.runs[0].combines(metric):
+            # A bootstrap of small classes is too narrow: the records have combined limits.
             low = fmean(mean if each.low is None else each.low for each in found)
             high = fmean(mean if each.high is None else each.high for each in found)
         known = math.isfinite(low) and math.isfinite(high)
@@ -113,7 +124,9 @@ class Entry:
         draws -= _mean_draws([theirs[s] for s in seeds], metric)
         if len(gaps) < len(seeds) or np.isnan(draws).any():
             return None
-        return difference(fmean(gaps), draws)
+        first, second = ([runs[s].sample for s in seeds] for runs in (mine, theirs))
+        drawn = difference(fmean(gaps), draws)
+        return paired_limits(first, second, METRICS[metric], drawn)
 
 
 @dataclass(frozen=True)

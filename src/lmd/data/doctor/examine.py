@@ -108,9 +108,12 @@ def examine(
 
 
 def quick_check(table: Table, ratios: Sequence[float] = RATIOS) -> list[str]:
-    """The findings that need no pixels, as sentences to print before training."""
+    """The findings that need no pixels, as sentences to print before training.
+
+    Groups that are not used are ``Prepared.warnings``.
+    """
     scan = scan_table(table)
-    found = [*check_classes(scan, ratios), *check_groups(scan, ratios)]
+    found = [*check_classes(scan, ratios), *(check_groups(scan, ratios) if scan.grouped else ())]
     return [each.text for each in _by_severity(found)]
 
 

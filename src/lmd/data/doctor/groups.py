@@ -1,6 +1,7 @@
 """Groups: images of one patient or lesion, and what a split by image would leak."""
 
 import re
+import shlex
 from collections import Counter, defaultdict
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
@@ -35,7 +36,7 @@ class Leak:
 def check_groups(scan: Scan, ratios: Sequence[float]) -> Iterator[Finding]:
     """Findings about groups, or signs of groups if none are given."""
     if not scan.grouped:
-        yield from _hints(scan)
+        yield from unused_groups(scan)
         return
     members: dict[str, list[int]] = defaultdict(list)
     for i in scan.usable():
@@ -115,7 +116,10 @@ def _sizes(
     return finding("groups", text, sets=largest[:6])
 
 
-def _hints(scan: Scan) -> Iterator[Finding]:
+def unused_groups(scan: Scan) -> Iterator[Finding]:
+    """Signs of patients or lesions in a source whose groups are not used."""
+    if scan.grouped:
+        return
     usable = scan.usable()
     for column, cells in scan.spare.items():
         if GROUP_WORDS.search(column.lower()):
@@ -127,7 +131,7 @@ def _hints(scan: Scan) -> Iterator[Finding]:
                     "but is not used as the group: a split by image would leak.",
                     names=[column],
                     severity="warning",
-                    remedy=f"Use it: --group-column {column}.",
+                    remedy=f"Use it with --group-column {shlex.quote(column)}.",
                 )
                 return
     yield from _by_names(scan, usable)

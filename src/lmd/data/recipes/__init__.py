@@ -8,6 +8,7 @@ from typing import Any
 
 from lmd.base.errors import LmdError
 from lmd.base.files import atomic_write
+from lmd.base.text import unknown
 from lmd.data.imbalance import imbalance_factor
 from lmd.data.recipes import ham10000, hyper_kvasir, isic2019, isic_archive, medmnist
 from lmd.data.recipes.recipe import Recipe, flag
@@ -57,16 +58,16 @@ def make(
 
 def _checked(name: str, out: Path, overwrite: bool, options: dict[str, Any]) -> Recipe:
     if name not in RECIPES:
-        raise LmdError(f"no recipe {name!r}; there are {', '.join(RECIPES)}")
+        raise LmdError(unknown("recipe", name, RECIPES))
     recipe = RECIPES[name]
     if out.suffix.lower() != recipe.suffix:
         raise LmdError(f"out {out}: recipe {name!r} writes a {recipe.suffix} file, use that suffix")
     if out.exists() and not overwrite:
         raise LmdError(f"out {out} exists: choose another file, or replace it with --overwrite")
-    unknown = [option for option in options if option not in recipe.options()]
-    if unknown:
-        listed = ", ".join(recipe.option_names())
-        raise LmdError(f"recipe {name!r} has no option {flag(unknown[0])}; it has {listed}")
+    foreign = [option for option in options if option not in recipe.options()]
+    if foreign:
+        valid = [flag(option) for option in recipe.options()]
+        raise LmdError(f"recipe {name!r}: {unknown('option', flag(foreign[0]), valid)}")
     return recipe
 
 

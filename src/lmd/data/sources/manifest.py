@@ -1,11 +1,13 @@
 """A manifest: a CSV file with one line for each image."""
 
 import posixpath
+import shlex
 from collections import defaultdict
+from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path, PureWindowsPath
 
-from lmd.base.text import counted, shorten
+from lmd.base.text import counted, near_miss, shorten
 from lmd.data.findings import finding
 from lmd.data.sources.csv_file import read_csv
 from lmd.data.sources.finder import Finder
@@ -49,21 +51,36 @@ def scan_manifest(path: Path, columns: Columns) -> Scan:
 def _layout(scan: Scan, header: list[str], columns: Columns) -> dict[str, int]:
     """Which columns are image, label, group and split; a missing one becomes a finding."""
     at: dict[str, int] = {}
-    lower = [name.lower() for name in header]
     for what in ("image", "label", "group", "split"):
         asked: str | None = getattr(columns, f"{what}_column")
         name, needed = asked or what, what in GUESSES
-        if name in header and (needed or asked != ""):
-            at[what] = header.index(name)
+        found = column_of(name, header) if needed or asked != "" else None
+        if found is not None:
+            at[what] = found
         elif needed or asked:
-            option = f"--{what}-column"
-            if guess := next((word for word in GUESSES.get(what, ()) if word in lower), None):
-                at[what] = lower.index(guess)
-                option += f", perhaps {header[at[what]]!r}"
             text = f"There is no column {name!r}; the columns are {', '.join(header)}."
-            remedy = f"Name the {what} column with {option}."
+            guesses = (column_of(word, header) for word in GUESSES.get(what, ()))
+            guess = next((column for column in guesses if column is not None), None)
+            if guess is None and asked and (near := near_miss(asked, header)):
+                guess = header.index(near)
+            perhaps = "" if guess is None else f" {shlex.quote(header[guess])}, if that is meant"
+            remedy = f"Name the {what} column with --{what}-column{perhaps}."
             scan.findings.append(finding("columns", text, names=[name], remedy=remedy))
+            if guess is not None and needed:
+                at[what] = guess
     return at
+
+
+def column_of(name: str, header: Sequence[str]) -> int | None:
+    """The place of a column; its case is ignored unless two names differ only in that.
+
+    >>> column_of("image", ["Label", "IMAGE"]), column_of("a", ["A", "a"]), column_of("b", ["c"])
+    (1, 1, None)
+    """
+    if name in header:
+        return header.index(name)
+    same = [i for i, other in enumerate(header) if other.casefold() == name.casefold()]
+    return same[0] if len(same) == 1 else None
 
 
 def _case(line: int, cells: list[str], at: dict[str, int], finder: Finder, allow: bool) -> Case:

@@ -1,15 +1,16 @@
 """All images of a source, and what is wrong with it, however broken it is."""
 
 import os
-from collections.abc import Iterable
-from dataclasses import dataclass, field
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field, fields
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
 from lmd.base.errors import LmdError
-from lmd.base.text import counted, shorten
+from lmd.base.text import counted, shorten, unknown
 from lmd.data.findings import LISTS, Finding, finding
 from lmd.data.reading import FileImages, file_signature
 from lmd.data.sources.labelling import class_order, encode, require_classes
@@ -65,6 +66,14 @@ class Columns:
     split_column: str | None = None
     root: str | Path | None = None
     allow_outside: bool = False
+
+
+def check_columns(given: Mapping[str, Any]) -> None:
+    """An ``LmdError`` unless all names are fields of ``Columns``."""
+    known = [field.name for field in fields(Columns)]
+    for name in given:
+        if name not in known:
+            raise LmdError(f"columns: {unknown('name', name, known)}")
 
 
 @dataclass(frozen=True)

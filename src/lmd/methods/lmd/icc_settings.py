@@ -24,7 +24,7 @@ Chosen = Literal["validation"]
 class ICCSettings(Settings):
     """Settings of stage 2; the rows are those of ``docs/paper-vs-code.md``."""
 
-    iterations: Annotated[Count | None, "EM iterations; none: the protocol's epochs."] = None
+    iterations: Annotated[Count | None, "EM iterations; null: the protocol's epochs."] = None
     levels: Annotated[Depth, "Inner levels of the encoder among the features (row 31)."] = 0
     classifier: Annotated[
         Classifier, "Average with stage 1's classifier, correct it, or drop it (row 32)."
@@ -70,7 +70,7 @@ class ICCSettings(Settings):
     distance: Annotated[Distance, "Mahalanobis, or the printed formula (row 18)."] = "mahalanobis"
     encoder_lr: Annotated[NonNegative, "Learning rate of the encoder (row 20)."] = 1e-6
     encoder_weight_decay: Annotated[
-        NonNegative | None, "Weight decay of the encoder; none: the protocol's (row 20)."
+        NonNegative | None, "Weight decay of the encoder; null: the protocol's (row 20)."
     ] = None
     last_e_step: Annotated[bool, "Whether the last iteration has an E step (row 21)."] = True
 

@@ -1,14 +1,16 @@
 """The encoders that a model can have, by name."""
 
 from collections.abc import Callable, Mapping
+from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 
 from torch import nn
 
 from lmd.base.errors import LmdError
+from lmd.base.text import unknown
 from lmd.model.backbones import lite, resnet, timm_adapter
-from lmd.model.backbones.weights import initialise, load_weights
+from lmd.model.backbones.weights import NoWeights, initialise, load_weights
 
 Colour = tuple[float, float, float]
 
@@ -63,6 +65,22 @@ def names() -> list[str]:
     return [*_FAMILIES, "timm/NAME"]
 
 
+def available(name: str) -> tuple[str, str, str]:
+    """A backbone and weights that can be had here, and why they are not ``name`` and ImageNet's.
+
+    Where the weights of ``name`` cannot be downloaded, these are EfficientNet-Lite0 with the
+    weights that pip has installed, or random weights.
+    """
+    try:
+        _FAMILIES[name].imagenet(name)
+    except NoWeights as error:
+        with suppress(LmdError):
+            lite.imagenet_file("efficientnet_lite0")
+            return "efficientnet_lite0", "imagenet", error.problem
+        return name, "none", error.problem
+    return name, "imagenet", ""
+
+
 def build(name: str, weights: str = "none") -> Backbone:
     """An encoder with ``weights``: ``none`` (random), ``imagenet``, or the path of a file."""
     if name.startswith("timm/"):
@@ -71,7 +89,7 @@ def build(name: str, weights: str = "none") -> Backbone:
             load_weights(encoder, Path(weights))
         return Backbone(encoder, timm_adapter.feature_dim(encoder), mean, std)
     if name not in _FAMILIES:
-        raise LmdError(f"backbone: there is no {name!r}; choose one of {', '.join(names())}")
+        raise LmdError(unknown("backbone", name, names()))
     family = _FAMILIES[name]
     encoder = family.make(name)
     if weights == "none":

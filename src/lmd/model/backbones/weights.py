@@ -28,6 +28,14 @@ _OFFLINE = (
 )
 
 
+class NoWeights(LmdError):
+    """Published weights cannot be had; ``problem`` says why."""
+
+    def __init__(self, problem: str) -> None:
+        super().__init__(f"weights: {problem}. {_OFFLINE}")
+        self.problem = problem
+
+
 def initialise(encoder: nn.Module) -> None:
     """Draw convolutions (He et al., ICCV 2015; fan-out) and make normalisations the identity."""
     for module in encoder.modules():
@@ -52,7 +60,7 @@ def download(url: str, sha256_prefix: str, folder: Path) -> Path:
         folder.mkdir(parents=True, exist_ok=True)
         torch.hub.download_url_to_file(url, str(path), sha256_prefix, sys.stderr.isatty())
     except (OSError, HTTPException, RuntimeError) as error:
-        raise LmdError(f"weights: {_problem(error, url, folder)}. {_OFFLINE}") from error
+        raise NoWeights(_problem(error, url, folder)) from error
     finally:
         socket.setdefaulttimeout(before)
     return path

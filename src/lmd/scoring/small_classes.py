@@ -1,0 +1,171 @@
+"""One rule for small classes: where a bootstrap shows too little, limits of classes are combined.
+
+A class is small if it has fewer than ``SMALL_CLASS`` images, or patients or lesions if these are
+known. Resampling a handful of images is too narrow, and without any width if all of them are right
+or all wrong. So the interval of a mean over classes with a small one is combined from the limits of
+its classes (MOVER; Zou and Donner 2008), and that of a paired difference from those of both runs.
+"""
+
+import math
+from collections.abc import Callable, Sequence
+from statistics import NormalDist
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from lmd.scoring.confusion import Floats
+from lmd.scoring.intervals import LEVEL, Difference, effective, f1_interval, wilson
+from lmd.scoring.metrics import PER_CLASS, Metric
+from lmd.scoring.sample import Sample
+
+SMALL_CLASS = 10
+Limits = tuple[float, float]
+NONE = (math.nan, math.nan)
+
+
+def units(sample: Sample, k: int) -> int:
+    """The number of patients or lesions of a class; without groups, of images."""
+    return len(np.unique(sample.groups_of(k)))
+
+
+def small_classes(sample: Sample, tier: str | None = None) -> list[int]:
+    """The small classes of a tier that have images."""
+    members = np.flatnonzero(sample.members(tier) & (sample.support > 0))
+    return [int(k) for k in members if units(sample, k) < SMALL_CLASS]
+
+
+def class_limits(sample: Sample, k: int) -> dict[str, Limits]:
+    """Intervals of recall, precision and F1 of a class; nan if it has no images."""
+    own, called = sample.labels == k, sample.predicted == k
+    if not own.any():
+        return dict.fromkeys(PER_CLASS, NONE)
+    recall, alarms = _effective(sample, own, called), _effective(sample, ~own, called)
+    support, others = int(own.sum()), int((~own).sum())
+    return {
+        "recall": wilson(*recall),
+        "precision": wilson(*_effective(sample, called, own)),
+        "f1": f1_interval(
+            int((own & called).sum()),
+            support,
+            int(called.sum()),
+            support + others,
+            shrink=(recall[1] / support, alarms[1] / max(others, 1)),
+        ),
+    }
+
+
+def limits_of(sample: Sample, metric: Metric, drawn: Limits) -> Limits:
+    """The interval of a metric: ``drawn`` by a bootstrap, or combined where that shows too little.
+
+    A metric without limits for classes has none where its bootstrap has no width.
+    """
+    stuck = drawn[0] == drawn[1]
+    if metric.mean_of and (stuck or small_classes(sample, metric.tier)):
+        return combined(sample, metric)
+    if stuck and metric.key == "accuracy":
+        return wilson(*_effective(sample, np.full(len(sample.labels), True), sample.right))
+    return NONE if stuck else drawn
+
+
+def combined(sample: Sample, metric: Metric) -> Limits:
+    """Limits of a mean over classes from those of its classes, added by squares."""
+    assert metric.mean_of is not None
+    present = np.flatnonzero(sample.members(metric.tier) & (sample.support > 0))
+    if not len(present):
+        return NONE
+    values = getattr(sample.plain, metric.mean_of)[0, present]
+    low, high = np.array([class_limits(sample, k)[metric.mean_of] for k in present]).T
+    return _mover(values, values - low, high - values)
+
+
+def paired_limits(
+    first: Sequence[Sample], second: Sequence[Sample], metric: Metric, drawn: Difference
+) -> Difference:
+    """A paired difference by the same rule: ``drawn`` by a bootstrap, or combined.
+
+    Each side has the runs of one or several seeds on the same images. The limits of a class are
+    Newcombe's for paired proportions (1998, method 10), and the p-value is that at which the
+    combined interval reaches zero. Means of precision and F1 keep the bootstrap. Where it has no
+    width and there is nothing to combine, there is no interval.
+    """
+    stuck, one = drawn.low == drawn.high, first[0]
+    if metric.mean_of == "recall" and (stuck or small_classes(one, metric.tier)):
+        present = np.flatnonzero(one.members(metric.tier) & (one.support > 0))
+        classes = [one.labels == k for k in present]
+    elif stuck and metric.key == "accuracy":
+        classes = [np.full(len(one.labels), True)]
+    else:
+        low, high = NONE if stuck else (drawn.low, drawn.high)
+        return Difference(drawn.value, low, high, drawn.p_value)
+
+    right = [np.mean([run.right for run in side], axis=0) for side in (first, second)]
+
+    def limits(z: float) -> Limits:
+        return _paired_mean(right[0], right[1], one.groups, classes, z)
+
+    low, high = limits(NormalDist().inv_cdf((1 + LEVEL) / 2))
+    return Difference(drawn.value, low, high, _p_value(drawn.value, limits))
+
+
+def _p_value(value: float, limits: Callable[[float], Limits]) -> float:
+    """Two-sided p-value: the level of the widest interval that does not contain zero."""
+    if abs(value) < 1e-12:
+        return 1.0
+    near, far = 0.0, 8.0
+    for _ in range(40):
+        z = (near + far) / 2
+        low, high = limits(z)
+        near, far = (near, z) if low <= 0 <= high else (z, far)
+    return 2 * (1 - NormalDist().cdf(near))
+
+
+def _paired_mean(
+    a: Floats,
+    b: Floats,
+    groups: NDArray[Any] | None,
+    classes: Sequence[NDArray[np.bool_]],
+    z: float,
+) -> Limits:
+    """Limits of the mean over classes of the difference in right images; ``a`` and ``b (N,)``."""
+    gaps, below, above = [], [], []
+    for rows in classes:
+        found = []
+        for right in (a[rows], b[rows]):
+            hits, trials = effective(right, None if groups is None else groups[rows])
+            low, high = wilson(hits, trials, z)
+            found.append((hits / trials, hits / trials - low, high - hits / trials))
+        (p, down, up), (q, down_too, up_too) = found
+        alike = _correlation(a[rows], b[rows])
+        gaps.append(p - q)
+        below.append(_joined(down, up_too, alike))
+        above.append(_joined(up, down_too, alike))
+    return _mover(*map(np.array, (gaps, below, above)))
+
+
+def _correlation(a: Floats, b: Floats) -> float:
+    """The correlation of paired outcomes, with Newcombe's correction for few pairs."""
+    spread = float(a.std() * b.std())
+    if spread == 0:
+        return 0.0
+    shared = float(np.mean(a * b) - a.mean() * b.mean())
+    return (max(shared - 1 / (2 * len(a)), 0.0) if shared > 0 else shared) / spread
+
+
+def _joined(first: float, second: float, correlation: float) -> float:
+    return math.sqrt(max(first**2 - 2 * correlation * first * second + second**2, 0.0))
+
+
+def _mover(
+    values: NDArray[np.float64], below: NDArray[np.float64], above: NDArray[np.float64]
+) -> Limits:
+    mean, size = float(values.mean()), len(values)
+    return (
+        mean - float(np.sqrt(np.sum(below**2))) / size,
+        mean + float(np.sqrt(np.sum(above**2))) / size,
+    )
+
+
+def _effective(sample: Sample, rows: NDArray[np.bool_], hits: NDArray[np.bool_]) -> Limits:
+    """Hits among the chosen images and their number, counted as independent images."""
+    return effective(hits[rows], None if sample.groups is None else sample.groups[rows])
