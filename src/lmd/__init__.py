@@ -10,20 +10,33 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 __version__ = "0.1.0"
-__all__ = ["METHODS", "LmdError", "calibrate", "load", "load_classifier", "train"]
+__all__ = [
+    "METHODS",
+    "LmdError",
+    "LongTailClassifier",
+    "calibrate",
+    "cross_validate",
+    "load",
+    "load_classifier",
+    "train",
+]
 
 if TYPE_CHECKING:
     from lmd.base.errors import LmdError
+    from lmd.benchmark.folds import cross_validate
     from lmd.deploy.classifier import load_classifier
     from lmd.deploy.predict import load
     from lmd.methods import METHODS
     from lmd.runs.calibrate import calibrate
+    from lmd.runs.estimator import LongTailClassifier
     from lmd.runs.train import train
 
 _HOMES = {
     "METHODS": "lmd.methods",
     "LmdError": "lmd.base.errors",
+    "LongTailClassifier": "lmd.runs.estimator",
     "calibrate": "lmd.runs.calibrate",
+    "cross_validate": "lmd.benchmark.folds",
     "load": "lmd.deploy.predict",
     "load_classifier": "lmd.deploy.classifier",
     "train": "lmd.runs.train",

@@ -6,7 +6,16 @@ from importlib import resources
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
-from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
+from pydantic import (
+    BaseModel,
+    ConfigDict,
+    Field,
+    SerializerFunctionWrapHandler,
+    ValidationError,
+    field_validator,
+    model_serializer,
+    model_validator,
+)
 
 from lmd.base.errors import LmdError
 
@@ -33,6 +42,9 @@ class Protocol(BaseModel):
     head_size: int | None = None
     split_seed: int = 0
     allow_leak: bool = False
+    # Cross-validation: (2, 5) tests fold 2 of 5, and (0, 5) has no test part; training and
+    # validation then divide the other images by the first two numbers of ``split``.
+    fold: tuple[int, Annotated[int, Field(ge=2)]] | None = None
 
     # Model.
     backbone: str = "resnet18"
@@ -63,6 +75,19 @@ class Protocol(BaseModel):
     @classmethod
     def _current_names(cls, values: Any) -> Any:
         return current_names(values) if isinstance(values, dict) else values
+
+    @field_validator("fold")
+    @classmethod
+    def _in_range(cls, fold: tuple[int, int] | None) -> tuple[int, int] | None:
+        if fold is not None and not 0 <= fold[0] <= fold[1]:
+            raise ValueError(f"the fold must be from 1 to {fold[1]}, or 0 for no test part")
+        return fold
+
+    @model_serializer(mode="wrap")
+    def _as_ever(self, dump: SerializerFunctionWrapHandler) -> dict[str, Any]:
+        """Without ``fold`` if it is not set: such protocols are those of earlier versions."""
+        values: dict[str, Any] = dump(self)
+        return {key: v for key, v in values.items() if key != "fold" or v is not None}
 
 
 def current_names(settings: Mapping[str, Any]) -> dict[str, Any]:

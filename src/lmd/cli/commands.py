@@ -15,16 +15,20 @@ from lmd.cli.data import data_app
 from lmd.cli.describe import methods
 from lmd.cli.explain import explain, index, show_size
 from lmd.cli.figure import figure_app
+from lmd.cli.folds import is_cross_validation, train_folds
 from lmd.cli.options import (
     SOURCES,
     AllowOutside,
     Costs,
     Coverage,
     Device,
+    Final,
+    Folds,
     GroupColumn,
     ImageColumn,
     KeepFeatures,
     LabelColumn,
+    Log,
     Overwrite,
     Prevalence,
     Quiet,
@@ -32,6 +36,8 @@ from lmd.cli.options import (
     Root,
     SkipBad,
     SplitColumn,
+    Tta,
+    Workers,
     given_columns,
 )
 from lmd.cli.predict import predict
@@ -138,6 +144,10 @@ def train(
     allow_outside: AllowOutside = False,
     skip_bad: SkipBad = False,
     keep_features: KeepFeatures = False,
+    folds: Folds = None,
+    final: Final = None,
+    workers: Workers = None,
+    log: Log = None,
     device: Device = "auto",
     quiet: Quiet = False,
 ) -> None:
@@ -148,21 +158,24 @@ def train(
     given = parse_settings(settings or [])
     if weights is not None:
         given["weights"] = weights
-    run = run_training(
-        data,
-        method=method or DEFAULT,
-        protocol=protocol,
-        settings=given,
-        profile=profile,
-        out=out,
-        resume=resume,
-        overwrite=overwrite,
-        skip_bad=skip_bad,
-        keep_features=keep_features,
-        columns=given_columns(context),
-        device=device,
-        quiet=quiet,
-    )
+    asked: dict[str, Any] = {
+        "method": method or DEFAULT,
+        "protocol": protocol,
+        "settings": given,
+        "profile": profile,
+        "out": out,
+        "resume": resume,
+        "overwrite": overwrite,
+        "skip_bad": skip_bad,
+        "columns": given_columns(context),
+        "device": device,
+        "quiet": quiet,
+        "log": log,
+    }
+    if is_cross_validation(folds, out, resume, final=final, workers=workers):
+        run = train_folds(data, folds, final, workers, keep_features, asked)
+    else:
+        run = run_training(data, keep_features=keep_features, **asked)
     _print_scores(run.read_record())
     if keep_features:
         show_size(run.path / "neighbours.npz")
@@ -181,14 +194,25 @@ def evaluate(
     coverage: Coverage = None,
     refer_above: ReferAbove = None,
     resamples: Annotated[int, typer.Option(min=1, help="Number of bootstrap resamples.")] = 1000,
+    tta: Tta = False,
+    device: Device = "auto",
 ) -> None:
-    """Compute all numbers and the report of a run again from its predictions."""
+    """Compute all numbers and the report of a run again from its predictions.
+
+    With --tta, the images are read and predicted again, and the numbers go to the folder RUN-tta.
+    """
     from lmd.runs.rescore import compare_runs, rescore
     from lmd.scoring.definitions import format_decisions
     from lmd.scoring.rules import Wanted
 
     wanted = Wanted(prevalence, costs, coverage, refer_above)
-    record = rescore(run, resamples=resamples, wanted=wanted)
+    if tta:
+        from lmd.runs.tta import evaluate_tta
+
+        made = evaluate_tta(run, resamples=resamples, wanted=wanted, device=device)
+        run, record = made.path, made.read_record()
+    else:
+        record = rescore(run, resamples=resamples, wanted=wanted)
     _print_scores(record)
     if wanted != Wanted() and record.decisions is not None:
         typer.echo(f"\n{format_decisions(record.decisions, record.sets)}")

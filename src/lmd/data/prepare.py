@@ -10,6 +10,7 @@ from numpy.typing import NDArray
 
 from lmd.base.errors import LmdError
 from lmd.data.cache import Say, Tick, decode
+from lmd.data.folds import fold_split, without_parts
 from lmd.data.imbalance import subsample
 from lmd.data.loaders import ImageSet
 from lmd.data.sources import open_table
@@ -41,9 +42,13 @@ class Prepared:
     def fingerprint(self) -> str:
         """SHA-256 over name, label and part of every image."""
         assert self.table.parts is not None
-        rows = zip(self.table.ids, self.table.label_names(), self.table.parts, strict=True)
-        lines = sorted(f"{i}\t{c}\t{p}" for i, c, p in rows)
-        return hashlib.sha256("\n".join(lines).encode()).hexdigest()
+        return fingerprint(self.table.ids, self.table.label_names(), self.table.parts)
+
+
+def fingerprint(ids: NDArray[np.str_], labels: NDArray[np.str_], parts: NDArray[np.str_]) -> str:
+    """SHA-256 over name, label and part of every image, in any order."""
+    lines = sorted(f"{i}\t{c}\t{p}" for i, c, p in zip(ids, labels, parts, strict=True))
+    return hashlib.sha256("\n".join(lines).encode()).hexdigest()
 
 
 def prepare_data(
@@ -57,14 +62,20 @@ def prepare_data(
 ) -> Prepared:
     """Open, split, thin out and decode a data set; errors list the images that cannot be read."""
     table = open_table(data, skip_bad=skip_bad, **(columns or {}))
+    if protocol.fold is not None:
+        table = without_parts(table, (columns or {}).get("split_column"))
     if protocol.shape == "official":
         table = _thin(table, protocol)
-    table = split(table, protocol.split, seed=protocol.split_seed, allow_leak=protocol.allow_leak)
+    if protocol.fold is not None:
+        table = fold_split(table, protocol.fold, protocol.split, seed=protocol.split_seed)
+    else:
+        leak = protocol.allow_leak
+        table = split(table, protocol.split, seed=protocol.split_seed, allow_leak=leak)
     if protocol.shape == "pareto":
         table = _thin(table, protocol)
     table, pixels, bad = decode(table, protocol.image_size, skip_bad=skip_bad, tick=tick, say=say)
     require_training(table)
-    if len(table.part("test")) == 0:
+    if len(table.part("test")) == 0 and (protocol.fold is None or protocol.fold[0] > 0):
         raise LmdError("the test part is empty: give it a share with --set split=[0.7,0.1,0.2]")
     tiers = assign_tiers(table.part("train").counts(), table.classes, protocol.tiers)
     return Prepared(table, pixels, (*table.skipped, *bad), tiers)

@@ -115,8 +115,9 @@ def build_index(
         raise LmdError(f"{path / FILE} exists: use --overwrite to replace it")
     record = run.read_record()
     engine = load(path, device).engine
-    assert isinstance(engine, TorchEngine)
-    prepared = _training_data(record, data, display)
+    if not isinstance(engine, TorchEngine):
+        raise LmdError(f"{path} has the average of several models: give one of its folds")
+    prepared = data_of(record, data, display)
     part = prepared.table.part("train")
     display.say(size_line(len(part), engine.spec.feature_dim))
     display.start("computing features", len(part))
@@ -128,7 +129,7 @@ def build_index(
     )
 
 
-def _training_data(record: Record, data: str | None, display: Display) -> Prepared:
+def data_of(record: Record, data: str | None, display: Display) -> Prepared:
     """The images of a run, read again as its record says; they must be the same."""
     request = record.request
     display.start("decoding images", 1)

@@ -1,7 +1,7 @@
 """One complete run: prepare, fit, score, write."""
 
 import shlex
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import ExitStack, suppress
 from functools import partial
 from pathlib import Path
@@ -29,6 +29,7 @@ from lmd.runs.provenance import source_digest
 from lmd.runs.recording import finished_record, first_record
 from lmd.runs.request import resolve, train_command
 from lmd.runs.score import predict_parts
+from lmd.runs.tracking import Tracking, checked_trackers
 from lmd.training import FirstStages, Trainer
 
 
@@ -49,6 +50,7 @@ def train(
     quiet: bool = False,
     first_stages: str | Path | None = None,
     command: str | None = None,
+    log: str | Sequence[str] | None = None,
 ) -> RunFolder:
     """Train one method on one data set and write a complete run folder.
 
@@ -58,7 +60,9 @@ def train(
     Only one training at a time works in a folder. Runs with the same folder ``first_stages`` train
     a first stage that they share only once. With ``keep_features`` the run folder gets
     ``neighbours.npz``. ``command`` is for the record; by default it is derived from the arguments.
+    ``log`` names experiment trackers: tensorboard, mlflow or wandb.
     """
+    trackers = checked_trackers(log)
     resolved = resolve(find_method(method), protocol, settings or {}, profile)
     request = Request(
         data=str(data) if data is not None else "",
@@ -85,7 +89,13 @@ def train(
             if ready.request.keep_features:
                 images = int(ready.data.counts("train").sum())
                 display.say(f"  {size_line(images, ready.model.classifier.in_features)}")
-            trainer = fit(run, ready, record, display, resume=resume, first_stages=first_stages)
+            known = len(run.read_history()) if resume else 0
+            names = trackers if rank() == 0 else ()
+            tracking = held.enter_context(Tracking(names, run.path, record, display.say, known))
+            trainer = fit(
+                run, ready, record, display, resume=resume, first_stages=first_stages,
+                watch=tracking.epochs,
+            )  # fmt: skip
             display.start("scoring", 4)
             predictions, temperature = predict_parts(ready, trainer)
             display.step(1)
@@ -98,6 +108,7 @@ def train(
                 record = record.replaced(novelty=kept.info)
                 display.step(3)
             in_turn(partial(_write, run, ready, record, predictions, kept))
+            tracking.finish(record)
             display.stop()
     return run
 
@@ -117,6 +128,7 @@ def fit(
     *,
     resume: bool = False,
     first_stages: str | Path | None = None,
+    watch: Callable[[list[dict[str, Any]]], None] | None = None,
 ) -> Trainer:
     """Train all stages of the method; the trainer has the model and its history."""
     data, pre = ready.data, ready.preprocessing
@@ -131,6 +143,7 @@ def fit(
         device=ready.device,
         display=display,
         first_stages=_first_stages(first_stages, record),
+        watch=watch,
     )
     trainer.timings.seconds["decode"] = ready.seconds
     try:
