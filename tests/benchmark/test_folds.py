@@ -11,6 +11,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+from PIL import Image
 from toys import toy_images, write_npz
 from typer.testing import CliRunner
 
@@ -133,6 +134,10 @@ def test_evaluate_keeps_what_is_known_about_folds(folder: Path) -> None:
     assert after.folds == before.folds
     assert after.notes == before.notes
     assert after.metrics == before.metrics
+    for command in ("show", "runs"):
+        done = CliRunner().invoke(app, [command, str(folder)])
+        assert done.exit_code == 0, done.exception
+        assert "CE" in done.output
 
 
 def test_refit_ships_a_model_of_all_images(folder: Path) -> None:
@@ -146,9 +151,19 @@ def test_refit_ships_a_model_of_all_images(folder: Path) -> None:
     )
 
 
+def test_a_resumed_folder_keeps_what_is_not_said_again(folder: Path, toy: Path) -> None:
+    before = stamps(folder)
+    done = CliRunner().invoke(app, words(toy, folder, "--resume", "--quiet"))
+    assert done.exit_code == 0, done.exception
+    record = RunFolder.open(folder).read_record()
+    assert record.folds is not None
+    assert record.folds.final == "refit"
+    assert stamps(folder) == before
+
+
 def test_another_final_model_needs_no_training(folder: Path, toy: Path, tmp_path: Path) -> None:
     before = stamps(folder)
-    again = words(toy, folder, "--folds", "3", "--resume", "--quiet", "--final", "average")
+    again = ["train", "--resume", "--out", str(folder), "--quiet", "--final", "average"]
     done = CliRunner().invoke(app, again)
     assert done.exit_code == 0, done.exception
     assert stamps(folder) == before
@@ -160,9 +175,6 @@ def test_another_final_model_needs_no_training(folder: Path, toy: Path, tmp_path
     mixed = lmd.load(folder).predict(images, prevalence="uniform").probabilities
     assert mixed.shape == (4, 4)
     out = tmp_path / "p.csv"
-    np.savez(tmp_path / "x.npz")  # not an image
-    from PIL import Image
-
     Image.fromarray(images[0]).save(tmp_path / "x.png")
     called = CliRunner().invoke(
         app, ["predict", str(folder), str(tmp_path / "x.png"), "--out", str(out)]

@@ -49,8 +49,8 @@ class Asked(BaseModel):
 def cross_validate(
     data: str | Path | None = None,
     *,
-    folds: int = 5,
-    final: Final = "average",
+    folds: int | None = None,
+    final: Final | None = None,
     method: str = DEFAULT,
     protocol: str | Path | None = None,
     settings: Mapping[str, Any] | None = None,
@@ -67,27 +67,39 @@ def cross_validate(
 ) -> RunFolder:
     """Train one model for each fold, side by side, and score all images by the one that is blind.
 
-    Every image is in the test part of one fold. The folder gets record, predictions and report of
-    all test parts together, one run folder for each fold, and the model that ``final`` names: the
-    mean answer of the folds' models (``average``), one more model trained on all images
-    (``refit``), or ``none``. ``workers`` is the number of trainings at once. ``log`` reports the
-    numbers at the end. All other arguments are those of ``lmd.train``.
+    Every image is in the test part of one of the ``folds``, by default 5. The folder gets record,
+    predictions and report of all test parts together, one run folder for each fold, and the model
+    that ``final`` names: the mean answer of the folds' models (``average``, the default), one more
+    model trained on all images (``refit``), or ``none``. ``workers`` is the number of trainings at
+    once. ``log`` reports the numbers at the end. All other arguments are those of ``lmd.train``.
     """
     trackers = checked_trackers(log)
     if world() > 1:
         raise LmdError("--folds cannot be used under torchrun: its trainings are processes already")
     folder = Path(out) if out is not None else None
-    asked = None
+    before = _read(folder) if resume and folder is not None else None
+    values: dict[str, Any] = {
+        "folds": folds or (before.folds if before else 5),
+        "final": final or (before.final if before else "average"),
+    }
     if data is not None:
-        values = {"folds": folds, "final": final, "profile": profile, "skip_bad": skip_bad}
-        asked = _asked(data, method, protocol, dict(settings or {}), dict(columns or {}), values)
-        folder = folder or default_folder(asked)
+        values |= {"profile": profile, "skip_bad": skip_bad, "method": method}
+        values |= _located(data, protocol, dict(settings or {}), dict(columns or {}))
+    elif before is not None:
+        values = before.model_dump() | values
+    else:
+        raise LmdError("there is no cross-validation to resume: give DATA, or its folder as --out")
+    asked = _asked(values)
     if folder is None:
-        raise LmdError("give DATA to start a cross-validation, or --out to resume one")
-    asked = _opened(folder, asked, resume=resume, overwrite=overwrite)
+        folder = default_folder(asked)
+        before = _read(folder) if resume else None
+    if before is None:
+        _check_free(folder, overwrite=overwrite)
+    else:
+        _check_same(folder, before, asked)
     plan, notes = plan_folds(asked), _checked(asked)
     with locked(folder, "training") as lock:
-        if overwrite and not resume:
+        if before is None:
             _clear(folder)
         atomic_write(folder / NAME, (asked.model_dump_json(indent=1) + "\n").encode())
         board = open_board(Console(stderr=True, quiet=quiet))
@@ -158,15 +170,13 @@ def default_folder(asked: Asked) -> Path:
     return Path("runs") / f"{stem}-{asked.method}{profile}-folds{asked.folds}-seed{seed}"
 
 
-def _asked(
+def _located(
     data: str | Path,
-    method: str,
     protocol: str | Path | None,
     settings: dict[str, Any],
     columns: dict[str, Any],
-    values: dict[str, Any],
-) -> Asked:
-    """The request with absolute paths, so that it can be resumed from another folder."""
+) -> dict[str, Any]:
+    """What has paths, with absolute ones, so that it can be resumed from another folder."""
     if "fold" in settings:
         raise LmdError("--set fold is one fold of a cross-validation: leave it out with --folds")
     if isinstance(settings.get("weights"), str) and "." in settings["weights"]:
@@ -174,15 +184,17 @@ def _asked(
     if "root" in columns:
         columns["root"] = _absolute(columns["root"])
     name = None if protocol is None else str(protocol)
+    return {
+        "data": str(data) if str(data) == "synthetic" else _absolute(data),
+        "protocol": _absolute(name) if name is not None and name.endswith(".toml") else name,
+        "settings": settings,
+        "columns": columns,
+    }
+
+
+def _asked(values: dict[str, Any]) -> Asked:
     try:
-        return Asked(
-            data=str(data) if str(data) == "synthetic" else _absolute(data),
-            method=method,
-            protocol=_absolute(name) if name is not None and name.endswith(".toml") else name,
-            settings=settings,
-            columns=columns,
-            **values,
-        )
+        return Asked.model_validate(values)
     except ValidationError as error:
         first = error.errors()[0]
         raise LmdError(f"--{first['loc'][0]}: {first['msg']} (it is {first['input']!r})") from None
@@ -192,40 +204,38 @@ def _absolute(path: str | Path) -> str:
     return str(Path(path).expanduser().resolve())
 
 
-def _opened(folder: Path, asked: Asked | None, *, resume: bool, overwrite: bool) -> Asked:
-    """The request of a new cross-validation, or that of the one to resume, which must be equal."""
+def _read(folder: Path) -> Asked | None:
+    """What was asked for in a folder, or ``None`` if it has no cross-validation."""
     place = folder / NAME
-    if not (resume and place.exists()):
-        if asked is None:
-            raise LmdError(f"there is no cross-validation to resume in {folder}: give DATA")
-        if not (overwrite and place.exists()):
-            _check_free(folder, overwrite=overwrite)
-        return asked
+    if not place.exists():
+        return None
     try:
-        before = Asked.model_validate_json(place.read_bytes())
+        return Asked.model_validate_json(place.read_bytes())
     except (OSError, ValidationError) as error:
         said = str(error).splitlines()[0]
         raise LmdError(f"{place} cannot be read: {said}; restore it, or start again") from None
-    if asked is None or asked == before:
-        return before
-    old, new = before.model_dump(), asked.model_dump()
+
+
+def _check_same(folder: Path, before: Asked, asked: Asked) -> None:
+    """Only the model at the end may be another one: it needs no other folds."""
+    old, new = before.model_dump(exclude={"final"}), asked.model_dump(exclude={"final"})
     changed = [f"{k}: {old[k]} → {new[k]}" for k in old if old[k] != new[k]]
-    if [key for key in old if old[key] != new[key]] == ["final"]:
-        return asked  # the folds are the same, and only the model at the end is another
-    raise LmdError(
-        f"{folder} was started with other settings, so it cannot be resumed with these:\n  "
-        + "\n  ".join(changed)
-        + f"\nRun `lmd train --resume --out {folder}` to resume it, or choose another --out."
-    )
+    if changed:
+        raise LmdError(
+            f"{folder} was started with other settings, so it cannot be resumed with these:\n  "
+            + "\n  ".join(changed)
+            + f"\nRun `lmd train --resume --out {folder}` to resume it, or choose another --out."
+        )
 
 
 def _check_free(folder: Path, *, overwrite: bool) -> None:
-    if (folder / NAME).exists():
+    if not (folder / NAME).exists():
+        RunFolder.check_free(folder, overwrite=overwrite)
+    elif not overwrite:
         raise LmdError(
             f"{folder} already holds a cross-validation: continue it with --resume, choose another "
             "folder with --out, or replace it with --overwrite"
         )
-    RunFolder.check_free(folder, overwrite=overwrite)
 
 
 def _clear(folder: Path) -> None:

@@ -10,6 +10,8 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
+from rich.markup import escape
+
 from lmd.base.errors import LmdError
 from lmd.runfolder.record import HistoryRow, Record
 from lmd.runs.trackers import TRACKERS, Tracker, final_numbers, numbers_of
@@ -110,5 +112,5 @@ class _Thread:
     def _fail(self, why: str) -> None:
         if not self._failed:
             self._failed = True
-            said = " ".join(why.split())[:300]
+            said = escape(" ".join(why.split())[:300])
             self._say(f"  --log {self._name} failed ({said}): the run goes on without it")
