@@ -106,6 +106,7 @@ class LongTailClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[misc]
             self.record_ = run.read_record().model_dump(mode="json")
         self.classes_, self.n_images_ = classes, len(images)
         self._predictor: Predictor | None = None
+        self._loaded()
         return self
 
     def predict_proba(self, X: Any) -> NDArray[np.float64]:
@@ -115,12 +116,14 @@ class LongTailClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[misc]
         predictor = self._loaded()
         found = predictor.predict(images, tta=self.tta).probabilities.astype(np.float64)
         order = [predictor.classes.index(name) for name in class_names(self.classes_).tolist()]
-        probabilities: NDArray[np.float64] = found[:, order]
-        return probabilities / probabilities.sum(axis=1, keepdims=True)
+        # In float64, rows of float32 probabilities do not sum to one.
+        probabilities: NDArray[np.float64] = found[:, order] / found.sum(axis=1, keepdims=True)
+        return probabilities
 
     def predict(self, X: Any) -> NDArray[Any]:
         """The most probable class of each image ``(N,)``."""
-        chosen: NDArray[Any] = self.classes_[self.predict_proba(X).argmax(axis=1)]
+        probabilities = self.predict_proba(X)
+        chosen: NDArray[Any] = self.classes_[probabilities.argmax(axis=1)]
         return chosen
 
     def save(self, folder: str | Path) -> Path:

@@ -29,7 +29,7 @@ class TensorBoard:
     def __init__(self, run: Path, record: Record) -> None:
         from torch.utils.tensorboard import SummaryWriter
 
-        self._writer: Any = SummaryWriter(str(run / "tensorboard"))  # type: ignore[no-untyped-call]
+        self._writer: Any = SummaryWriter(str(run / "tensorboard"))
         rows = "\n".join(f"| {k} | {v} |" for k, v in parameters(record).items())
         self._writer.add_text("settings", f"| setting | value |\n|---|---|\n{rows}")
 
@@ -92,8 +92,9 @@ class Wandb:
     def __init__(self, run: Path, record: Record) -> None:
         import wandb
 
+        mode: Any = os.environ.get("WANDB_MODE", "offline")
         self._run: Any = wandb.init(
-            mode=os.environ.get("WANDB_MODE", "offline"),
+            mode=mode,
             project=os.environ.get("WANDB_PROJECT", PROJECT),
             dir=str(run),
             id=identity(run, record),
