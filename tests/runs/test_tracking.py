@@ -64,6 +64,22 @@ def test_tensorboard_has_the_run(run: Path) -> None:
     assert "| method | ce |" in text
 
 
+def test_tensorboard_shows_the_new_run_after_an_old_one(run: Path, tmp_path: Path) -> None:
+    from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
+
+    record = RunFolder.open(run).read_record()
+    for known, values in ((0, (0.5, 0.4, 0.3)), (0, (0.9, 0.8)), (2, (0.7,))):
+        tracker = trackers.TensorBoard(tmp_path, record, known)
+        for step, value in enumerate(values, known + 1):
+            tracker.epoch(step, {"loss": value})
+        tracker.end(None)
+        time.sleep(1.1)  # files are told apart by their second
+    found = EventAccumulator(str(tmp_path / "tensorboard"))
+    found.Reload()
+    events = [(one.step, one.value) for one in found.Scalars("loss")]
+    assert events == [(1, pytest.approx(0.9)), (2, pytest.approx(0.8)), (3, pytest.approx(0.7))]
+
+
 def test_mlflow_has_the_run(run: Path) -> None:
     from mlflow import MlflowClient
 
@@ -120,7 +136,7 @@ class Recording:
 
     seen: list[tuple[str, Any]] = []  # noqa: RUF012
 
-    def __init__(self, run: Path, record: Record) -> None:
+    def __init__(self, run: Path, record: Record, known: int) -> None:
         self.seen.append(("start", trackers.identity(run, record)))
 
     def epoch(self, step: int, numbers: dict[str, float]) -> None:

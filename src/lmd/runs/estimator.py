@@ -181,8 +181,6 @@ def checked_images(X: Any) -> list[Any]:
         raise TypeError("X is sparse; give paths, Pillow images or dense arrays of images")
     if isinstance(given, str | Path | PillowImage):
         raise ValueError("X must have several images: give a list")
-    if not isinstance(given, np.ndarray) and hasattr(given, "__array__") and len(given) == 0:
-        given = []
     if hasattr(given, "to_numpy"):  # a column of paths in a data frame
         given = given.to_numpy()
     if isinstance(given, np.ndarray) and given.dtype.kind not in "UO":

@@ -26,10 +26,11 @@ class Tracker(Protocol):
 class TensorBoard:
     """Event files in ``RUN/tensorboard``."""
 
-    def __init__(self, run: Path, record: Record) -> None:
+    def __init__(self, run: Path, record: Record, known: int = 0) -> None:
         from torch.utils.tensorboard import SummaryWriter
 
-        self._writer: Any = SummaryWriter(str(run / "tensorboard"))
+        # Hides what an earlier run in this folder has written from here on.
+        self._writer: Any = SummaryWriter(str(run / "tensorboard"), purge_step=known + 1)
         rows = "\n".join(f"| {k} | {v} |" for k, v in parameters(record).items())
         self._writer.add_text("settings", f"| setting | value |\n|---|---|\n{rows}")
 
@@ -49,7 +50,7 @@ class TensorBoard:
 class Mlflow:
     """A run in MLflow: in ``mlflow.db`` beside the run, or where ``MLFLOW_TRACKING_URI`` says."""
 
-    def __init__(self, run: Path, record: Record) -> None:
+    def __init__(self, run: Path, record: Record, known: int = 0) -> None:
         # No messages about new tables, and no report of the use to the makers of MLflow.
         os.environ.setdefault("MLFLOW_DISABLE_TELEMETRY", "true")
         for name in ("mlflow", "alembic"):
@@ -89,7 +90,7 @@ class Mlflow:
 class Wandb:
     """A run of Weights & Biases in ``RUN/wandb``, offline unless ``WANDB_MODE`` says otherwise."""
 
-    def __init__(self, run: Path, record: Record) -> None:
+    def __init__(self, run: Path, record: Record, known: int = 0) -> None:
         import wandb
 
         mode: Any = os.environ.get("WANDB_MODE", "offline")
@@ -113,8 +114,8 @@ class Wandb:
         self._run.finish(exit_code=1 if numbers is None else 0)
 
 
-# By the name that ``--log`` takes: how to start it, and the package it needs.
-TRACKERS: dict[str, tuple[Callable[[Path, Record], Tracker], str]] = {
+# By the name that ``--log`` takes: how to start it for a run with so many epochs, and its package.
+TRACKERS: dict[str, tuple[Callable[[Path, Record, int], Tracker], str]] = {
     "tensorboard": (TensorBoard, "tensorboard"),
     "mlflow": (Mlflow, "mlflow"),
     "wandb": (Wandb, "wandb"),

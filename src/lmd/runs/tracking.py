@@ -50,7 +50,7 @@ class Tracking:
 
     def __enter__(self) -> "Tracking":
         for name in self.names:
-            self._threads.append(_Thread(name, self.run, self.record, self.say))
+            self._threads.append(_Thread(name, self.run, self.record, self.known, self.say))
         return self
 
     def epochs(self, history: Sequence[HistoryRow]) -> None:
@@ -84,11 +84,13 @@ def _report(tracker: Tracker, step: int, numbers: dict[str, float]) -> None:
 class _Thread:
     """Starts a tracker and hands it what comes in; after a failure nothing more is handed over."""
 
-    def __init__(self, name: str, run: Path, record: Record, say: Callable[[str], None]) -> None:
+    def __init__(
+        self, name: str, run: Path, record: Record, known: int, say: Callable[[str], None]
+    ) -> None:
         self._name, self._say = name, say
         self._work: queue.SimpleQueue[Work | None] = queue.SimpleQueue()
         self._failed = False
-        self._thread = threading.Thread(target=self._go, args=(run, record), daemon=True)
+        self._thread = threading.Thread(target=self._go, args=(run, record, known), daemon=True)
         self._thread.start()
 
     def put(self, work: Work | None) -> None:
@@ -101,9 +103,9 @@ class _Thread:
         if self._thread.is_alive():
             self._fail("it takes too long to write")
 
-    def _go(self, run: Path, record: Record) -> None:
+    def _go(self, run: Path, record: Record, known: int) -> None:
         try:
-            tracker = TRACKERS[self._name][0](run, record)
+            tracker = TRACKERS[self._name][0](run, record, known)
             while (work := self._work.get()) is not None:
                 work(tracker)
         except Exception as error:  # the packages raise many kinds
