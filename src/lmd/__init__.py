@@ -13,7 +13,9 @@ __version__ = "0.1.0"
 __all__ = [
     "METHODS",
     "LmdError",
+    "LongTailClassifier",
     "calibrate",
+    "cross_validate",
     "evaluate_external",
     "load",
     "load_classifier",
@@ -22,17 +24,21 @@ __all__ = [
 
 if TYPE_CHECKING:
     from lmd.base.errors import LmdError
+    from lmd.benchmark.folds import cross_validate
     from lmd.deploy.classifier import load_classifier
     from lmd.deploy.predict import load
     from lmd.methods import METHODS
     from lmd.runs.calibrate import calibrate
+    from lmd.runs.estimator import LongTailClassifier
     from lmd.runs.external import evaluate_external
     from lmd.runs.train import train
 
 _HOMES = {
     "METHODS": "lmd.methods",
     "LmdError": "lmd.base.errors",
+    "LongTailClassifier": "lmd.runs.estimator",
     "calibrate": "lmd.runs.calibrate",
+    "cross_validate": "lmd.benchmark.folds",
     "evaluate_external": "lmd.runs.external",
     "load": "lmd.deploy.predict",
     "load_classifier": "lmd.deploy.classifier",

@@ -11,8 +11,10 @@ from pydantic import (
     BaseModel,
     ConfigDict,
     Field,
+    SerializerFunctionWrapHandler,
     ValidationError,
     field_validator,
+    model_serializer,
     model_validator,
 )
 
@@ -65,6 +67,12 @@ class Protocol(BaseModel):
     head_size: Annotated[Count | None, _about("Images of the largest class if thinned.")] = None
     split_seed: Annotated[Whole, _about("Seed of the split.")] = 0
     allow_leak: Annotated[Switch, _about("Accept a group in more than one part.")] = False
+    # Cross-validation: (2, 5) tests fold 2 of 5, and (0, 5) has no test part; training and
+    # validation then divide the other images by the first two numbers of ``split``.
+    fold: Annotated[
+        tuple[int, Annotated[int, Field(ge=2)]] | None,
+        _about("Which fold of how many is tested; --folds sets it."),
+    ] = None
 
     # Model.
     backbone: Annotated[str, _about("The encoder.")] = "resnet18"
@@ -118,6 +126,19 @@ class Protocol(BaseModel):
     @classmethod
     def _current_names(cls, values: Any) -> Any:
         return current_names(values) if isinstance(values, dict) else values
+
+    @field_validator("fold")
+    @classmethod
+    def _in_range(cls, fold: tuple[int, int] | None) -> tuple[int, int] | None:
+        if fold is not None and not 0 <= fold[0] <= fold[1]:
+            raise ValueError(f"the fold must be from 1 to {fold[1]}, or 0 for no test part")
+        return fold
+
+    @model_serializer(mode="wrap")
+    def _as_ever(self, dump: SerializerFunctionWrapHandler) -> dict[str, Any]:
+        """Without ``fold`` if it is not set: such protocols are those of earlier versions."""
+        values: dict[str, Any] = dump(self)
+        return {key: v for key, v in values.items() if key != "fold" or v is not None}
 
 
 def current_names(settings: Mapping[str, Any]) -> dict[str, Any]:

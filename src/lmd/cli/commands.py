@@ -18,21 +18,26 @@ from lmd.cli.evaluate import evaluate, print_scores
 from lmd.cli.explain import explain, index, show_size
 from lmd.cli.export import export
 from lmd.cli.figure import figure_app
+from lmd.cli.folds import is_cross_validation, train_folds
 from lmd.cli.options import (
     SOURCES,
     AllowOutside,
     Device,
     Epochs,
+    Final,
+    Folds,
     GroupColumn,
     ImageColumn,
     ImageSize,
     KeepFeatures,
     LabelColumn,
+    Log,
     Quiet,
     Root,
     Seed,
     SkipBad,
     SplitColumn,
+    Workers,
     given_columns,
 )
 from lmd.cli.predict import predict
@@ -145,6 +150,10 @@ def train(
     allow_outside: AllowOutside = False,
     skip_bad: SkipBad = False,
     keep_features: KeepFeatures = False,
+    folds: Folds = None,
+    final: Final = None,
+    workers: Workers = None,
+    log: Log = None,
     device: Device = "auto",
     quiet: Quiet = False,
 ) -> None:
@@ -158,21 +167,24 @@ def train(
         if value is not None and given.setdefault(key, value) != value:
             option = f"--{key.replace('_', '-')}"
             raise LmdError(f"{option} {value} and --set {key}={given[key]} differ: give one")
-    run = run_training(
-        data,
-        method=method or DEFAULT,
-        protocol=protocol,
-        settings=given,
-        profile=profile,
-        out=out,
-        resume=resume,
-        overwrite=overwrite,
-        skip_bad=skip_bad,
-        keep_features=keep_features,
-        columns=given_columns(context),
-        device=device,
-        quiet=quiet,
-    )
+    asked: dict[str, Any] = {
+        "method": method or DEFAULT,
+        "protocol": protocol,
+        "settings": given,
+        "profile": profile,
+        "out": out,
+        "resume": resume,
+        "overwrite": overwrite,
+        "skip_bad": skip_bad,
+        "columns": given_columns(context),
+        "device": device,
+        "quiet": quiet,
+        "log": log,
+    }
+    if is_cross_validation(folds, out, resume, final=final, workers=workers):
+        run = train_folds(data, folds, final, workers, keep_features, asked)
+    else:
+        run = run_training(data, keep_features=keep_features, **asked)
     print_scores(run.read_record())
     if keep_features:
         show_size(run.path / "neighbours.npz")

@@ -20,11 +20,13 @@ from lmd.cli.options import (
     Root,
     SkipBad,
     SplitColumn,
+    Tta,
     given_columns,
 )
 
 if TYPE_CHECKING:
     from lmd.runfolder.record import Record
+    from lmd.scoring.rules import Wanted
 
 
 def evaluate(
@@ -63,6 +65,7 @@ def evaluate(
     coverage: Coverage = None,
     refer_above: ReferAbove = None,
     resamples: Annotated[int, typer.Option(min=1, help="Number of bootstrap resamples.")] = 1000,
+    tta: Tta = False,
     image_column: ImageColumn = None,
     label_column: LabelColumn = None,
     group_column: GroupColumn = None,
@@ -73,24 +76,22 @@ def evaluate(
     device: Device = "auto",
     quiet: Quiet = False,
 ) -> None:  # fmt: skip
-    """Compute all numbers and the report of a run again, or those of its model on other images."""
+    """Compute all numbers and the report of a run again, or those of its model on other images.
+
+    With --tta, the images are read and predicted again, and the numbers go to the folder RUN-tta.
+    """
+    from lmd.runfolder.folder import RunFolder
     from lmd.runs.rescore import compare_runs, rescore
     from lmd.scoring.definitions import format_decisions, format_external
     from lmd.scoring.rules import Wanted
 
     wanted = Wanted(prevalence, costs, coverage, refer_above)
-    if data is None:
+    if data is None and not tta:
         _refuse_without_data(context)
         record = rescore(run, resamples=resamples, wanted=wanted, against=against)
     else:
-        from lmd.runs.external import evaluate_external
-
-        made = evaluate_external(
-            run, data, part=part, skip_unknown=skip_unknown, columns=given_columns(context),
-            skip_bad=skip_bad, out=out, overwrite=overwrite, wanted=wanted, resamples=resamples,
-            device=device, quiet=quiet,
-        )  # fmt: skip
-        run, record = made.path, made.read_record()
+        run = (_with_tta if data is None else _elsewhere)(context, wanted)
+        record = RunFolder(run).read_record()
         if against is not None:
             record = rescore(run, resamples=resamples, wanted=wanted, against=against)
     print_scores(record)
@@ -102,6 +103,37 @@ def evaluate(
         typer.echo("")
         typer.echo(compare_runs(run, against, resamples=resamples))
     typer.secho(f"\nThe report: {run / 'report.html'}", bold=True)
+
+
+def _with_tta(context: typer.Context, wanted: "Wanted") -> Path:
+    """The folder of the run's own images predicted with mirror images."""
+    from lmd.runs.tta import evaluate_tta
+
+    _refuse_without_data(context)
+    given = {key: context.params[key] for key in ("resamples", "device", "quiet")}
+    return evaluate_tta(context.params["run"], wanted=wanted, **given).path
+
+
+def _elsewhere(context: typer.Context, wanted: "Wanted") -> Path:
+    """The folder of an external validation."""
+    from lmd.runs.external import evaluate_external
+
+    if context.params["tta"]:
+        raise LmdError("--tta works on the run's own images: give --tta or --data, not both")
+    keys = [
+        "run",
+        "data",
+        "part",
+        "skip_unknown",
+        "skip_bad",
+        "out",
+        "overwrite",
+        "resamples",
+        "device",
+        "quiet",
+    ]
+    given = {key: context.params[key] for key in keys}
+    return evaluate_external(**given, columns=given_columns(context), wanted=wanted).path
 
 
 def print_scores(record: "Record") -> None:

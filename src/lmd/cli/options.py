@@ -34,7 +34,51 @@ ImageSize = Annotated[
     int | None,
     typer.Option(help="Side of the square images in pixels.", show_default="the protocol's"),
 ]
+Tta = Annotated[
+    bool,
+    typer.Option(
+        "--tta",
+        help="Average the probabilities of each image over its three mirror images too: four times "
+        "the work.",
+    ),
+]
 SOURCES = "A folder of class folders, a .csv manifest, an .npz, or 'synthetic'."
+
+Log = Annotated[
+    list[str] | None,
+    typer.Option(
+        help="Report epochs and results to tensorboard, mlflow or wandb too, offline by default; "
+        "can be repeated.",
+        show_default="none",
+    ),
+]
+
+# Cross-validation.
+Folds = Annotated[
+    int | None,
+    typer.Option(
+        min=2,
+        help="Cross-validate: train this many models side by side, so that every image is tested "
+        "once.",
+        show_default="one model",
+    ),
+]
+Final = Annotated[
+    str | None,
+    typer.Option(
+        help="The model that --folds ships: average (the mean answer of all folds), refit (one "
+        "more model, trained on all images) or none.",
+        show_default="average",
+    ),
+]
+Workers = Annotated[
+    int | None,
+    typer.Option(
+        min=1,
+        help="Trainings at once with --folds.",
+        show_default="one for each GPU or core",
+    ),
+]
 
 # How to read a .csv manifest.
 ImageColumn = Annotated[

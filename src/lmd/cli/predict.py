@@ -14,6 +14,7 @@ from lmd.cli.options import (
     Prevalence,
     ReferAbove,
     SkipBad,
+    Tta,
     UnlikeAbove,
 )
 
@@ -29,6 +30,7 @@ def predict(
     refer_above: ReferAbove = None,
     skip_bad: SkipBad = False,
     unlike_above: UnlikeAbove = None,
+    tta: Tta = False,
     overwrite: Overwrite = False,
     device: Device = "auto",
 ) -> None:
@@ -54,6 +56,7 @@ def predict(
             coverage=coverage,
             refer_above=refer_above,
             unlike_above=unlike_above,
+            tta=tta,
         )
     found.write_csv(out)
     if coverage is not None and found.rule.sets is not None:

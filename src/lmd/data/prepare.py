@@ -12,6 +12,7 @@ from lmd.base.errors import LmdError
 from lmd.data.cache import Say, Tick, decode
 from lmd.data.doctor.groups import unused_groups
 from lmd.data.findings import Finding
+from lmd.data.folds import fold_split, without_parts
 from lmd.data.imbalance import subsample
 from lmd.data.loaders import ImageSet
 from lmd.data.sources import scan_source
@@ -48,9 +49,13 @@ class Prepared:
     def fingerprint(self) -> str:
         """SHA-256 over name, label and part of every image."""
         assert self.table.parts is not None
-        rows = zip(self.table.ids, self.table.label_names(), self.table.parts, strict=True)
-        lines = sorted(f"{i}\t{c}\t{p}" for i, c, p in rows)
-        return hashlib.sha256("\n".join(lines).encode()).hexdigest()
+        return fingerprint(self.table.ids, self.table.label_names(), self.table.parts)
+
+
+def fingerprint(ids: NDArray[np.str_], labels: NDArray[np.str_], parts: NDArray[np.str_]) -> str:
+    """SHA-256 over name, label and part of every image, in any order."""
+    lines = sorted(f"{i}\t{c}\t{p}" for i, c, p in zip(ids, labels, parts, strict=True))
+    return hashlib.sha256("\n".join(lines).encode()).hexdigest()
 
 
 @dataclass(frozen=True)
@@ -80,9 +85,15 @@ def plan_data(
     """Open, split and thin out a data set, with every check that needs no pixels."""
     scan = scan_source(data, Columns(**(columns or {})))
     table = scan.table(skip_bad=skip_bad)
+    if protocol.fold is not None:
+        table = without_parts(table, (columns or {}).get("split_column"))
     if protocol.shape == "official":
         table = _thin(table, protocol)
-    table = split(table, protocol.split, seed=protocol.split_seed, allow_leak=protocol.allow_leak)
+    if protocol.fold is not None:
+        table = fold_split(table, protocol.fold, protocol.split, seed=protocol.split_seed)
+    else:
+        leak = protocol.allow_leak
+        table = split(table, protocol.split, seed=protocol.split_seed, allow_leak=leak)
     if protocol.shape == "pareto":
         table = _thin(table, protocol)
     _tiers(table, protocol)
@@ -105,7 +116,8 @@ def prepare_data(
 def _tiers(table: Table, protocol: Protocol) -> Tiers:
     """The tiers of the classes, all of which need training images; the test part needs some."""
     require_training(table)
-    if len(table.part("test")) == 0:
+    without_test = protocol.fold is not None and protocol.fold[0] == 0
+    if len(table.part("test")) == 0 and not without_test:
         raise LmdError("the test part is empty: give it a share, such as --set split=7:1:2")
     return assign_tiers(table.part("train").counts(), table.classes, protocol.tiers)
 

@@ -36,17 +36,12 @@ def split(
         if not allow_leak:
             check_no_leak(table)
         return table
-    shares = _shares(ratios)
-    units, members = np.unique(
-        table.ids if table.groups is None else table.groups, return_inverse=True
-    )
-    held = np.zeros((len(units), len(table.classes)), dtype=np.int64)
-    np.add.at(held, (members, table.labels), 1)
+    shares = checked_shares(ratios)
+    units, members, held = units_of(table)
     _require_enough(table, held, shares)
     for attempt in range(ORDERS):
         salt = f"{seed}" if attempt == 0 else f"{seed}/{attempt}"
-        order = hash_order([str(unit) for unit in units], salt)
-        chosen = _assign(held, order, shares)
+        chosen = assign(held, hash_order(units, salt), shares)
         used = [held[chosen == part] for part, share in enumerate(shares) if share > 0]
         if all(part.sum(axis=0).min() > 0 for part in used):
             return replace(table, parts=np.array(PARTS, dtype=np.str_)[chosen][members])
@@ -116,7 +111,8 @@ def hash_order(names: Sequence[str], salt: str) -> list[int]:
     return sorted(range(len(names)), key=keys.__getitem__)
 
 
-def _shares(ratios: Sequence[float]) -> tuple[float, ...]:
+def checked_shares(ratios: Sequence[float]) -> tuple[float, ...]:
+    """The ratios of the three parts, or an ``LmdError`` that says what is wrong with them."""
     shares = tuple(float(ratio) for ratio in ratios)
     if len(shares) != 3 or min(shares) < 0 or shares[0] == 0 or not math.isclose(sum(shares), 1):
         raise LmdError(
@@ -138,21 +134,37 @@ def _require_enough(table: Table, held: NDArray[np.int64], shares: tuple[float, 
             )
 
 
-def _assign(
+def units_of(table: Table) -> tuple[list[str], NDArray[np.int64], NDArray[np.int64]]:
+    """What is never divided, groups or else images: U names, the unit of each image ``(N,)``.
+
+    The last value ``(U, K)`` counts the images of each class in each unit.
+    """
+    names = table.ids if table.groups is None else table.groups
+    units, members = np.unique(names, return_inverse=True)
+    held = np.zeros((len(units), len(table.classes)), dtype=np.int64)
+    np.add.at(held, (members, table.labels), 1)
+    return [str(unit) for unit in units], members, held
+
+
+def assign(
     held: NDArray[np.int64], order: Sequence[int], shares: tuple[float, ...]
 ) -> NDArray[np.int64]:
     """The part of each unit ``(U,)``, rarest class first, in the given order within a class.
 
-    ``held (U, K)`` counts the images of each class in each unit.
+    ``held (U, K)`` counts the images of each class in each unit. A class with a single unit has it
+    in the training part.
     """
-    sizes = held.sum(axis=0).tolist()
-    target = np.array([part_sizes(n, shares) for n in sizes], dtype=np.float64)
+    sizes, units = held.sum(axis=0).tolist(), (held > 0).sum(axis=0).tolist()
+    target = np.array(
+        [part_sizes(n, shares) if u > 1 else (n, 0, 0) for n, u in zip(sizes, units, strict=True)],
+        dtype=np.float64,
+    )
     filled = np.zeros_like(target)
     chosen = np.full(len(held), -1, dtype=np.int64)
-    usable = np.array(shares) > 0
     queue = np.array(order)
     for c in np.argsort((held > 0).sum(axis=0), kind="stable"):
         for unit in queue[(held[queue, c] > 0) & (chosen[queue] < 0)]:
+            usable = target[c] > 0
             share = np.divide(filled[c], target[c], out=np.full(len(shares), np.inf), where=usable)
             part = int(np.argmin(share))
             chosen[unit] = part
@@ -160,17 +172,14 @@ def _assign(
     return chosen
 
 
-def grouped_folds(table: Table, count: int = 5, seed: int = 0) -> NDArray[np.int64]:
+def grouped_folds(table: Table, count: int = 5, seed: int | str = 0) -> NDArray[np.int64]:
     """A fold for each image ``(N,)``, stratified by class; groups stay whole.
 
     -1 is in no fold: images of a class with a single image (group) are always for training.
     """
-    names = table.ids if table.groups is None else table.groups
-    units, members = np.unique(names, return_inverse=True)
-    held = np.zeros((len(units), len(table.classes)), dtype=np.int64)
-    np.add.at(held, (members, table.labels), 1)
+    units, members, held = units_of(table)
     of_class = (held > 0).sum(axis=0)
-    queue = np.array(hash_order([str(unit) for unit in units], f"{seed}/folds"))
+    queue = np.array(hash_order(units, f"{seed}/folds"))
     filled = np.zeros((count, len(table.classes)))
     chosen = np.full(len(units), -2, dtype=np.int64)
     chosen[(held[:, of_class == 1] > 0).any(axis=1)] = -1

@@ -10,6 +10,7 @@ import torch
 from numpy.typing import NDArray
 
 from lmd.base.errors import LmdError
+from lmd.deploy.average import AverageEngine
 from lmd.deploy.engines import TorchEngine
 from lmd.deploy.heat_map import evidence
 from lmd.deploy.images import Image, as_pixels, fitted
@@ -103,7 +104,12 @@ def explain_pixels(
 
 
 def check_explainable(predictor: Predictor) -> TorchEngine:
-    """The engine of a model that has heat maps; an ``LmdError`` for an ONNX file."""
+    """The engine of a model that has heat maps; an ``LmdError`` for an ONNX file or an average."""
+    if isinstance(predictor.engine, AverageEngine):
+        raise LmdError(
+            "heat maps are of one model, and this is the average of several: give the folder of "
+            "one of its folds"
+        )
     if not isinstance(predictor.engine, TorchEngine):
         raise LmdError(ONNX.format("this model"))
     return predictor.engine

@@ -56,6 +56,12 @@ def listed(images: Given | Sequence[Given]) -> list[Given]:
     return found
 
 
+def mirrored(pixels: NDArray[np.uint8]) -> list[NDArray[np.uint8]]:
+    """The images ``(B, S, S, 3)`` mirrored left to right, top to bottom, and both."""
+    views = (pixels[:, :, ::-1], pixels[:, ::-1], pixels[:, ::-1, ::-1])
+    return [np.ascontiguousarray(view) for view in views]
+
+
 def as_pixels(image: Image, name: str) -> NDArray[np.uint8]:
     """RGB ``(H, W, 3)`` of a file, a Pillow image or an array."""
     return read_image(image) if isinstance(image, str | Path) else rgb_pixels(image, name)

@@ -12,14 +12,15 @@ from numpy.typing import NDArray
 
 from lmd.base.errors import LmdError
 from lmd.data.pixels import quiet_pillow
+from lmd.deploy.average import AverageEngine, load_average
 from lmd.deploy.classifier import NAME as CLASSIFIER
 from lmd.deploy.decisions import rule_of
 from lmd.deploy.engines import OnnxEngine, TorchEngine
-from lmd.deploy.images import Given, Image, find_images, fitted, listed
+from lmd.deploy.images import Given, Image, find_images, fitted, listed, mirrored
 from lmd.deploy.neighbours import Neighbours
 from lmd.deploy.novelty import Novelty, checked_above, load_novelty
 from lmd.deploy.prediction import Prediction
-from lmd.model import load_model
+from lmd.model import AVERAGE, load_model
 from lmd.scoring.costs import GivenCosts
 from lmd.scoring.novelty import ABOVE
 from lmd.scoring.prevalence import Prevalence
@@ -34,7 +35,9 @@ __all__ = ["Predictor", "find_images", "load"]
 class Predictor:
     """Predicts images of any size, given as paths, folders, Pillow images or arrays."""
 
-    def __init__(self, engine: TorchEngine | OnnxEngine, folder: Path | None = None) -> None:
+    def __init__(
+        self, engine: TorchEngine | OnnxEngine | AverageEngine, folder: Path | None = None
+    ) -> None:
         self.engine = engine
         self.classes = engine.classes
         self.folder = folder
@@ -42,6 +45,8 @@ class Predictor:
         self.index: Neighbours | None = None  # read when it is first needed
         if folder is not None and isinstance(engine, TorchEngine):
             self.novelty = load_novelty(folder, engine.spec.feature_dim)
+        elif isinstance(engine, AverageEngine):
+            self.novelty = engine.novelty
 
     def predict(
         self,
@@ -55,6 +60,7 @@ class Predictor:
         coverage: float | None = None,
         refer_above: int | None = None,
         unlike_above: float | None = None,
+        tta: bool = False,
     ) -> Prediction:
         """Probabilities of all images, which are decoded in parallel while the model computes.
 
@@ -62,8 +68,14 @@ class Predictor:
         with 1, 3 or 4 channels of uint8 or uint16. ``prevalence``, ``costs``, ``coverage`` and
         ``refer_above`` are those of ``lmd predict``: see docs/decisions.md. An image is flagged if
         it is farther from the training images than the share ``unlike_above`` of the validation
-        images, by default 0.99.
+        images, by default 0.99. With ``tta``, the probabilities are means over the image and its
+        three mirror images.
         """
+        if tta and coverage is not None:
+            raise LmdError(
+                "--tta cannot be used with --coverage: the prediction sets are calibrated on "
+                "validation images that were not mirrored"
+            )
         rule = rule_of(self.engine.spec, Wanted(prevalence, costs, coverage, refer_above))
         above = checked_above(unlike_above, self.novelty)
         images = listed(images)
@@ -81,7 +93,7 @@ class Predictor:
             if good:
                 names += [name for name, _ in good]
                 pixels = np.stack([pixels for _, pixels in good])
-                probabilities, unlike = self.answer(pixels, above)
+                probabilities, unlike = self.answer(pixels, above, tta=tta)
                 batches.append(probabilities)
                 flags.append(unlike)
             done += len(chunk)
@@ -110,9 +122,23 @@ class Predictor:
         return explain(self, image, classes=classes, neighbours=neighbours)
 
     def answer(
-        self, pixels: NDArray[np.uint8], above: float = ABOVE
+        self, pixels: NDArray[np.uint8], above: float = ABOVE, *, tta: bool = False
     ) -> tuple[NDArray[np.float32], NDArray[np.bool_]]:
-        """Of resized images ``(B, S, S, 3)``: probabilities ``(B, K)``, and the flags ``(B,)``."""
+        """Of resized images ``(B, S, S, 3)``: probabilities ``(B, K)``, and the flags ``(B,)``.
+
+        With ``tta``, probabilities are means over mirror images; the flags are of the images alone.
+        """
+        found, unlike = self._answer(pixels, above)
+        if tta:
+            views = [found, *map(self.engine.probabilities, mirrored(pixels))]
+            found = np.asarray(np.mean(views, axis=0, dtype=np.float64), np.float32)
+        return found, unlike
+
+    def _answer(
+        self, pixels: NDArray[np.uint8], above: float
+    ) -> tuple[NDArray[np.float32], NDArray[np.bool_]]:
+        if isinstance(self.engine, AverageEngine):
+            return self.engine.answer(pixels, above)
         if self.novelty is None or not isinstance(self.engine, TorchEngine):
             return self.engine.probabilities(pixels), np.zeros(len(pixels), np.bool_)
         features = self.engine.features(pixels)
@@ -146,7 +172,10 @@ class Predictor:
 
 
 def load(path: str | Path, device: torch.device | str = "cpu") -> Predictor:
-    """A predictor for the model of a run folder or for an exported ``.onnx`` file."""
+    """A predictor for the model of a run folder or for an exported ``.onnx`` file.
+
+    The models of a cross-validation's folder answer together.
+    """
     path = Path(path)
     if path.suffix.lower() == ".onnx":
         return Predictor(OnnxEngine(path))
@@ -155,5 +184,7 @@ def load(path: str | Path, device: torch.device | str = "cpu") -> Predictor:
             f"{path} has a classifier of features, not of images: encode the images first, and "
             "use lmd.load_classifier"
         )
+    if (path / AVERAGE).is_file() and not (path / "model.json").exists():
+        return Predictor(load_average(path, device), path)
     folder = path if path.is_dir() else path.parent
     return Predictor(TorchEngine(*load_model(path), device), folder)

@@ -2,6 +2,7 @@
 
 from lmd.model.answers import HeldOut, Prior
 from lmd.model.files import (
+    AVERAGE,
     ModelSpec,
     add_answers,
     load_model,
@@ -18,6 +19,7 @@ from lmd.model.network import (
 )
 
 __all__ = [
+    "AVERAGE",
     "CosineClassifier",
     "HeldOut",
     "Model",

@@ -27,6 +27,7 @@ from lmd.model.answers import HeldOut, Prior
 from lmd.model.network import STRICT, Model, Preprocessing, assemble
 
 FORMAT = 1
+AVERAGE = "average.json"  # of a folder whose models answer together
 MAX_CLASSES = 100_000
 _Count = Annotated[int, Field(ge=0, le=10**12)]
 _Temperature = Annotated[float, Field(gt=1e-6, le=1e6)]
@@ -169,6 +170,11 @@ def weights_digest(path: Path) -> str:
 
 def _locate(path: Path) -> tuple[Path, Path]:
     if path.is_dir():
+        if (path / AVERAGE).exists() and not (path / "model.json").exists():
+            raise LmdError(
+                f"{path} has the average of several models, and one is needed here: give one of "
+                "its folds, or train with --final refit"
+            )
         path = path / "model.json"
     if path.suffix not in (".json", ".safetensors"):
         raise LmdError(

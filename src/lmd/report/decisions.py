@@ -96,7 +96,7 @@ def calibration_view(run: RunFiles) -> dict[str, str] | None:
         return None
     both = found.matched_before is not None and found.matched_after is not None
     return {
-        "temperature": f"{run.record.model.temperature:.3g}",
+        "temperature": "each fold" if run.record.folds else f"{run.record.model.temperature:.3g}",
         "before": f"{found.before.value:.3f}",
         "interval": interval("ece", found.before),
         "prior": run.record.model.prior or "",

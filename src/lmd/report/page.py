@@ -55,6 +55,7 @@ def environment() -> Environment:
         lstrip_blocks=True,
     )
     made.filters |= {"moment": words.moment, "signed": words.signed, "thousands": words.thousands}
+    made.filters["percent"] = words.percent
     return made
 
 

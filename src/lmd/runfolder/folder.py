@@ -23,6 +23,8 @@ RUN_FILES = (
     "history.csv",
     "model.safetensors",
     "model.json",
+    "average.json",
+    "folds.json",
     "novelty.safetensors",
     "neighbours.npz",
     "classifier.npz",

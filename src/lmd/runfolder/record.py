@@ -129,6 +129,25 @@ class Candidate(Plain):
     worst_recall: float
 
 
+class FoldRun(Plain):
+    """One fold of a cross-validation, in a run folder of its own."""
+
+    name: str = Field(description="name of its run folder, inside this one")
+    images: dict[TablePart, int] = Field(description="number of images, by part")
+    temperature: float = Field(description="of its model, fitted on its validation part")
+    balanced_accuracy: float | None = Field(description="of its own test part")
+
+
+class Folds(Plain):
+    """A cross-validation: the test part of the record has every fold's test images."""
+
+    runs: list[FoldRun] = Field(min_length=2)
+    final: Literal["average", "refit", "none"] = Field(
+        description="the shipped model: the mean answer of the folds' models, one model trained on "
+        "all images, or none"
+    )
+
+
 class Machine(Plain):
     """The machine that made the run."""
 
@@ -185,6 +204,13 @@ class Record(Plain):
     )
     candidates: list[Candidate] = Field(
         default=[], description="what `lmd calibrate` compared, existing classifier first"
+    )
+    tta: Literal["flips"] | None = Field(
+        default=None,
+        description="`flips` if predictions are means over mirror images (`lmd evaluate --tta`)",
+    )
+    folds: Folds | None = Field(
+        default=None, description="if the predictions are those of a cross-validation"
     )
     definitions: dict[str, Definition] = Field(
         default={}, description="of every number, by its key"

@@ -12,8 +12,7 @@ import torch
 
 from lmd.base.errors import LmdError
 from lmd.base.files import atomic_write
-from lmd.deploy.engines import TorchEngine
-from lmd.deploy.explain import ONNX, Explanation, nearest_index
+from lmd.deploy.explain import ONNX, Explanation, check_explainable, nearest_index
 from lmd.deploy.predict import find_images, load
 from lmd.report.explain_page import Answer, Case, Panel, draw, explain_page
 
@@ -48,8 +47,7 @@ def explain_images(
         raise LmdError(ONNX.format(model))
     _check_out(out, overwrite=overwrite)
     predictor = load(model, device)
-    engine = predictor.engine
-    assert isinstance(engine, TorchEngine)
+    engine = check_explainable(predictor)
     indexed = nearest_index(predictor, neighbours) is not None
     paths = find_images(images)
     found, panels = Explained([], []), list[Panel]()

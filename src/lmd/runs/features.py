@@ -115,7 +115,8 @@ def build_index(
         raise LmdError(f"{path / FILE} exists: use --overwrite to replace it")
     record = run.read_record()
     engine = load(path, device).engine
-    assert isinstance(engine, TorchEngine)
+    if not isinstance(engine, TorchEngine):
+        raise LmdError(f"{path} has the average of several models: give one of its folds")
     prepared = images_of_run(record, data, display)
     part = prepared.table.part("train")
     display.say(size_line(len(part), engine.spec.feature_dim))

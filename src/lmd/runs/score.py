@@ -5,7 +5,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from lmd.runfolder.predictions import PARTS, PartPredictions, Predictions
-from lmd.runfolder.record import Record
+from lmd.runfolder.record import Part, Record
 from lmd.runs.decide import decisions_of, known_of
 from lmd.runs.prepare import Ready
 from lmd.scoring.calibration import calibration
@@ -47,6 +47,21 @@ def _temperature(ready: Ready, logits: Tensor, labels: NDArray[np.int64]) -> flo
     return fit_temperature(logits.numpy(), labels, mix_weights(labels, mix))
 
 
+def _temperatures(
+    record: Record, part: Part, labels: NDArray[np.int64]
+) -> float | NDArray[np.float64]:
+    """What the logits were divided by: one number, or ``(N, 1)``, as each fold has its own.
+
+    They are in the order of a ``Sample``, whose rows are sorted by class.
+    """
+    if record.folds is None or part != "test":
+        return record.model.temperature
+    folds = record.folds.runs
+    images = [fold.images["test"] for fold in folds]
+    each: NDArray[np.float64] = np.repeat([fold.temperature for fold in folds], images)
+    return each[np.argsort(labels, kind="stable"), None]
+
+
 def scored(
     record: Record,
     predictions: Predictions,
@@ -84,7 +99,7 @@ def scored(
         calibration={
             part: calibration(
                 Sample(of.labels, of.probabilities, groups=of.groups),
-                record.model.temperature,
+                _temperatures(record, part, of.labels),
                 known.prior,
                 resamples=resamples,
             )

@@ -1,7 +1,7 @@
 """One complete run: prepare, fit, score, write."""
 
 import shlex
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import ExitStack, suppress
 from functools import partial
 from itertools import takewhile
@@ -31,6 +31,7 @@ from lmd.runs.provenance import source_digest
 from lmd.runs.recording import finished_record, first_record
 from lmd.runs.request import resolve, train_command, with_weights
 from lmd.runs.score import predict_parts
+from lmd.runs.tracking import Tracking, checked_trackers
 from lmd.training import FirstStages, Trainer
 
 _WEIGHTS = {"backbone", "weights"}
@@ -53,6 +54,7 @@ def train(
     quiet: bool = False,
     first_stages: str | Path | None = None,
     command: str | None = None,
+    log: str | Sequence[str] | None = None,
 ) -> RunFolder:
     """Train one method on one data set and write a complete run folder.
 
@@ -62,7 +64,9 @@ def train(
     Only one training at a time works in a folder. Runs with the same folder ``first_stages`` train
     a first stage that they share only once. With ``keep_features`` the run folder gets
     ``neighbours.npz``. ``command`` is for the record; by default it is derived from the arguments.
+    ``log`` names experiment trackers: tensorboard, mlflow or wandb.
     """
+    trackers = checked_trackers(log)
     given = dict(settings or {})
     resolved = resolve(find_method(method), protocol, given, profile)
     check_columns(columns or {})
@@ -98,7 +102,13 @@ def train(
             if ready.request.keep_features:
                 images = int(ready.data.counts("train").sum())
                 display.say(f"  {size_line(images, ready.model.classifier.in_features)}")
-            trainer = fit(run, ready, record, display, resume=resume, first_stages=first_stages)
+            known = len(run.read_history()) if resume else 0
+            names = trackers if rank() == 0 else ()
+            tracking = held.enter_context(Tracking(names, run.path, record, display.say, known))
+            trainer = fit(
+                run, ready, record, display, resume=resume, first_stages=first_stages,
+                watch=tracking.epochs,
+            )  # fmt: skip
             display.start("scoring", 4)
             predictions, temperature = predict_parts(ready, trainer)
             display.step(1)
@@ -111,6 +121,7 @@ def train(
                 record = record.replaced(novelty=kept.info)
                 display.step(3)
             in_turn(partial(_write, run, ready, record, predictions, kept))
+            tracking.finish(record)
             display.stop()
     return run
 
@@ -130,6 +141,7 @@ def fit(
     *,
     resume: bool = False,
     first_stages: str | Path | None = None,
+    watch: Callable[[list[dict[str, Any]]], None] | None = None,
 ) -> Trainer:
     """Train all stages of the method; the trainer has the model and its history."""
     data, pre = ready.data, ready.preprocessing
@@ -144,6 +156,7 @@ def fit(
         device=ready.device,
         display=display,
         first_stages=_first_stages(first_stages, record),
+        watch=watch,
     )
     trainer.timings.seconds["decode"] = ready.seconds
     try:

@@ -11,8 +11,10 @@ from lmd.scoring.resampling import bootstrap
 from lmd.scoring.sample import Probabilities, Sample, Weighted
 
 
-def without_temperature(probabilities: Probabilities, temperature: float) -> Floats:
+def without_temperature(probabilities: Probabilities, temperature: float | Floats) -> Floats:
     """``p^T``, normalised: the probabilities ``(N, K)`` before logits were divided by T.
+
+    T is the same for all images, or ``(N, 1)``.
 
     >>> without_temperature(np.array([[0.8, 0.2]]), 2.0).round(3).tolist()
     [[0.941, 0.059]]
@@ -25,9 +27,12 @@ def without_temperature(probabilities: Probabilities, temperature: float) -> Flo
 
 
 def calibration(
-    sample: Sample, temperature: float, mix: Floats | None, *, resamples: int = 1000
+    sample: Sample, temperature: float | Floats, mix: Floats | None, *, resamples: int = 1000
 ) -> Calibration:
-    """ECE without the temperature, and both values in the ``mix (K,)`` that the model assumes."""
+    """ECE without the temperature, and both values in the ``mix (K,)`` that the model assumes.
+
+    A temperature for each image, ``(N, 1)``, is in the order of the sample's rows.
+    """
     ece = METRICS["ece"]
     before = Sample(
         sample.labels,

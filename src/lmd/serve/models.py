@@ -10,7 +10,7 @@ from numpy.typing import NDArray
 
 from lmd.base.errors import LmdError
 from lmd.deploy.decisions import rule_of
-from lmd.deploy.engines import TorchEngine
+from lmd.deploy.engines import OnnxEngine, TorchEngine
 from lmd.deploy.explain import Explanation, explain_pixels, nearest_index
 from lmd.deploy.predict import Predictor, load
 from lmd.scoring.prevalence import class_mix
@@ -91,7 +91,7 @@ class Served:
             name=self.name,
             method=spec.method,
             backbone=spec.backbone,
-            engine="torch" if self.explains else "onnxruntime",
+            engine="onnxruntime" if isinstance(predictor.engine, OnnxEngine) else "torch",
             image_size=predictor.engine.image_size,
             temperature=spec.temperature,
             prior=None if spec.prior is None else spec.prior.kind,

@@ -159,3 +159,5 @@ class StageTraining:
                 },
             )
             RunFolder(trainer.folder).write_history(trainer.history)
+        if trainer.watch is not None:
+            trainer.watch(trainer.history)

@@ -33,6 +33,7 @@ class Trainer:
 
     After every epoch it writes ``history.csv`` and ``checkpoint/state.safetensors`` to ``folder``.
     ``taken_from`` is the run that trained the first stage if it comes from ``first_stages``.
+    ``watch`` is told the history after every epoch, in the first process only.
     ``summaries`` has the name, budget, seconds, views and chosen values of each stage.
     """
 
@@ -51,6 +52,7 @@ class Trainer:
     val_recall: Tensor | None = None
     first_stages: FirstStages | None = None
     taken_from: str | None = None
+    watch: Callable[[list[dict[str, Any]]], None] | None = None
 
     def fit(self, *, resume: bool = False) -> None:
         """Train all stages, from the newest checkpoint if ``resume``."""
