@@ -2,7 +2,7 @@
 
 >>> import lmd
 >>> run = lmd.train("folder/of/classes", method="lmd")            # doctest: +SKIP
->>> lmd.load(run.path).predict(["image.jpg"]).labels              # doctest: +SKIP
+>>> lmd.load(run).predict("image.jpg").labels                     # doctest: +SKIP
 ('melanoma',)
 """
 
@@ -10,7 +10,7 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 __version__ = "0.1.0"
-__all__ = ["METHODS", "LmdError", "calibrate", "load", "load_classifier", "train"]
+__all__ = ["METHODS", "LmdError", "calibrate", "evaluate", "load", "load_classifier", "train"]
 
 if TYPE_CHECKING:
     from lmd.base.errors import LmdError
@@ -18,12 +18,14 @@ if TYPE_CHECKING:
     from lmd.deploy.predict import load
     from lmd.methods import METHODS
     from lmd.runs.calibrate import calibrate
+    from lmd.runs.evaluate import evaluate
     from lmd.runs.train import train
 
 _HOMES = {
     "METHODS": "lmd.methods",
     "LmdError": "lmd.base.errors",
     "calibrate": "lmd.runs.calibrate",
+    "evaluate": "lmd.runs.evaluate",
     "load": "lmd.deploy.predict",
     "load_classifier": "lmd.deploy.classifier",
     "train": "lmd.runs.train",
@@ -35,3 +37,7 @@ def __getattr__(name: str) -> Any:
     if name in _HOMES:
         return getattr(import_module(_HOMES[name]), name)
     raise AttributeError(f"module 'lmd' has no attribute {name!r}")
+
+
+def __dir__() -> list[str]:
+    return sorted([*__all__, "__version__", "__doc__"])

@@ -183,11 +183,13 @@ def evaluate(
     resamples: Annotated[int, typer.Option(min=1, help="Number of bootstrap resamples.")] = 1000,
 ) -> None:
     """Compute all numbers and the report of a run again from its predictions."""
-    from lmd.runs.rescore import compare_runs, rescore
+    from lmd.runs.rescore import check_comparable, compare_runs, rescore
     from lmd.scoring.definitions import format_decisions
     from lmd.scoring.rules import Wanted
 
     wanted = Wanted(prevalence, costs, coverage, refer_above)
+    if against is not None:
+        check_comparable(run, against)
     record = rescore(run, resamples=resamples, wanted=wanted)
     _print_scores(record)
     if wanted != Wanted() and record.decisions is not None:

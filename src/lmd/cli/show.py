@@ -63,11 +63,12 @@ def report(
     ] = None,
 ) -> None:
     """Write the report of a run, with other runs on the same test images side by side."""
+    from lmd.base.files import check_output
     from lmd.report import write_report
     from lmd.runfolder.folder import RunFolder
 
-    if out is not None and out.suffix.lower() != ".html":
-        raise LmdError(f"--out is {out}; the name of a report must end in .html")
+    if out is not None:
+        check_output(out, "--out", ".html")
     found = [RunFolder.open(path).read() for path in runs]
     for one in found:
         if one.record.status != "finished":

@@ -80,8 +80,11 @@ def read_image(
 
 
 def is_dicom(path: Path) -> bool:
-    """Whether a file is DICOM, by its suffix, or without one by the mark at byte 128."""
-    if path.suffix:
+    """Whether a file is DICOM, by its suffix, or without one by the mark at byte 128.
+
+    Names that are UIDs, such as ``1.2.840.10008.5``, have no suffix.
+    """
+    if has_suffix(path):
         return path.suffix.lower() in DICOM_SUFFIXES
     try:
         if what_is(path) != FILE:
@@ -99,7 +102,16 @@ def has_dicom_mark(data: bytes) -> bool:
 
 def is_image(path: Path) -> bool:
     """Whether a file is an image, by its suffix or by the mark of DICOM."""
-    return path.suffix.lower() in SUFFIXES or (not path.suffix and is_dicom(path))
+    return path.suffix.lower() in SUFFIXES or (not has_suffix(path) and is_dicom(path))
+
+
+def has_suffix(path: Path) -> bool:
+    """Whether a name has a suffix that means something; the last number of a UID does not.
+
+    >>> has_suffix(Path("a.png")), has_suffix(Path("a")), has_suffix(Path("1.2.840.113"))
+    (True, False, False)
+    """
+    return bool(path.suffix) and not path.suffix[1:].isdecimal()
 
 
 def _not_a_file(path: Path, kind: str) -> LmdError:

@@ -20,7 +20,7 @@ import torch
 from torch import Tensor, nn
 
 from lmd.base.errors import LmdError
-from lmd.base.files import atomic_write
+from lmd.base.files import atomic_write, check_output
 from lmd.deploy.resize_graph import with_resize
 from lmd.model import Model, ModelSpec, load_model
 
@@ -50,8 +50,7 @@ class Deployed(nn.Module):
 def export_onnx(run_folder: str | Path, path: str | Path, *, overwrite: bool = False) -> Path:
     """Write the shipped model of a run to ``path`` (``.onnx``), for batches of any size."""
     path = Path(path)
-    if path.suffix.lower() != ".onnx":
-        raise LmdError(f"--onnx: the name of {path} must end in .onnx")
+    check_output(path, "--onnx", ".onnx")
     if path.exists() and not overwrite:
         raise LmdError(f"{path} exists: choose another file, or replace it with --overwrite")
     model, spec = load_model(Path(run_folder))
@@ -74,8 +73,7 @@ def export_onnx(run_folder: str | Path, path: str | Path, *, overwrite: bool = F
     onnx.helper.set_model_props(graph, {"classes": classes, "spec": about})
     graph.producer_name, graph.producer_version = "lmd", spec.lmd_version
     onnx.checker.check_model(graph)
-    path.parent.mkdir(parents=True, exist_ok=True)
-    atomic_write(path, graph.SerializeToString())
+    atomic_write(path, graph.SerializeToString(), parents=True)
     return path
 
 

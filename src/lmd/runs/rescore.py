@@ -36,6 +36,11 @@ def rescore(path: Path, *, resamples: int = 1000, wanted: Wanted | None = None) 
     return record
 
 
+def check_comparable(a: Path, b: Path) -> None:
+    """An ``LmdError`` unless two runs can be compared; asked before the numbers of one appear."""
+    paired(RunFolder.open(a).read(), RunFolder.open(b).read())
+
+
 def compare_runs(a: Path, b: Path, *, resamples: int = 1000) -> str:
     """Differences of two runs in all metrics with paired intervals and Holm's p-values, as text."""
     left, right = RunFolder.open(a).read(), RunFolder.open(b).read()

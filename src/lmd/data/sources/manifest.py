@@ -69,6 +69,7 @@ def _layout(scan: Scan, header: list[str], columns: Columns) -> dict[str, int]:
 def _case(line: int, cells: list[str], at: dict[str, int], finder: Finder, allow: bool) -> Case:
     written, label = cells[at["image"]], cells[at["label"]]
     name = posixpath.normpath(written.replace("\\", "/")) if written else ""
+    name = _below(name, finder.root)
     drive = PureWindowsPath(name).drive
     allowed = allow or not (name.split("/")[0] == ".." or name.startswith("/") or drive)
     found = finder.find(name) if name and allowed else []
@@ -88,6 +89,16 @@ def _case(line: int, cells: list[str], at: dict[str, int], finder: Finder, allow
         fault, detail = "unknown_split", repr(word)
     path = found[0] if len(found) == 1 else None
     return Case(name, label, group, part or "", path, line, fault, detail)
+
+
+def _below(name: str, root: Path) -> str:
+    """An absolute path inside the root, relative to it; any other name as it is."""
+    if not name.startswith("/"):
+        return name
+    for folder in (posixpath.normpath(root.absolute()), root.resolve()):
+        if Path(name).is_relative_to(folder):
+            return Path(name).relative_to(folder).as_posix()
+    return name
 
 
 def _mark_repeats(scan: Scan) -> list[list[int]]:
