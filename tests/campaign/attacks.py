@@ -79,7 +79,7 @@ def run_folder(work: Path, rng: random.Random, _number: int) -> Outcome:
             ["show", str(work)],
             ["show", whole, str(work)],
             ["runs", str(work.parent)],
-            ["report", str(work), "--against", whole],
+            ["report", str(work), whole, "--out", str(work.with_suffix(".html"))],
             ["index", str(work)],
             ["train", "--resume", "--quiet", "--out", str(work)],
         ]

@@ -202,7 +202,7 @@ def main() -> int:
     forked.warm_up()
     passed: set[str] = set()
     for key, number in _order(options.share, options.only):
-        if (key, number) in done or key in passed:
+        if (key, number) in done or key in passed or number % options.parts != options.part:
             continue
         started = time.monotonic()
         found = _one(KINDS[key], folder / key / str(number), f"{options.seed}/{key}", number)
@@ -246,6 +246,8 @@ def _options() -> argparse.Namespace:
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--only", nargs="*", choices=[*KINDS], help="these kinds alone")
     parser.add_argument("--folder", default="build/campaign", help="for runs and results")
+    parser.add_argument("--parts", type=int, default=1, help="share the experiments among so many")
+    parser.add_argument("--part", type=int, default=0, help="which of the parts, from 0 on")
     parser.add_argument("--page", help="write the table into this page, docs/reliability.md")
     return parser.parse_args()
 

@@ -13,7 +13,7 @@ from lmd.base.errors import LmdError
 from lmd.base.folders import cache_folder
 from lmd.data.frames import frames_note, frames_of
 from lmd.data.pixel_file import PixelFile, clear_leftovers
-from lmd.data.pixels import quiet_pillow
+from lmd.data.pixels import quiet_decoders
 from lmd.data.reading import FileImages
 from lmd.data.resizing import resize
 from lmd.data.table import Table
@@ -126,7 +126,7 @@ def _read(
         write(i, pixels)
         return None
 
-    with quiet_pillow(), ThreadPoolExecutor(max_workers=os.cpu_count() or 1) as pool:
+    with quiet_decoders(), ThreadPoolExecutor(max_workers=os.cpu_count() or 1) as pool:
         for done, (i, problem) in enumerate(zip(wanted, pool.map(one, wanted), strict=True)):
             if tick is not None:
                 tick(done + 1, len(wanted))

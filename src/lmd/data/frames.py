@@ -7,7 +7,7 @@ from PIL import Image
 
 from lmd.base.paths import FILE, what_is
 from lmd.base.text import counted, shorten
-from lmd.data.pixels import quiet_pillow
+from lmd.data.pixels import quiet_decoders
 from lmd.data.reading import is_dicom
 
 # Formats that have one image; cameras store a preview with a JPEG, which does not count.
@@ -25,7 +25,7 @@ def frames_of(path: Path) -> int:
             wanted = ["NumberOfFrames"]
             header = pydicom.dcmread(path, stop_before_pixels=True, specific_tags=wanted)
             return int(header.get("NumberOfFrames") or 1)
-        with quiet_pillow(), Image.open(path) as image:
+        with quiet_decoders(), Image.open(path) as image:
             return 1 if image.format == "MPO" else int(getattr(image, "n_frames", 1))
     except Exception:  # Broken files raise many kinds of errors; reading the pixels names them.
         return 1

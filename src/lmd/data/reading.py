@@ -14,7 +14,7 @@ from PIL import Image
 
 from lmd.base.errors import LmdError
 from lmd.base.paths import FILE, FOLDER, MISSING, listing_problem, what_is
-from lmd.data.pixels import ORIENTATION, pillow_pixels, quiet_pillow, scaled
+from lmd.data.pixels import ORIENTATION, pillow_pixels, quiet_decoders, scaled
 from lmd.data.room import room_for
 
 DICOM_SUFFIXES = frozenset({".dcm", ".dicom"})
@@ -67,9 +67,10 @@ def read_image(
     if has_dicom_mark(path) if isinstance(path, bytes) else is_dicom(path):
         from lmd.data.sources.dicom import read_dicom
 
-        return read_dicom(path, old=old)
+        with quiet_decoders():
+            return read_dicom(path, old=old)
     try:
-        with quiet_pillow():
+        with quiet_decoders():
             return _decode(path, at_least, old, kinds)
     except (LmdError, MemoryError):
         raise

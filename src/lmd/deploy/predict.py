@@ -14,7 +14,7 @@ from numpy.typing import NDArray
 from lmd.base.errors import LmdError
 from lmd.base.text import shorten
 from lmd.data.frames import frames_note, frames_of
-from lmd.data.pixels import quiet_pillow
+from lmd.data.pixels import quiet_decoders
 from lmd.deploy.classifier import NAME as CLASSIFIER
 from lmd.deploy.decisions import rule_of
 from lmd.deploy.engines import OnnxEngine, TorchEngine
@@ -62,10 +62,10 @@ class Predictor:
         """Probabilities of all images, which are decoded in parallel while the model computes.
 
         One image or several: paths, folders, Pillow images, or arrays ``(H, W)`` or ``(H, W, C)``
-        with 1, 3 or 4 channels of uint8 or uint16; an array ``(N, H, W, C)`` is N images. ``prevalence``, ``costs``, ``coverage`` and
-        ``refer_above`` are those of ``lmd predict``: see docs/decisions.md. An image is flagged if
-        it is farther from the training images than the share ``unlike_above`` of the validation
-        images, by default 0.99.
+        with 1, 3 or 4 channels of uint8 or uint16; an array ``(N, H, W, C)`` is N images.
+        ``prevalence``, ``costs``, ``coverage`` and ``refer_above`` are those of ``lmd predict``,
+        see docs/decisions.md. An image is flagged if it is farther from the training images than
+        the share ``unlike_above`` of the validation images, by default 0.99.
         """
         rule = rule_of(self.engine.spec, Wanted(prevalence, costs, coverage, refer_above))
         above = checked_above(unlike_above, self.novelty)
@@ -156,7 +156,7 @@ class Predictor:
                 frames[name] = count
             return name, pixels
 
-        with quiet_pillow(), ThreadPoolExecutor() as pool:
+        with quiet_decoders(), ThreadPoolExecutor() as pool:
             items = iter(enumerate(images))
             waiting = [pool.submit(one, item) for item in islice(items, batch_size)]
             while waiting:

@@ -70,7 +70,7 @@ class Prediction:
         """What the coverage of each class means; empty without prediction sets."""
         return dict(zip(self.classes, self.rule.sets or (), strict=False))
 
-    def write_csv(self, path: Path) -> None:
+    def write_csv(self, path: str | Path) -> None:
         """Write one row per image: name, class, its probability, decisions, all probabilities.
 
         The column ``unlike_training`` (true or false) is there if it is known.
@@ -86,4 +86,4 @@ class Prediction:
             row = [f"{p:.6f}" for p in self.probabilities[i]]
             cells = [column[i] for column in extra.values()]
             writer.writerow([name, self.classes[k], row[k], *cells, *row])
-        atomic_write(path, text.getvalue().encode(), parents=True)
+        atomic_write(Path(path), text.getvalue().encode(), parents=True)

@@ -5,7 +5,7 @@ from collections import defaultdict
 from dataclasses import replace
 from pathlib import Path, PureWindowsPath
 
-from lmd.base.text import counted, shorten
+from lmd.base.text import clipped, counted, shorten
 from lmd.data.findings import finding
 from lmd.data.sources.csv_file import read_csv
 from lmd.data.sources.finder import Finder
@@ -60,10 +60,15 @@ def _layout(scan: Scan, header: list[str], columns: Columns) -> dict[str, int]:
             if guess := next((word for word in GUESSES.get(what, ()) if word in lower), None):
                 at[what] = lower.index(guess)
                 option += f", perhaps {header[at[what]]!r}"
-            text = f"There is no column {name!r}; the columns are {', '.join(header)}."
+            text = f"There is no column {name!r}; the columns are {_columns_shown(header)}."
             remedy = f"Name the {what} column with {option}."
             scan.findings.append(finding("columns", text, names=[name], remedy=remedy))
     return at
+
+
+def _columns_shown(header: list[str]) -> str:
+    """The names of columns, which may be of any length and number in a damaged file."""
+    return shorten([clipped(name, 40) for name in header], most=20)
 
 
 def _case(line: int, cells: list[str], at: dict[str, int], finder: Finder, allow: bool) -> Case:
