@@ -14,10 +14,11 @@ from typing import Any
 import forked
 import hostile
 import numpy as np
-from kills import GRID, LMD, Outcome, train, undisturbed, write_images
+from kills import GRID
 from noise import add_to_tree, bytes_changed, damage, toml_changed
 from PIL import Image
 from toys import write_npz
+from trainings import LMD, Outcome, train, undisturbed, write_images
 
 CELLS = (
     "image", "label", "split", "group", "a.png", "b.png", "../a.png", "/etc/passwd", "C:\\a.png",
@@ -35,8 +36,13 @@ def model(work: Path, rng: random.Random, _number: int) -> Outcome:
     name = rng.choice(["model.json", "model.json", "model.safetensors", "novelty.safetensors"])
     _copy(base(work) / "run", work)
     damage(work / name, rng)
-    words = ["predict", str(work), str(_image(work)), "--out", str(work.with_suffix(".csv"))]
-    return _judged(work, name, words)
+    out = work.with_suffix(".csv")
+    words = ["predict", str(work), str(_image(work)), "--out", str(out)]
+    found = _judged(work, name, words, keep=True)
+    if not found.wrong and name != "model.json" and out.exists():
+        same = out.read_bytes() == (base(work) / "right.csv").read_bytes()
+        found = Outcome("" if same else "another answer", name)
+    return _cleared(work, found)
 
 
 def explained(work: Path, rng: random.Random, _number: int) -> Outcome:
@@ -245,6 +251,7 @@ def base(work: Path) -> Path:
         steps: list[tuple[Sequence[str], int, dict[str, Any]]] = [
             (["index", run], 0, {}),
             (["export", run, "--onnx", str(folder / "model.onnx")], 0, {}),
+            (["predict", run, str(_image(work)), "--out", str(folder / "right.csv")], 0, {}),
             (train(folder / "half"), 9, {"before": _end_in_stage_2}),
         ]
         for words, code, options in steps:

@@ -24,6 +24,7 @@ sys.path[:0] = [str(ROOT / "tests"), str(ROOT / "tests" / "campaign")]
 import attacks  # noqa: E402
 import forked  # noqa: E402
 import kills  # noqa: E402
+from trainings import Outcome  # noqa: E402
 
 RIGHT = "right"
 START, END = "<!-- campaign: begin -->", "<!-- campaign: end -->"
@@ -35,7 +36,7 @@ class Kind:
 
     title: str
     right: str
-    run: Callable[[Path, random.Random, int], kills.Outcome]
+    run: Callable[[Path, random.Random, int], Outcome]
     count: int
     group: str
 
@@ -233,11 +234,11 @@ def _order(share: float, only: list[str] | None) -> list[tuple[str, int]]:
     return [(key, number) for _, key, number in sorted(found, key=lambda one: one[0])]
 
 
-def _one(kind: Kind, work: Path, seed: str, number: int) -> kills.Outcome:
+def _one(kind: Kind, work: Path, seed: str, number: int) -> Outcome:
     try:
         return kind.run(work, random.Random(f"{seed}/{number}"), number)
     except Exception as error:
-        return kills.Outcome(f"{type(error).__name__}: {error}")
+        return Outcome(f"{type(error).__name__}: {error}")
 
 
 def _options() -> argparse.Namespace:

@@ -116,9 +116,13 @@ def test_a_file_that_does_not_fit_is_named(
 
 def test_a_damaged_or_foreign_file_is_named(copied: Path) -> None:
     path = copied / FILE
+    whole = path.read_bytes()
     save_file(load_file(path), path, metadata={"model_sha256": "0" * 64})
     with pytest.raises(LmdError, match="it belongs to another model; copy it again, or remove"):
         lmd.load(copied)
-    path.write_bytes(path.read_bytes()[:100])
+    path.write_bytes(whole[:-5] + bytes([whole[-5] ^ 1]) + whole[-4:])
+    with pytest.raises(LmdError, match="it is damaged, as its checksum shows"):
+        lmd.load(copied)
+    path.write_bytes(whole[:100])
     with pytest.raises(LmdError, match=r"novelty\.safetensors cannot be read"):
         lmd.load(copied)

@@ -1,5 +1,6 @@
 """``novelty.safetensors``: what a shipped model needs to flag images unlike its training images."""
 
+import hashlib
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
@@ -56,7 +57,8 @@ def save_novelty(novelty: Novelty, folder: Path) -> Path:
         "validation": np.sort(novelty.validation).astype(np.float32),
     }
     path = folder / FILE
-    atomic_write(path, save(tensors, metadata={"model_sha256": weights_digest(folder)}))
+    about = {"model_sha256": weights_digest(folder), "sha256": _digest(tensors)}
+    atomic_write(path, save(tensors, metadata=about))
     return path
 
 
@@ -74,12 +76,23 @@ def load_novelty(folder: Path, width: int) -> Novelty | None:
     problem = next(_problems(found, width), None)
     if problem is None and about.get("model_sha256") != weights_digest(folder):
         problem = "it belongs to another model"
+    # Files of earlier versions have no checksum.
+    if problem is None and about.get("sha256", _digest(found)) != _digest(found):
+        problem = "it is damaged, as its checksum shows"
     if problem is not None:
         raise LmdError(f"{path} does not fit: {problem}; {_REMEDY}")
     gaussians = Gaussians(
         found["means"], found["basis"], found["variances"], float(found["rest"][0])
     )
     return Novelty(gaussians, found["validation"])
+
+
+def _digest(tensors: dict[str, NDArray[Any]]) -> str:
+    found = hashlib.sha256()
+    for name, array in sorted(tensors.items()):
+        found.update(f"{name} {array.dtype} {array.shape}\n".encode())
+        found.update(np.ascontiguousarray(array).data)
+    return found.hexdigest()
 
 
 def _problems(found: dict[str, NDArray[Any]], width: int) -> Iterator[str]:
