@@ -14,7 +14,7 @@ from typer.testing import CliRunner
 import lmd
 from lmd.base.errors import LmdError
 from lmd.cli.commands import app
-from lmd.deploy.novelty import FILE
+from lmd.deploy.novelty import CHECKSUM, FILE
 from lmd.model import weights_digest
 from lmd.runfolder.folder import RunFolder
 
@@ -87,6 +87,7 @@ def test_the_file_is_small_and_plain(run: RunFolder) -> None:
     assert found["means"].shape == (3, 128)
     assert found["basis"].shape == (128, 127)
     assert found["validation"].shape == (60,)
+    assert found.pop(CHECKSUM).shape == (32,)
     assert {str(a.dtype) for n, a in found.items() if n != "rest"} == {"float32"}
 
 
@@ -107,6 +108,7 @@ def test_a_file_that_does_not_fit_is_named(
 ) -> None:
     path = copied / FILE
     arrays = {k: v for k, v in (load_file(path) | change).items() if v is not None}
+    arrays.pop(CHECKSUM)
     save_file(arrays, path, metadata={"model_sha256": weights_digest(copied)})
     with pytest.raises(LmdError, match=message) as caught:
         lmd.load(copied)

@@ -17,6 +17,7 @@ from lmd.model import weights_digest
 from lmd.scoring.novelty import ABOVE, Gaussians, flag_threshold
 
 FILE = "novelty.safetensors"
+CHECKSUM = "sha256"
 _REMEDY = "copy it again, or remove it to predict without the flag"
 
 
@@ -57,8 +58,9 @@ def save_novelty(novelty: Novelty, folder: Path) -> Path:
         "validation": np.sort(novelty.validation).astype(np.float32),
     }
     path = folder / FILE
-    about = {"model_sha256": weights_digest(folder), "sha256": _digest(tensors)}
-    atomic_write(path, save(tensors, metadata=about))
+    # A tensor, because safetensors writes several values of metadata in any order.
+    tensors[CHECKSUM] = _digest(tensors)
+    atomic_write(path, save(tensors, metadata={"model_sha256": weights_digest(folder)}))
     return path
 
 
@@ -76,8 +78,8 @@ def load_novelty(folder: Path, width: int) -> Novelty | None:
     problem = next(_problems(found, width), None)
     if problem is None and about.get("model_sha256") != weights_digest(folder):
         problem = "it belongs to another model"
-    # Files of earlier versions have no checksum.
-    if problem is None and about.get("sha256", _digest(found)) != _digest(found):
+    checksum = found.pop(CHECKSUM, None)  # files of earlier versions have none
+    if problem is None and checksum is not None and not np.array_equal(checksum, _digest(found)):
         problem = "it is damaged, as its checksum shows"
     if problem is not None:
         raise LmdError(f"{path} does not fit: {problem}; {_REMEDY}")
@@ -87,12 +89,13 @@ def load_novelty(folder: Path, width: int) -> Novelty | None:
     return Novelty(gaussians, found["validation"])
 
 
-def _digest(tensors: dict[str, NDArray[Any]]) -> str:
+def _digest(tensors: dict[str, NDArray[Any]]) -> NDArray[np.uint8]:
+    """SHA-256 over names, types, shapes and values, ``(32,)``."""
     found = hashlib.sha256()
     for name, array in sorted(tensors.items()):
         found.update(f"{name} {array.dtype} {array.shape}\n".encode())
         found.update(np.ascontiguousarray(array).data)
-    return found.hexdigest()
+    return np.frombuffer(found.digest(), np.uint8)
 
 
 def _problems(found: dict[str, NDArray[Any]], width: int) -> Iterator[str]:

@@ -60,8 +60,9 @@ def save_checkpoint(
                 scalars[f"{index}.{name}"] = value
     payload = {"format": FORMAT, "progress": dict(progress), "optimizer": scalars}
     flat = {k: v.detach().to("cpu", copy=True).contiguous() for k, v in tensors.items()}
-    text = json.dumps(payload)
-    atomic_write(path, save(flat, metadata={"lmd": text, "sha256": digest(text, flat)}))
+    # In one value: safetensors writes several in any order, and the bytes shall be the same.
+    payload["sha256"] = digest(payload, flat)
+    atomic_write(path, save(flat, metadata={"lmd": json.dumps(payload)}))
 
 
 class Checkpoint:
@@ -124,15 +125,14 @@ def load_checkpoint(path: Path) -> Checkpoint | None:
         return None
     try:
         with safe_open(path, framework="pt") as file:
-            about = file.metadata() or {}
-            payload = json.loads(about.get("lmd", "null"))
+            payload = json.loads((file.metadata() or {}).get("lmd", "null"))
             tensors = {key: file.get_tensor(key) for key in file.keys()}  # noqa: SIM118
     except (SafetensorError, OSError, ValueError, RecursionError) as error:
         raise LmdError(f"{path} is not a checkpoint of lmd ({error}): {_REMEDY}") from error
     if not isinstance(payload, dict) or payload.get("format") not in (FORMAT, WITHOUT_CHECKSUM):
         raise LmdError(f"{path} is not a checkpoint of this version of lmd: {_REMEDY}")
     summed = payload["format"] != WITHOUT_CHECKSUM
-    if summed and about.get("sha256") != digest(about["lmd"], tensors):
+    if summed and payload.pop("sha256", "") != digest(payload, tensors):
         raise LmdError(f"{path} is damaged: its checksum is not that of its content; {_REMEDY}")
     try:
         progress = Progress.model_validate(payload.get("progress"))
@@ -146,9 +146,9 @@ def load_checkpoint(path: Path) -> Checkpoint | None:
     return Checkpoint(tensors, {"optimizer": scalars, "progress": progress.model_dump()}, path)
 
 
-def digest(text: str, tensors: Mapping[str, Tensor]) -> str:
-    """SHA-256 over the description and over names, types, shapes and values of all tensors."""
-    found = hashlib.sha256(text.encode())
+def digest(payload: Mapping[str, Any], tensors: Mapping[str, Tensor]) -> str:
+    """SHA-256 over the payload and over names, types, shapes and values of all tensors."""
+    found = hashlib.sha256(json.dumps(payload).encode())
     for name, tensor in sorted(tensors.items()):
         found.update(f"\n{name} {tensor.dtype} {tuple(tensor.shape)}\n".encode())
         found.update(tensor.contiguous().flatten().view(torch.uint8).numpy().data)
