@@ -94,6 +94,12 @@ def test_evaluate_checks_the_other_run_before_it_prints(run: Path, tmp_path: Pat
     assert (run / "record.json").read_bytes() == before
 
 
+def test_show_reads_all_runs_before_it_prints_one(run: Path, tmp_path: Path) -> None:
+    make_run(tmp_path / "other", ["a", "b"], epochs=(1, 1))
+    (tmp_path / "other" / "record.json").write_text("{")
+    assert "other/record.json" in said("show", run, tmp_path / "other")
+
+
 def test_predict_looks_for_its_images_before_it_loads_the_model(run: Path) -> None:
     (run / "model.json").write_text(json.dumps({}))
     out = run.parent / "p.csv"

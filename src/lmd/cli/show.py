@@ -27,9 +27,10 @@ def show(
     """Print the numbers of runs: metrics and the recall of each class, with intervals and bars."""
     from lmd.runfolder.folder import RunFolder
 
-    folders = [RunFolder.open(path) for path in runs]
-    for i, folder in enumerate(folders):
-        typer.echo(("\n" if i else "") + "\n".join(run_lines(folder.read_record())))
+    # All of them before the first is printed: an error must not follow a long output.
+    records = [RunFolder.open(path).read_record() for path in runs]
+    for i, record in enumerate(records):
+        typer.echo(("\n" if i else "") + "\n".join(run_lines(record)))
 
 
 def runs(
