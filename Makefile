@@ -25,7 +25,7 @@ check: .venv/installed
 bench: .venv/installed
 	$(BIN)/python benchmarks/run.py
 
-# Kills, full disks and hostile files; takes hours. Options: make campaign CAMPAIGN='--kills 10'
+# Kills, full disks and hostile files. Options: make campaign CAMPAIGN='--share 0.1'
 campaign: .venv/installed
 	$(BIN)/python tests/campaign/run.py $(CAMPAIGN)
 

@@ -19,7 +19,7 @@ from lmd.model import build_model
 from lmd.protocol import Protocol
 from lmd.training import FirstStages, Trainer
 
-collect_ignore = ["campaign"]  # takes hours: `make campaign`
+collect_ignore = ["campaign"]  # takes long: `make campaign`
 
 
 @pytest.fixture(autouse=True)

@@ -2,7 +2,7 @@
 
 >>> import lmd
 >>> run = lmd.train("folder/of/classes", method="lmd")            # doctest: +SKIP
->>> lmd.load(run.path).predict(["image.jpg"]).labels              # doctest: +SKIP
+>>> lmd.load(run).predict("image.jpg").labels                     # doctest: +SKIP
 ('melanoma',)
 """
 
@@ -16,7 +16,7 @@ __all__ = [
     "LongTailClassifier",
     "calibrate",
     "cross_validate",
-    "evaluate_external",
+    "evaluate",
     "load",
     "load_classifier",
     "train",
@@ -30,7 +30,7 @@ if TYPE_CHECKING:
     from lmd.methods import METHODS
     from lmd.runs.calibrate import calibrate
     from lmd.runs.estimator import LongTailClassifier
-    from lmd.runs.external import evaluate_external
+    from lmd.runs.evaluate import evaluate
     from lmd.runs.train import train
 
 _HOMES = {
@@ -39,7 +39,7 @@ _HOMES = {
     "LongTailClassifier": "lmd.runs.estimator",
     "calibrate": "lmd.runs.calibrate",
     "cross_validate": "lmd.benchmark.folds",
-    "evaluate_external": "lmd.runs.external",
+    "evaluate": "lmd.runs.evaluate",
     "load": "lmd.deploy.predict",
     "load_classifier": "lmd.deploy.classifier",
     "train": "lmd.runs.train",
@@ -51,3 +51,7 @@ def __getattr__(name: str) -> Any:
     if name in _HOMES:
         return getattr(import_module(_HOMES[name]), name)
     raise AttributeError(f"module 'lmd' has no attribute {name!r}")
+
+
+def __dir__() -> list[str]:
+    return sorted([*__all__, "__version__", "__doc__"])

@@ -6,6 +6,7 @@ Every experiment is drawn from its kind, its number and the seed, and its outcom
 
 import argparse
 import json
+import os
 import random
 import subprocess
 import sys
@@ -14,12 +15,16 @@ from collections import Counter
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
+os.environ["OMP_NUM_THREADS"] = "1"  # before torch: children are forked
 ROOT = Path(__file__).resolve().parents[2]
 sys.path[:0] = [str(ROOT / "tests"), str(ROOT / "tests" / "campaign")]
 
-import hostile  # noqa: E402
-import processes  # noqa: E402
+import attacks  # noqa: E402
+import forked  # noqa: E402
+import kills  # noqa: E402
+from trainings import Outcome  # noqa: E402
 
 RIGHT = "right"
 START, END = "<!-- campaign: begin -->", "<!-- campaign: end -->"
@@ -27,68 +32,164 @@ START, END = "<!-- campaign: begin -->", "<!-- campaign: end -->"
 
 @dataclass(frozen=True)
 class Kind:
-    """A kind of experiment; ``share`` is how many there are for each kill that was asked for."""
+    """A kind of experiment and how many there are of it; ``group`` is for the sums."""
 
     title: str
     right: str
-    run: Callable[[Path, random.Random, int], str]
-    share: float = 1.0
+    run: Callable[[Path, random.Random, int], Outcome]
+    count: int
+    group: str
 
 
+SAME = "the same weights and predictions to the last bit, all files, no leftovers"
+MESSAGE = "an answer, or one message and nothing changed"
+KILL, DEATH, INPUT = "kills -9", "other ends", "damaged or hostile inputs"
 KINDS = {
-    "kill-train": Kind(
-        "`lmd train`, ended by SIGKILL or SIGTERM at a random moment, then `--resume`",
-        "the same weights to the last bit, all files, no leftovers, no traceback",
-        processes.kill_train,
+    "kill-process": Kind(
+        "`lmd train` as a process, killed at a random moment from its start on, then `--resume`",
+        SAME,
+        kills.kill_process,
+        12,
+        KILL,
+    ),
+    "kill-phase": Kind(
+        "`lmd train`, killed at a random moment of a chosen phase, every third one twice, then "
+        "`--resume`",
+        SAME,
+        kills.kill_phase,
+        72,
+        KILL,
     ),
     "kill-benchmark": Kind(
-        "`lmd benchmark`, killed at a random moment, then run again",
-        "the same weights in all runs, no leftovers, no traceback",
-        processes.kill_benchmark,
-        0.3,
+        "`lmd benchmark` with two runs, killed at a random moment, then run again",
+        SAME,
+        kills.kill_benchmark,
+        4,
+        KILL,
     ),
     "kill-torchrun": Kind(
-        "`torchrun` with two processes, killed at a random moment, then `--resume`",
-        "the same weights, all files, no leftovers",
-        processes.kill_torchrun,
-        0.3,
+        "`torchrun` with two processes: the launcher, one process or all killed, then `--resume`",
+        SAME,
+        kills.kill_torchrun,
+        3,
+        KILL,
+    ),
+    "kill-ranks": Kind(
+        "two processes that share a run as under `torchrun`: one or both killed in a chosen phase, "
+        "then `--resume`",
+        SAME,
+        kills.kill_ranks,
+        12,
+        KILL,
+    ),
+    "end-phase": Kind(
+        "`lmd train`, ended by SIGTERM at a random moment of a chosen phase, then `--resume`",
+        f"one line; then {SAME}",
+        kills.end_phase,
+        12,
+        DEATH,
+    ),
+    "end-process": Kind(
+        "`lmd train` as a process, ended by SIGTERM at a random moment, then `--resume`",
+        f"one line; then {SAME}",
+        kills.end_process,
+        3,
+        DEATH,
     ),
     "crash-points": Kind(
-        "death at the n-th write of a run (before or after its rename), then `--resume`",
-        "the same weights, all files, no leftovers",
-        processes.crash_point,
-        0.4,
+        "death at the n-th write of a run, before or after its rename, then `--resume`",
+        SAME,
+        kills.crash_point,
+        60,
+        DEATH,
     ),
     "full-disk": Kind(
         "no space left after a random number of bytes, then `--resume` with space",
-        "one line and exit code 1, or enough space; then the same weights",
-        processes.full_disk,
-        0.4,
+        f"one line, or enough space; then {SAME}",
+        kills.full_disk,
+        20,
+        DEATH,
     ),
     "models": Kind(
-        "`model.json` or weights with random damage, loaded and used",
-        "an answer or one message",
-        hostile.model,
-        5,
+        "`lmd predict` with damaged `model.json`, weights or `novelty.safetensors`",
+        MESSAGE,
+        attacks.model,
+        40,
+        INPUT,
+    ),
+    "onnx": Kind(
+        "`lmd predict` with a damaged ONNX file: bytes, metadata", MESSAGE, attacks.onnx, 24, INPUT
+    ),
+    "neighbours": Kind(
+        "`lmd explain` with damaged `neighbours.npz`", MESSAGE, attacks.explained, 12, INPUT
     ),
     "records": Kind(
-        "`record.json`, `predictions.npz` or `history.csv` with random damage, evaluated",
-        "numbers or one message",
-        hostile.run_folder,
-        5,
+        "`evaluate`, `show`, `runs`, `report`, `index` or `train --resume` with damaged "
+        "`record.json`, `predictions.npz` or `history.csv`",
+        MESSAGE,
+        attacks.run_folder,
+        50,
+        INPUT,
+    ),
+    "checkpoints": Kind(
+        "`lmd train --resume` with a damaged checkpoint",
+        "one message and nothing changed, or the same weights to the last bit",
+        attacks.checkpoint,
+        30,
+        INPUT,
+    ),
+    "cache": Kind(
+        "`lmd train` with a damaged image cache",
+        "the same weights to the last bit",
+        attacks.cache,
+        12,
+        INPUT,
     ),
     "manifests": Kind(
-        "manifests of random cells and bytes, read for training and by the doctor",
-        "a table, findings or one message",
-        hostile.manifest,
-        5,
+        "manifests of random cells and bytes: doctor, `train`, `train --skip-bad`",
+        MESSAGE,
+        attacks.manifest,
+        40,
+        INPUT,
+    ),
+    "arrays": Kind(
+        "`.npz` of random arrays and bytes, and bombs: doctor, `train`, `train --skip-bad`",
+        MESSAGE,
+        attacks.arrays,
+        30,
+        INPUT,
+    ),
+    "folders": Kind(
+        "folders with pipes, sockets, devices, loops of links and strange names: doctor, `train`, "
+        "`train --skip-bad`, `predict`",
+        MESSAGE,
+        attacks.tree,
+        30,
+        INPUT,
     ),
     "images": Kind(
-        "image files with random damage, read for training, by the doctor and for prediction",
-        "the same images refused by all three, or by none",
-        hostile.image,
-        5,
+        "hostile images and images with random damage: doctor, `train`, `train --skip-bad`, "
+        "`predict`",
+        f"{MESSAGE}; refused by all or by none",
+        attacks.image,
+        80,
+        INPUT,
     ),
+    "settings": Kind(
+        "`benchmark --dry-run` with a damaged grid, `train` with a damaged protocol",
+        MESSAGE,
+        attacks.settings,
+        40,
+        INPUT,
+    ),
+    "tables": Kind(
+        "`lmd predict` with damaged `--costs` and `--prevalence`",
+        MESSAGE,
+        attacks.tables,
+        20,
+        INPUT,
+    ),
+    "features": Kind("`lmd calibrate` with damaged features", MESSAGE, attacks.features, 16, INPUT),
 }
 
 
@@ -97,45 +198,62 @@ def main() -> int:
     options = _options()
     folder = Path(options.folder).resolve()
     folder.mkdir(parents=True, exist_ok=True)
-    done = _read(folder / "results.jsonl", options.seed)
-    for key, kind in KINDS.items():
-        if options.only and key not in options.only:
+    results, commit = folder / "results.jsonl", _commit()
+    done = _read(results, options.seed)
+    forked.warm_up()
+    passed: set[str] = set()
+    for key, number in _order(options.share, options.only):
+        if (key, number) in done or key in passed or number % options.parts != options.part:
             continue
-        for number in range(max(1, round(options.kills * kind.share))):
-            if (key, number) in done:
-                continue
-            work = folder / key / str(number)
-            started = time.monotonic()
-            try:
-                found = kind.run(work, random.Random(f"{options.seed}/{key}/{number}"), number)
-            except Exception as error:
-                found = f"{type(error).__name__}: {error}"
-            if found == processes.NOT_REACHED:  # all crash points have been passed
-                break
-            row = {"seed": options.seed, "kind": key, "number": number, "found": found or RIGHT}
-            row["seconds"] = round(time.monotonic() - started, 1)
-            with (folder / "results.jsonl").open("a", encoding="utf-8") as file:
-                file.write(json.dumps(row) + "\n")
-            done[key, number] = row["found"]
-            print(f"{key} {number}: {row['found']} ({row['seconds']} s)", flush=True)
+        started = time.monotonic()
+        found = _one(KINDS[key], folder / key / str(number), f"{options.seed}/{key}", number)
+        if not found.reached:  # all crash points have been passed
+            passed.add(key)
+            continue
+        row = {"seed": options.seed, "kind": key, "number": number, "where": found.where}
+        row["commit"] = commit
+        row |= {"found": found.wrong or RIGHT, "seconds": round(time.monotonic() - started, 1)}
+        with results.open("a", encoding="utf-8") as file:
+            file.write(json.dumps(row) + "\n")
+        done[key, number] = row
+        print(f"{key} {number} ({row['seconds']} s, {found.where}): {row['found']}", flush=True)
     table = _table(done)
     print(f"\n{table}")
     if options.page:
-        _write_page(Path(options.page), table, options.seed)
-    return int(any(found != RIGHT for found in done.values()))
+        commits = Counter(row["commit"] for row in done.values())
+        _write_page(Path(options.page), table, options.seed, commits)
+    return int(any(row["found"] != RIGHT for row in done.values()))
+
+
+def _order(share: float, only: list[str] | None) -> list[tuple[str, int]]:
+    """All experiments, those of all kinds mixed, so that a part of the campaign is a sample."""
+    counts = {key: round(share * kind.count) for key, kind in KINDS.items()}
+    found = [
+        (i / n, key, i) for key, n in counts.items() if key in (only or KINDS) for i in range(n)
+    ]
+    return [(key, number) for _, key, number in sorted(found, key=lambda one: one[0])]
+
+
+def _one(kind: Kind, work: Path, seed: str, number: int) -> Outcome:
+    try:
+        return kind.run(work, random.Random(f"{seed}/{number}"), number)
+    except Exception as error:
+        return Outcome(f"{type(error).__name__}: {error}")
 
 
 def _options() -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--kills", type=int, default=100, help="kills of `lmd train`")
+    parser.add_argument("--share", type=float, default=1.0, help="the share to run; 0 only prints")
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--only", nargs="*", choices=[*KINDS], help="these kinds alone")
     parser.add_argument("--folder", default="build/campaign", help="for runs and results")
+    parser.add_argument("--parts", type=int, default=1, help="share the experiments among so many")
+    parser.add_argument("--part", type=int, default=0, help="which of the parts, from 0 on")
     parser.add_argument("--page", help="write the table into this page, docs/reliability.md")
     return parser.parse_args()
 
 
-def _read(path: Path, seed: int) -> dict[tuple[str, int], str]:
+def _read(path: Path, seed: int) -> dict[tuple[str, int], dict[str, Any]]:
     """The outcomes of earlier experiments; a line that was cut short is ignored."""
     done = {}
     for line in path.read_text(encoding="utf-8").splitlines() if path.exists() else []:
@@ -144,29 +262,47 @@ def _read(path: Path, seed: int) -> dict[tuple[str, int], str]:
         except ValueError:
             continue
         if row["seed"] == seed:
-            done[row["kind"], row["number"]] = row["found"]
+            done[row["kind"], row["number"]] = row
     return done
 
 
-def _table(done: dict[tuple[str, int], str]) -> str:
-    lines = ["| what | how many | outcome |", "|---|---|---|"]
+def _table(done: dict[tuple[str, int], dict[str, Any]]) -> str:
+    lines = ["| what | how many | right | right means |", "|---|---|---|---|"]
+    wrong, sums = [], Counter[str]()
     for key, kind in KINDS.items():
-        found = Counter(outcome for (of, _), outcome in done.items() if of == key)
-        if not found:
+        rows = [row for (of, _), row in done.items() if of == key]
+        if not rows:
             continue
-        wrong = "; ".join(f"**{n}: {what}**" for what, n in found.items() if what != RIGHT)
-        right = f"{found[RIGHT]}: {kind.right}" if found[RIGHT] else ""
-        outcome = "; ".join(text for text in (right, wrong) if text).replace("|", "\\|")
-        lines.append(f"| {kind.title} | {sum(found.values())} | {outcome} |")
-    return "\n".join(lines)
+        right = sum(row["found"] == RIGHT for row in rows)
+        lines.append(f"| {kind.title} | {len(rows)} | {right} | {kind.right} |")
+        sums[kind.group] += len(rows)
+        wrong += [f"{key} {row['number']}: {row['found']}" for row in rows if row["found"] != RIGHT]
+    places = Counter[str]()
+    for (key, _), row in done.items():
+        if KINDS[key].group == KILL:
+            places.update(row["where"].split(", then "))
+    text = "\n".join(lines)
+    text += "\n\nIn sum: " + ", ".join(f"{n} {what}" for what, n in sums.items()) + "."
+    if places:
+        text += " Where the kills met a run: "
+        text += "; ".join(f"{where} {n}" for where, n in sorted(places.items())) + "."
+    if wrong:
+        text += "\n\nWrong:\n\n" + "\n".join(f"- {' '.join(one.split())}" for one in wrong)
+    return text
 
 
-def _write_page(page: Path, table: str, seed: int) -> None:
+def _commit() -> str:
     head = ["git", "-C", str(ROOT), "rev-parse", "--short=12", "HEAD"]
-    commit = subprocess.run(head, capture_output=True, text=True, check=False).stdout.strip()
+    found = subprocess.run(head, capture_output=True, text=True, check=False).stdout.strip()
+    return found or "unknown"
+
+
+def _write_page(page: Path, table: str, seed: int, commits: Counter[str]) -> None:
+    """Write the table between its marks; experiments may be of several commits."""
     text = page.read_text(encoding="utf-8")
     before, after = text.split(START)[0], text.split(END)[1]
-    made = f"Commit {commit or 'unknown'}, seed {seed}."
+    of = ", ".join(f"{commit} ({n} experiments)" for commit, n in commits.items())
+    made = f"`make campaign`, seed {seed}, at commit {of}."
     page.write_text(f"{before}{START}\n{made}\n\n{table}\n{END}{after}", encoding="utf-8")
 
 

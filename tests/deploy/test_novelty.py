@@ -14,7 +14,7 @@ from typer.testing import CliRunner
 import lmd
 from lmd.base.errors import LmdError
 from lmd.cli.commands import app
-from lmd.deploy.novelty import FILE
+from lmd.deploy.novelty import CHECKSUM, FILE
 from lmd.model import weights_digest
 from lmd.runfolder.folder import RunFolder
 
@@ -87,6 +87,7 @@ def test_the_file_is_small_and_plain(run: RunFolder) -> None:
     assert found["means"].shape == (3, 128)
     assert found["basis"].shape == (128, 127)
     assert found["validation"].shape == (60,)
+    assert found.pop(CHECKSUM).shape == (32,)
     assert {str(a.dtype) for n, a in found.items() if n != "rest"} == {"float32"}
 
 
@@ -107,6 +108,7 @@ def test_a_file_that_does_not_fit_is_named(
 ) -> None:
     path = copied / FILE
     arrays = {k: v for k, v in (load_file(path) | change).items() if v is not None}
+    arrays.pop(CHECKSUM)
     save_file(arrays, path, metadata={"model_sha256": weights_digest(copied)})
     with pytest.raises(LmdError, match=message) as caught:
         lmd.load(copied)
@@ -116,9 +118,13 @@ def test_a_file_that_does_not_fit_is_named(
 
 def test_a_damaged_or_foreign_file_is_named(copied: Path) -> None:
     path = copied / FILE
+    whole = path.read_bytes()
     save_file(load_file(path), path, metadata={"model_sha256": "0" * 64})
     with pytest.raises(LmdError, match="it belongs to another model; copy it again, or remove"):
         lmd.load(copied)
-    path.write_bytes(path.read_bytes()[:100])
+    path.write_bytes(whole[:-5] + bytes([whole[-5] ^ 1]) + whole[-4:])
+    with pytest.raises(LmdError, match="it is damaged, as its checksum shows"):
+        lmd.load(copied)
+    path.write_bytes(whole[:100])
     with pytest.raises(LmdError, match=r"novelty\.safetensors cannot be read"):
         lmd.load(copied)

@@ -9,10 +9,12 @@ import pytest
 import torch
 from safetensors import safe_open
 from safetensors.torch import save_file
-from toys import MakeTrainer
+from toys import MakeTrainer, small_model
 
 from lmd.base.errors import LmdError
+from lmd.contract.supervised import Supervised
 from lmd.methods import METHODS
+from lmd.training.checkpoint import digest, load_checkpoint, save_checkpoint
 
 
 def test_a_checkpoint_of_another_method_is_refused(make_trainer: MakeTrainer) -> None:
@@ -34,7 +36,43 @@ def rewrite(path: Path, change: Callable[[dict[str, Any], dict[str, Any]], objec
         payload = json.loads(file.metadata()["lmd"])
         tensors = {key: file.get_tensor(key).clone() for key in file.keys()}  # noqa: SIM118
     change(tensors, payload)
+    payload.pop("sha256")
+    payload["sha256"] = digest(payload, tensors)
     save_file(tensors, path, metadata={"lmd": json.dumps(payload)})
+
+
+def test_changed_bytes_never_give_other_weights(make_trainer: MakeTrainer) -> None:
+    make_trainer(METHODS["ce"], epochs=1).fit()
+    path = make_trainer(METHODS["ce"]).folder / "checkpoint" / "state.safetensors"
+    whole = path.read_bytes()
+    start = 8 + int.from_bytes(whole[:8], "little")  # of the tensors, which have no checks
+    for at in range(start, len(whole), (len(whole) - start) // 20):
+        path.write_bytes(whole[:at] + bytes([whole[at] ^ 1]) + whole[at + 1 :])
+        with pytest.raises(LmdError, match="is damaged: its checksum") as caught:
+            load_checkpoint(path)
+        assert "remove it to train" in str(caught.value)
+    path.write_bytes(whole)
+    assert load_checkpoint(path) is not None
+
+
+def test_a_checkpoint_without_a_checksum_can_still_be_resumed(make_trainer: MakeTrainer) -> None:
+    make_trainer(METHODS["ce"], epochs=1).fit()
+    trainer = make_trainer(METHODS["ce"], epochs=2)
+    path = trainer.folder / "checkpoint" / "state.safetensors"
+    with safe_open(path, framework="pt") as file:
+        payload = json.loads(file.metadata()["lmd"]) | {"format": 2}
+        tensors = {key: file.get_tensor(key).clone() for key in file.keys()}  # noqa: SIM118
+    save_file(tensors, path, metadata={"lmd": json.dumps(payload)})
+    trainer.fit(resume=True)
+    assert [row["epoch"] for row in trainer.history] == [1, 2]
+
+
+def test_the_same_state_gives_the_same_bytes(tmp_path: Path) -> None:
+    model, stage = small_model(), Supervised(small_model())
+    paths = [tmp_path / f"{i}.safetensors" for i in range(6)]
+    for path in paths:
+        save_checkpoint(path, model=model, stage=stage, optimizer=None, best=None, progress={})
+    assert len({path.read_bytes() for path in paths}) == 1
 
 
 WEIGHT = "model.classifier.weight"

@@ -37,17 +37,39 @@ class _File(io.FileIO):
             raise
 
 
-def atomic_write(path: Path, content: Content) -> None:
+def check_output(path: Path, option: str, *kinds: str) -> None:
+    """An ``LmdError`` if a file cannot be written there; called before the work that makes it.
+
+    ``kinds`` are the endings that its name may have. Folders that are missing are no error:
+    ``atomic_write`` makes them with ``parents``.
+    """
+    if kinds and path.suffix.lower() not in kinds:
+        raise LmdError(f"{option} is {path}; the name of the file must end in {' or '.join(kinds)}")
+    if path.is_dir():
+        raise LmdError(f"{option} is {path}, a folder: give the name of a file")
+    folder = next(above for above in path.absolute().parents if above.exists())
+    if not folder.is_dir():
+        raise LmdError(f"{option} is {path}, but {folder} is not a folder: choose another name")
+    if not os.access(folder, os.W_OK | os.X_OK):
+        raise LmdError(
+            f"{option} is {path}, but nothing can be written to {folder}: choose another"
+        )
+
+
+def atomic_write(path: Path, content: Content, *, parents: bool = False) -> None:
     """Write a file completely or not at all; a callable receives the open file to write to.
 
     The bytes go to a temporary file that is flushed to disk and then renamed. After a failure the
-    old file is unchanged and the temporary file is removed.
+    old file is unchanged and the temporary file is removed. ``parents`` makes missing folders.
     """
-    atomic_write_all({path: content})
+    atomic_write_all({path: content}, parents=parents)
 
 
-def atomic_write_all(contents: Mapping[Path, Content]) -> None:
+def atomic_write_all(contents: Mapping[Path, Content], *, parents: bool = False) -> None:
     """Write files that belong together; none is renamed before all have been flushed to disk."""
+    for path in contents if parents else ():
+        with _explained(path):
+            path.parent.mkdir(parents=True, exist_ok=True)
     staged = {
         path: path.with_name(f".{path.name[:200]}.{secrets.token_hex(6)}.tmp") for path in contents
     }

@@ -7,6 +7,20 @@ from collections.abc import Iterable, Sequence
 from difflib import get_close_matches
 from typing import Any
 
+LONG = 200  # characters of a name in a message
+
+
+def clipped(text: str, most: int = LONG) -> str:
+    """A text with its middle left out if it is very long.
+
+    >>> clipped("abcdefghij", most=5), clipped("abc", most=5)
+    ('abc…j', 'abc')
+    """
+    if len(text) <= most:
+        return text
+    tail = most // 4
+    return f"{text[: most - tail - 1]}…{text[len(text) - tail :]}"
+
 
 def shorten(items: Sequence[str], most: int = 3) -> str:
     """The first few items, and how many more there are.
@@ -14,7 +28,7 @@ def shorten(items: Sequence[str], most: int = 3) -> str:
     >>> shorten(["a", "b", "c", "d"], most=2)
     'a, b and 2 more'
     """
-    listed = ", ".join(items[:most])
+    listed = ", ".join(map(clipped, items[:most]))
     return listed if len(items) <= most else f"{listed} and {len(items) - most} more"
 
 

@@ -25,6 +25,11 @@ def plan_grid(name: str | Path) -> Plan:
     keys = named[grid.methods] if isinstance(grid.methods, str) else grid.methods
     methods = in_paper_order(keys)
     reference = find_method(grid.reference or DEFAULT)
+    if grid.reference is not None and reference not in methods:
+        raise LmdError(
+            f"grid {name}: the reference {grid.reference!r} is not one of its methods; they are: "
+            f"{', '.join(method.key for method in methods)}"
+        )
     _check_settings(grid, methods)
     points = _points(grid, reference if reference in methods else methods[-1])
     trials = _trials(grid, methods)

@@ -1,10 +1,12 @@
 """The state of a plan's runs on disk: finished, begun or missing, and how far; no torch."""
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
 
 from lmd.base.errors import LmdError
+from lmd.base.paths import MISSING, what_is
 from lmd.benchmark.plan import Plan, PlannedRun
 from lmd.protocol import current_names
 from lmd.runfolder.folder import RunFolder
@@ -41,6 +43,19 @@ def inspect(plan: Plan, folder: Path) -> dict[str, OnDisk]:
             "them again."
         )
     return found
+
+
+def require_data(plan: Plan, disk: Mapping[str, OnDisk]) -> None:
+    """An ``LmdError`` if the data of a run that is not finished does not exist."""
+    wanted = [run.request for run in plan.runs if disk[run.name].status != "finished"]
+    places = {str(request["data"]): "data" for request in wanted}
+    places |= {str(r["columns"]["root"]): "root" for r in wanted if r["columns"].get("root")}
+    for place, key in places.items():
+        if place != "synthetic" and what_is(Path(place)) == MISSING:
+            raise LmdError(
+                f"grid {plan.name}: {key} {place} does not exist; paths are relative to the grid "
+                "file, or to the current folder for a grid of lmd"
+            )
 
 
 def differences(before: dict[str, Any], now: dict[str, Any]) -> list[str]:

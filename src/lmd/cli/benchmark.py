@@ -15,6 +15,7 @@ if TYPE_CHECKING:
 GridFile = Annotated[
     str, typer.Argument(metavar="FILE", help="Grid file (TOML), or the name of a shipped grid.")
 ]
+TABLES = (".txt", ".md", ".tex", ".csv")
 
 
 def benchmark(
@@ -52,10 +53,12 @@ def benchmark(
     from lmd.benchmark.planning import plan_grid
     from lmd.benchmark.progress import open_board
     from lmd.benchmark.run import run_plan
+    from lmd.benchmark.state import inspect, require_data
     from lmd.benchmark.trials import read_choices, settled, undecided
 
     plan = plan_grid(file)
     folder = (out or Path("runs") / plan.name).resolve()
+    require_data(plan, inspect(plan, folder))
     if dry_run:
         _preview(plan, folder, workers)
         return
@@ -114,10 +117,13 @@ def table(
     ] = None,
 ) -> None:
     """Print a table in one of the paper's forms from finished runs, without training."""
-    from lmd.base.files import atomic_write
+    from lmd.base.files import atomic_write, check_output
     from lmd.benchmark.grid import load_grid
     from lmd.benchmark.tables import make_tables, read_results, sweep_figure
 
+    for option, path, kinds in (("--out", out, TABLES), ("--figure", figure, (".svg",))):
+        if path is not None:
+            check_output(path, option, *kinds)
     folder = (runs or Path("runs") / load_grid(file).name).resolve()
     if not folder.is_dir():
         raise LmdError(f"no benchmark in {folder}: run `lmd benchmark {file}` or use --runs")
@@ -126,12 +132,12 @@ def table(
     _resample(results)
     text = make_tables(results, form=form, format=format_)
     if figure is not None:
-        atomic_write(figure, sweep_figure(results).encode())
+        atomic_write(figure, sweep_figure(results).encode(), parents=True)
         typer.echo(f"Wrote the figure to {figure}", err=True)
     if out is None:
         typer.echo(text)
     else:
-        atomic_write(out, (text + "\n").encode())
+        atomic_write(out, (text + "\n").encode(), parents=True)
         typer.echo(f"Wrote the table to {out}", err=True)
 
 

@@ -52,7 +52,7 @@ def doctor_command(
     Exit code 0: no findings, or only notes. 3: warnings. 4: errors. (As for all commands, 1: the
     command failed, 2: wrong usage.)
     """
-    from lmd.base.files import atomic_write
+    from lmd.base.files import atomic_write, check_output
     from lmd.base.progress import Display
     from lmd.data.doctor import Columns, as_json, examine, exit_code
     from lmd.protocol import parse_ratios
@@ -61,6 +61,10 @@ def doctor_command(
         ratios = parse_ratios(split)
     except ValueError as error:
         raise LmdError(f"--split {error}") from None
+    outputs = {"--html": (html, ".html"), "--fix": (fix, ".csv"), "--json": (json_file, ".json")}
+    for option, (path, kind) in outputs.items():
+        if path is not None:
+            check_output(path, option, kind)
     _check_fix(fix, data)
     columns = Columns(
         image_column, label_column, group_column, split_column, root, allow_outside=allow_outside
@@ -81,18 +85,14 @@ def doctor_command(
         typer.echo(f"The page: {html}")
     if json_file is not None:
         text = json.dumps(as_json(found, cleaned), indent=1, ensure_ascii=False)
-        atomic_write(json_file, f"{text}\n".encode())
+        atomic_write(json_file, f"{text}\n".encode(), parents=True)
         typer.echo(f"All findings: {json_file}")
     raise typer.Exit(exit_code(found))
 
 
 def _check_fix(fix: Path | None, data: str) -> None:
     """Refuse, before the long examination, to write the manifest over the data set."""
-    if fix is None:
-        return
-    if fix.suffix.lower() != ".csv":
-        raise LmdError(f"--fix is {fix}; the name of a manifest must end in .csv")
-    if fix.exists() and fix.samefile(Path(data).expanduser()):
+    if fix is not None and fix.exists() and fix.samefile(Path(data).expanduser()):
         raise LmdError(f"--fix is {fix}, the data set itself: choose another name")
 
 

@@ -26,7 +26,6 @@ from lmd.cli.options import (
 
 if TYPE_CHECKING:
     from lmd.runfolder.record import Record
-    from lmd.scoring.rules import Wanted
 
 
 def evaluate(
@@ -80,60 +79,30 @@ def evaluate(
 
     With --tta, the images are read and predicted again, and the numbers go to the folder RUN-tta.
     """
-    from lmd.runfolder.folder import RunFolder
-    from lmd.runs.rescore import compare_runs, rescore
+    from lmd.runs.evaluate import evaluate as evaluate_run
+    from lmd.runs.rescore import compare_runs
     from lmd.scoring.definitions import format_decisions, format_external
     from lmd.scoring.rules import Wanted
 
-    wanted = Wanted(prevalence, costs, coverage, refer_above)
-    if data is None and not tta:
-        _refuse_without_data(context)
-        record = rescore(run, resamples=resamples, wanted=wanted, against=against)
-    else:
-        run = (_with_tta if data is None else _elsewhere)(context, wanted)
-        record = RunFolder(run).read_record()
-        if against is not None:
-            record = rescore(run, resamples=resamples, wanted=wanted, against=against)
+    made = evaluate_run(
+        run, data, part=part, skip_unknown=skip_unknown, columns=given_columns(context),
+        skip_bad=skip_bad, out=out, overwrite=overwrite, tta=tta, against=against,
+        prevalence=prevalence, costs=costs, coverage=coverage, refer_above=refer_above,
+        resamples=resamples, device=device, quiet=quiet,
+    )  # fmt: skip
+    run, record = made.path, made.read_record()
     print_scores(record)
     if record.external is not None:
         typer.echo(f"\n{format_external(record.external, record.sets)}")
-    if wanted != Wanted() and record.decisions is not None:
+    if (
+        Wanted(prevalence, costs, coverage, refer_above) != Wanted()
+        and record.decisions is not None
+    ):
         typer.echo(f"\n{format_decisions(record.decisions, record.sets)}")
     if against is not None:
         typer.echo("")
         typer.echo(compare_runs(run, against, resamples=resamples))
     typer.secho(f"\nThe report: {run / 'report.html'}", bold=True)
-
-
-def _with_tta(context: typer.Context, wanted: "Wanted") -> Path:
-    """The folder of the run's own images predicted with mirror images."""
-    from lmd.runs.tta import evaluate_tta
-
-    _refuse_without_data(context)
-    given = {key: context.params[key] for key in ("resamples", "device", "quiet")}
-    return evaluate_tta(context.params["run"], wanted=wanted, **given).path
-
-
-def _elsewhere(context: typer.Context, wanted: "Wanted") -> Path:
-    """The folder of an external validation."""
-    from lmd.runs.external import evaluate_external
-
-    if context.params["tta"]:
-        raise LmdError("--tta works on the run's own images: give --tta or --data, not both")
-    keys = [
-        "run",
-        "data",
-        "part",
-        "skip_unknown",
-        "skip_bad",
-        "out",
-        "overwrite",
-        "resamples",
-        "device",
-        "quiet",
-    ]
-    given = {key: context.params[key] for key in keys}
-    return evaluate_external(**given, columns=given_columns(context), wanted=wanted).path
 
 
 def print_scores(record: "Record") -> None:
@@ -152,12 +121,3 @@ def print_scores(record: "Record") -> None:
         notes=record.notes,
     )
     typer.echo(format_scores(scores, record.definitions))
-
-
-def _refuse_without_data(context: typer.Context) -> None:
-    """Options for the images of another place mean nothing without them."""
-    given = {key: context.params[key] for key in ("part", "out", "skip_unknown", "overwrite")}
-    given |= {"skip_bad": context.params["skip_bad"], **given_columns(context)}
-    for key, value in given.items():
-        if value:
-            raise LmdError(f"--{key.replace('_', '-')} needs --data as well")

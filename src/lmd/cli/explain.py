@@ -6,6 +6,7 @@ from typing import Annotated
 import typer
 
 from lmd.cli.options import SOURCES, Device, Quiet, SkipBad
+from lmd.cli.predict import say_passed_over
 
 
 def explain(
@@ -46,6 +47,7 @@ def explain(
         )
     for problem in found.skipped:
         typer.secho(f"skipped: {problem}", fg="yellow", err=True)
+    say_passed_over(found.passed_over)
     flagged = sum(bool(each.get("unlike_training")) for each in found.images)
     typer.echo(f"{len(found.images)} images explained, {len(found.skipped)} skipped")
     if flagged:

@@ -1,11 +1,13 @@
 """``lmd predict``: probabilities, decisions and prediction sets of new images, as CSV."""
 
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Annotated
 
 import typer
 
 from lmd.base.errors import LmdError
+from lmd.base.text import counted, shorten
 from lmd.cli.options import (
     Costs,
     Coverage,
@@ -17,6 +19,14 @@ from lmd.cli.options import (
     Tta,
     UnlikeAbove,
 )
+
+
+def say_passed_over(others: Sequence[Path]) -> None:
+    """Name the files in folders of images that are not images."""
+    if others:
+        text = "{n} [file is|files are] not [an image|images] and [was|were] passed over: "
+        names = shorten([str(path) for path in others])
+        typer.secho(counted(len(others), text) + names, fg="yellow", err=True)
 
 
 def predict(
@@ -36,14 +46,17 @@ def predict(
 ) -> None:
     """Predict images with a trained model and write classes and probabilities as CSV."""
     from lmd.base.device import choose_device
+    from lmd.base.files import check_output
     from lmd.base.progress import Display
     from lmd.deploy.decisions import describe_guarantees
     from lmd.deploy.predict import find_images, load
 
+    check_output(out, "--out", ".csv")
     if out.exists() and not overwrite:
         raise LmdError(f"{out} exists: choose another file, or use --overwrite to replace it")
+    others: list[Path] = []
+    paths = find_images(images, others)
     predictor = load(model, choose_device(device))
-    paths = find_images(images)
     with Display() as display:
         display.start("predicting", len(paths))
         found = predictor.predict(
@@ -66,6 +79,9 @@ def predict(
         typer.echo(f"{int(found.decided.refer.sum())} of {len(found.names)} images are referred")
     for problem in found.skipped:
         typer.secho(f"skipped: {problem}", fg="yellow", err=True)
+    say_passed_over(others)
+    for note in found.notes:
+        typer.echo(note)
     typer.echo(f"{len(found.names)} images predicted, {len(found.skipped)} skipped: {out}")
     if found.unlike_training is not None:
         typer.echo(f"{int(found.unlike_training.sum())} images are unlike the training images")

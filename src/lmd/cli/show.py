@@ -27,9 +27,10 @@ def show(
     """Print the numbers of runs: metrics and the recall of each class, with intervals and bars."""
     from lmd.runfolder.folder import RunFolder
 
-    folders = [RunFolder.open(path) for path in runs]
-    for i, folder in enumerate(folders):
-        typer.echo(("\n" if i else "") + "\n".join(run_lines(folder.read_record())))
+    # All of them before the first is printed: an error must not follow a long output.
+    records = [RunFolder.open(path).read_record() for path in runs]
+    for i, record in enumerate(records):
+        typer.echo(("\n" if i else "") + "\n".join(run_lines(record)))
 
 
 def runs(
@@ -63,11 +64,12 @@ def report(
     ] = None,
 ) -> None:
     """Write the report of a run, with other runs on the same test images side by side."""
+    from lmd.base.files import check_output
     from lmd.report import write_report
     from lmd.runfolder.folder import RunFolder
 
-    if out is not None and out.suffix.lower() != ".html":
-        raise LmdError(f"--out is {out}; the name of a report must end in .html")
+    if out is not None:
+        check_output(out, "--out", ".html")
     found = [RunFolder.open(path).read() for path in runs]
     for one in found:
         if one.record.status != "finished":

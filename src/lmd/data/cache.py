@@ -11,8 +11,10 @@ from numpy.typing import NDArray
 
 from lmd.base.errors import LmdError
 from lmd.base.folders import cache_folder
+from lmd.data.frames import frames_note, frames_of
 from lmd.data.pixel_file import PixelFile, clear_leftovers
-from lmd.data.pixels import quiet_pillow
+from lmd.data.pixels import quiet_decoders
+from lmd.data.reading import FileImages
 from lmd.data.resizing import resize
 from lmd.data.table import Table
 
@@ -50,6 +52,9 @@ def decode(
         if damage and say is not None:
             say(f"  the image cache {file.path} is damaged ({damage}): it is made again")
         problems = _complete(file, table, kept, tick)
+        frames = _frames(table, [i for i in np.flatnonzero(~kept).tolist() if i not in problems])
+        if frames and say is not None:
+            say(f"  data: {frames_note(frames)}.")
         return _without_bad(table, file.pixels(), problems, skip_bad)
 
 
@@ -68,6 +73,14 @@ def _complete(
             for i, pixels in found.items():
                 write(i, pixels)
     return problems
+
+
+def _frames(table: Table, decoded: Sequence[int]) -> dict[str, int]:
+    """How many frames those of the images have that have several."""
+    if not isinstance(table.images, FileImages):
+        return {}
+    found = {str(table.ids[i]): frames_of(table.images.paths[table.rows[i]]) for i in decoded}
+    return {name: n for name, n in found.items() if n > 1}
 
 
 def _place(table: Table, size: int, folder: Path | None) -> Path:
@@ -113,7 +126,7 @@ def _read(
         write(i, pixels)
         return None
 
-    with quiet_pillow(), ThreadPoolExecutor(max_workers=os.cpu_count() or 1) as pool:
+    with quiet_decoders(), ThreadPoolExecutor(max_workers=os.cpu_count() or 1) as pool:
         for done, (i, problem) in enumerate(zip(wanted, pool.map(one, wanted), strict=True)):
             if tick is not None:
                 tick(done + 1, len(wanted))

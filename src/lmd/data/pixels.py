@@ -17,13 +17,13 @@ BLOCK = 1 << 20  # values that are converted at once
 
 
 @contextmanager
-def quiet_pillow() -> Iterator[None]:
-    """Suppress Pillow's warnings about odd metadata and large sizes, which lmd checks itself.
+def quiet_decoders() -> Iterator[None]:
+    """Suppress warnings of Pillow and pydicom: lmd checks itself what it can read.
 
     Filters are global to the process: code that decodes in threads enters this before they start.
     """
     with warnings.catch_warnings():
-        warnings.filterwarnings("ignore", module=r"PIL\.")
+        warnings.filterwarnings("ignore", module=r"(PIL|pydicom)\.")
         warnings.simplefilter("ignore", Image.DecompressionBombWarning)
         yield
 

@@ -14,7 +14,7 @@ from PIL import Image
 
 from lmd.base.errors import LmdError
 from lmd.base.paths import FILE, FOLDER, MISSING, listing_problem, what_is
-from lmd.data.pixels import ORIENTATION, pillow_pixels, quiet_pillow, scaled
+from lmd.data.pixels import ORIENTATION, pillow_pixels, quiet_decoders, scaled
 from lmd.data.room import room_for
 
 DICOM_SUFFIXES = frozenset({".dcm", ".dicom"})
@@ -67,9 +67,10 @@ def read_image(
     if has_dicom_mark(path) if isinstance(path, bytes) else is_dicom(path):
         from lmd.data.sources.dicom import read_dicom
 
-        return read_dicom(path, old=old)
+        with quiet_decoders():
+            return read_dicom(path, old=old)
     try:
-        with quiet_pillow():
+        with quiet_decoders():
             return _decode(path, at_least, old, kinds)
     except (LmdError, MemoryError):
         raise
@@ -80,8 +81,11 @@ def read_image(
 
 
 def is_dicom(path: Path) -> bool:
-    """Whether a file is DICOM, by its suffix, or without one by the mark at byte 128."""
-    if path.suffix:
+    """Whether a file is DICOM, by its suffix, or without one by the mark at byte 128.
+
+    Names that are UIDs, such as ``1.2.840.10008.5``, have no suffix.
+    """
+    if has_suffix(path):
         return path.suffix.lower() in DICOM_SUFFIXES
     try:
         if what_is(path) != FILE:
@@ -99,7 +103,16 @@ def has_dicom_mark(data: bytes) -> bool:
 
 def is_image(path: Path) -> bool:
     """Whether a file is an image, by its suffix or by the mark of DICOM."""
-    return path.suffix.lower() in SUFFIXES or (not path.suffix and is_dicom(path))
+    return path.suffix.lower() in SUFFIXES or (not has_suffix(path) and is_dicom(path))
+
+
+def has_suffix(path: Path) -> bool:
+    """Whether a name has a suffix that means something; the last number of a UID does not.
+
+    >>> has_suffix(Path("a.png")), has_suffix(Path("a")), has_suffix(Path("1.2.840.113"))
+    (True, False, False)
+    """
+    return bool(path.suffix) and not path.suffix[1:].isdecimal()
 
 
 def _not_a_file(path: Path, kind: str) -> LmdError:

@@ -9,7 +9,7 @@ from pathlib import Path
 from PIL import Image
 
 from lmd.base.paths import FILE, what_is
-from lmd.data.pixels import quiet_pillow
+from lmd.data.pixels import quiet_decoders
 
 SMALL = 1 << 22  # images of fewer pixels are decoded without asking
 
@@ -61,7 +61,7 @@ def pixels_of(path: Path) -> int:
             header = pydicom.dcmread(path, stop_before_pixels=True, specific_tags=wanted)
             found = int(header.Rows) * int(header.Columns)
         else:
-            with quiet_pillow(), Image.open(path) as image:
+            with quiet_decoders(), Image.open(path) as image:
                 found = image.width * image.height
     except Exception:  # Broken files raise many kinds of errors; reading the pixels names them.
         return 0

@@ -65,7 +65,7 @@ class FeatureClassifier:
         arrays: dict[str, Any] = {name: getattr(self, name) for name in _ARRAYS}
         buffer = BytesIO()
         np.savez(buffer, **arrays)
-        atomic_write(Path(path), buffer.getvalue())
+        atomic_write(Path(path), buffer.getvalue(), parents=True)
 
 
 def load_classifier(path: str | Path) -> FeatureClassifier:

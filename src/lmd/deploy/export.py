@@ -21,7 +21,7 @@ import torch
 from torch import Tensor, nn
 
 from lmd.base.errors import LmdError
-from lmd.base.files import atomic_write
+from lmd.base.files import atomic_write, check_output
 from lmd.deploy.resize_graph import with_resize
 from lmd.model import Model, ModelSpec, load_model
 
@@ -59,8 +59,7 @@ def export_onnx(run_folder: str | Path, path: str | Path, *, overwrite: bool = F
 def checked_target(path: str | Path, *, overwrite: bool) -> Path:
     """The file to write; an ``LmdError`` if it may not be written."""
     path = Path(path)
-    if path.suffix.lower() != ".onnx":
-        raise LmdError(f"--onnx: the name of {path} must end in .onnx")
+    check_output(path, "--onnx", ".onnx")
     if path.exists() and not overwrite:
         raise LmdError(f"{path} exists: choose another file, or replace it with --overwrite")
     return path
@@ -99,8 +98,7 @@ def complete(core: Any, spec: ModelSpec) -> Any:
 
 def write_graph(graph: Any, path: Path) -> None:
     """Write a graph, and the folders above it."""
-    path.parent.mkdir(parents=True, exist_ok=True)
-    atomic_write(path, graph.SerializeToString())
+    atomic_write(path, graph.SerializeToString(), parents=True)
 
 
 def _trace(deployed: Deployed, spec: ModelSpec, path: Path) -> None:

@@ -10,6 +10,7 @@ from PIL.Image import Image as PillowImage
 
 from lmd.base.errors import LmdError
 from lmd.base.paths import FOLDER, MISSING, what_is
+from lmd.base.text import shorten
 from lmd.data.pixels import rgb_pixels
 from lmd.data.reading import read_image, unreadable
 from lmd.data.resizing import resize, resize_v1
@@ -20,11 +21,14 @@ Image = str | Path | PillowImage | NDArray[np.uint8] | NDArray[np.uint16]
 Given = Image | LmdError  # an error stands for what cannot be read
 
 
-def find_images(paths: Iterable[str | Path]) -> list[Path | LmdError]:
-    """The given files, and the images in the given folders.
+def find_images(
+    paths: Iterable[str | Path], others: list[Path] | None = None
+) -> list[Path | LmdError]:
+    """The given files, and the images in the given folders, which are those that training sees.
 
     Folders that cannot be listed, pipes, sockets and devices are in the list as errors, which are
-    raised by the prediction or counted as skipped.
+    raised by the prediction or counted as skipped. Files that are not images are added to
+    ``others``.
     """
     found: list[Path | LmdError] = []
     for path in map(Path, paths):
@@ -32,10 +36,14 @@ def find_images(paths: Iterable[str | Path]) -> list[Path | LmdError]:
         if kind == FOLDER:
             tree = tree_below(path)
             refused = [unreadable(at, why) for at, why in (tree.unlisted | tree.special).items()]
-            inside: list[Path | LmdError] = [*images_of(tree.files, path), *refused]
-            if not inside:
-                raise LmdError(f"there are no images in the folder {path}")
-            found += inside
+            images = images_of(tree.files, path)
+            rest = sorted({*tree.files} - {*images})
+            if not images and not refused:
+                seen = f": {shorten([one.name for one in rest])} are not images" if rest else ""
+                raise LmdError(f"there are no images in the folder {path}{seen}")
+            found += [*images, *refused]
+            if others is not None:
+                others += rest
         elif kind == MISSING:
             raise LmdError(f"image {path} does not exist")
         else:
@@ -43,8 +51,11 @@ def find_images(paths: Iterable[str | Path]) -> list[Path | LmdError]:
     return found
 
 
-def listed(images: Given | Sequence[Given]) -> list[Given]:
-    """Single images; folders and arrays ``(N, H, W, C)`` are replaced by what they contain."""
+def listed(images: Given | Sequence[Given], others: list[Path] | None = None) -> list[Given]:
+    """Single images; folders and arrays ``(N, H, W, C)`` are replaced by what they contain.
+
+    Files in folders that are not images are added to ``others``.
+    """
     several = isinstance(images, Iterable) and not isinstance(images, str | bytes | PillowImage)
     if isinstance(images, np.ndarray):
         several = images.ndim == 4
@@ -52,7 +63,7 @@ def listed(images: Given | Sequence[Given]) -> list[Given]:
     found: list[Given] = []
     for image in given:
         folder = isinstance(image, str | Path) and what_is(Path(image)) == FOLDER
-        found += find_images([image]) if folder else [image]  # type: ignore[list-item]
+        found += find_images([image], others) if folder else [image]  # type: ignore[list-item]
     return found
 
 

@@ -1,5 +1,6 @@
 """``novelty.safetensors``: what a shipped model needs to flag images unlike its training images."""
 
+import hashlib
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
@@ -16,6 +17,7 @@ from lmd.model import weights_digest
 from lmd.scoring.novelty import ABOVE, Gaussians, flag_threshold
 
 FILE = "novelty.safetensors"
+CHECKSUM = "sha256"
 _REMEDY = "copy it again, or remove it to predict without the flag"
 
 
@@ -56,6 +58,8 @@ def save_novelty(novelty: Novelty, folder: Path) -> Path:
         "validation": np.sort(novelty.validation).astype(np.float32),
     }
     path = folder / FILE
+    # A tensor, because safetensors writes several values of metadata in any order.
+    tensors[CHECKSUM] = _digest(tensors)
     atomic_write(path, save(tensors, metadata={"model_sha256": weights_digest(folder)}))
     return path
 
@@ -74,12 +78,24 @@ def load_novelty(folder: Path, width: int) -> Novelty | None:
     problem = next(_problems(found, width), None)
     if problem is None and about.get("model_sha256") != weights_digest(folder):
         problem = "it belongs to another model"
+    checksum = found.pop(CHECKSUM, None)  # files of earlier versions have none
+    if problem is None and checksum is not None and not np.array_equal(checksum, _digest(found)):
+        problem = "it is damaged, as its checksum shows"
     if problem is not None:
         raise LmdError(f"{path} does not fit: {problem}; {_REMEDY}")
     gaussians = Gaussians(
         found["means"], found["basis"], found["variances"], float(found["rest"][0])
     )
     return Novelty(gaussians, found["validation"])
+
+
+def _digest(tensors: dict[str, NDArray[Any]]) -> NDArray[np.uint8]:
+    """SHA-256 over names, types, shapes and values, ``(32,)``."""
+    found = hashlib.sha256()
+    for name, array in sorted(tensors.items()):
+        found.update(f"{name} {array.dtype} {array.shape}\n".encode())
+        found.update(np.ascontiguousarray(array).data)
+    return np.frombuffer(found.digest(), np.uint8)
 
 
 def _problems(found: dict[str, NDArray[Any]], width: int) -> Iterator[str]:

@@ -3,6 +3,7 @@
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from itertools import islice
+from os import PathLike
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -11,7 +12,9 @@ import torch
 from numpy.typing import NDArray
 
 from lmd.base.errors import LmdError
-from lmd.data.pixels import quiet_pillow
+from lmd.base.text import shorten
+from lmd.data.frames import frames_note, frames_of
+from lmd.data.pixels import quiet_decoders
 from lmd.deploy.average import AverageEngine, load_average
 from lmd.deploy.classifier import NAME as CLASSIFIER
 from lmd.deploy.decisions import rule_of
@@ -65,11 +68,11 @@ class Predictor:
         """Probabilities of all images, which are decoded in parallel while the model computes.
 
         One image or several: paths, folders, Pillow images, or arrays ``(H, W)`` or ``(H, W, C)``
-        with 1, 3 or 4 channels of uint8 or uint16. ``prevalence``, ``costs``, ``coverage`` and
-        ``refer_above`` are those of ``lmd predict``: see docs/decisions.md. An image is flagged if
-        it is farther from the training images than the share ``unlike_above`` of the validation
-        images, by default 0.99. With ``tta``, the probabilities are means over the image and its
-        three mirror images.
+        with 1, 3 or 4 channels of uint8 or uint16; an array ``(N, H, W, C)`` is N images.
+        ``prevalence``, ``costs``, ``coverage`` and ``refer_above`` are those of ``lmd predict``,
+        see docs/decisions.md. An image is flagged if it is farther from the training images than
+        the share ``unlike_above`` of the validation images, by default 0.99. With ``tta``, the
+        probabilities are means over the image and its three mirror images.
         """
         if tta and coverage is not None:
             raise LmdError(
@@ -78,13 +81,15 @@ class Predictor:
             )
         rule = rule_of(self.engine.spec, Wanted(prevalence, costs, coverage, refer_above))
         above = checked_above(unlike_above, self.novelty)
-        images = listed(images)
+        others: list[Path] = []
+        images = listed(images, others)
+        frames: dict[str, int] = {}
         names: list[str] = []
         flags = [np.zeros(0, np.bool_)]
         batches = [np.zeros((0, len(self.classes)), np.float32)]
         skipped: list[str] = []
         done = 0
-        for chunk in self._read(images, batch_size):
+        for chunk in self._read(images, batch_size, frames):
             good = [(name, found) for name, found in chunk if not isinstance(found, LmdError)]
             problems = [str(found) for _, found in chunk if isinstance(found, LmdError)]
             if problems and not skip_bad:
@@ -108,7 +113,16 @@ class Predictor:
             rule,
             tuple(skipped),
             None if self.novelty is None else np.concatenate(flags),
+            (frames_note(dict(sorted(frames.items()))),) if frames else (),
+            tuple(map(str, others)),
         )
+
+    def __repr__(self) -> str:
+        """What the model is and what it tells apart."""
+        spec = self.engine.spec
+        made = f"{spec.method} on {spec.backbone} at {self.engine.image_size} px"
+        where = "" if self.folder is None else f" from {self.folder}"
+        return f"<model{where}: {made}, {len(self.classes)} classes: {shorten(self.classes, 8)}>"
 
     def explain(
         self, image: Image, *, classes: int = 2, neighbours: int | None = None
@@ -145,9 +159,12 @@ class Predictor:
         return self.engine.classified(features), self.novelty.unlike(features, above)
 
     def _read(
-        self, images: Sequence[Given], batch_size: int
+        self, images: Sequence[Given], batch_size: int, frames: dict[str, int]
     ) -> Iterator[list[tuple[str, NDArray[np.uint8] | LmdError]]]:
-        """Batches of names and pixels ``(S, S, 3)`` or errors, read one batch ahead."""
+        """Batches of names and pixels ``(S, S, 3)`` or errors, read one batch ahead.
+
+        Files with several frames are added to ``frames``.
+        """
         size, rule = self.engine.image_size, self.engine.rule
 
         def one(item: tuple[int, Given]) -> tuple[str, NDArray[np.uint8] | LmdError]:
@@ -156,13 +173,16 @@ class Predictor:
             if isinstance(image, LmdError):
                 return name, image
             try:
-                return name, fitted(image, name, size, rule)
+                pixels = fitted(image, name, size, rule)
             except LmdError as error:
                 return name, error
             except MemoryError:
                 return name, LmdError(f"image {name} needs more memory than there is: shrink it")
+            if isinstance(image, str | Path) and (count := frames_of(Path(image))) > 1:
+                frames[name] = count
+            return name, pixels
 
-        with quiet_pillow(), ThreadPoolExecutor() as pool:
+        with quiet_decoders(), ThreadPoolExecutor() as pool:
             items = iter(enumerate(images))
             waiting = [pool.submit(one, item) for item in islice(items, batch_size)]
             while waiting:
@@ -171,8 +191,8 @@ class Predictor:
                 waiting = ahead
 
 
-def load(path: str | Path, device: torch.device | str = "cpu") -> Predictor:
-    """A predictor for the model of a run folder or for an exported ``.onnx`` file.
+def load(path: str | PathLike[str], device: torch.device | str = "cpu") -> Predictor:
+    """A predictor for the model of a run, of a run folder or of an exported ``.onnx`` file.
 
     The models of a cross-validation's folder answer together.
     """

@@ -3,6 +3,7 @@
 import csv
 import io
 from dataclasses import dataclass
+from itertools import islice
 from pathlib import Path
 from typing import Any
 
@@ -14,14 +15,18 @@ from lmd.deploy.decisions import extra_columns
 from lmd.scoring.conformal import Guarantee
 from lmd.scoring.rules import Decided, Rule
 
+SHOWN = 5  # images in the representation
 
-@dataclass(frozen=True)
+
+@dataclass(frozen=True, repr=False)
 class Prediction:
     """``probabilities (N, K)`` of the images ``names (N,)``, in the order of ``classes (K,)``.
 
     ``skipped`` says which images could not be read, and why. ``decided`` has what follows from the
     ``rule``: classes, prediction sets and referrals. ``unlike_training (N,)`` flags images unlike
-    the training images; it is ``None`` if the model cannot tell.
+    the training images; it is ``None`` if the model cannot tell. ``notes`` say what else is worth
+    knowing, such as files with several frames; ``passed_over`` are the files in given folders that
+    are not images.
     """
 
     names: tuple[str, ...]
@@ -31,6 +36,19 @@ class Prediction:
     rule: Rule
     skipped: tuple[str, ...] = ()
     unlike_training: NDArray[np.bool_] | None = None
+    notes: tuple[str, ...] = ()
+    passed_over: tuple[str, ...] = ()
+
+    def __len__(self) -> int:
+        return len(self.names)
+
+    def __repr__(self) -> str:
+        """The classes and probabilities of the first images."""
+        chosen = zip(self.names, self.labels, self.probabilities, self.decided.chosen, strict=True)
+        rows = [f"  {name}: {label} {p[k]:.3f}" for name, label, p, k in islice(chosen, SHOWN)]
+        more = [f"  and {len(self) - SHOWN} more"] if len(self) > SHOWN else []
+        skipped = f", {len(self.skipped)} skipped" if self.skipped else ""
+        return "\n".join([f"<prediction of {len(self)} images{skipped}", *rows, *more]) + ">"
 
     @property
     def labels(self) -> tuple[str, ...]:
@@ -52,7 +70,7 @@ class Prediction:
         """What the coverage of each class means; empty without prediction sets."""
         return dict(zip(self.classes, self.rule.sets or (), strict=False))
 
-    def write_csv(self, path: Path) -> None:
+    def write_csv(self, path: str | Path) -> None:
         """Write one row per image: name, class, its probability, decisions, all probabilities.
 
         The column ``unlike_training`` (true or false) is there if it is known.
@@ -68,4 +86,4 @@ class Prediction:
             row = [f"{p:.6f}" for p in self.probabilities[i]]
             cells = [column[i] for column in extra.values()]
             writer.writerow([name, self.classes[k], row[k], *cells, *row])
-        atomic_write(path, text.getvalue().encode())
+        atomic_write(Path(path), text.getvalue().encode(), parents=True)

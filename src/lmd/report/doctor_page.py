@@ -21,7 +21,7 @@ LISTED = 200
 def write_doctor_page(found: Examination, path: Path, cleaned: Cleaned | None = None) -> Path:
     """Write an examination as one self-contained HTML file."""
     html = environment().get_template("doctor.html").render(_page(found, cleaned))
-    atomic_write(path, html.encode())
+    atomic_write(path, html.encode(), parents=True)
     return path
 
 

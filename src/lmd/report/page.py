@@ -40,7 +40,7 @@ def write_report(
         raise LmdError(f"a report shows at most {most} runs side by side; got {len(compare) + 1}")
     html = environment().get_template("report.html").render(_page(run, compare, resamples))
     path = out or run.folder / "report.html"
-    atomic_write(path, html.encode())
+    atomic_write(path, html.encode(), parents=out is not None)
     return path
 
 

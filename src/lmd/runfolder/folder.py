@@ -15,6 +15,7 @@ from lmd.base.lock import NAME as LOCK
 from lmd.runfolder.predictions import PARTS, Predictions, read_predictions
 from lmd.runfolder.reading import read_record
 from lmd.runfolder.record import HistoryRow, Record
+from lmd.scoring.estimates import Estimate
 
 RUN_FILES = (
     "checkpoint/state.safetensors",
@@ -45,6 +46,7 @@ REQUIRED = (
 )
 # Of these, what follows from the record and the predictions.
 WRITTEN_AGAIN = frozenset({"history.csv", "report.html", "model-card.md", "model-card.html"})
+HEADLINES = ("balanced_accuracy", "auc")
 _REMOVE = "remove the file: the record has the history of a finished run"
 
 
@@ -56,6 +58,30 @@ class RunFolder:
         self.record_path = path / "record.json"
         self.predictions_path = path / "predictions.npz"
         self.history_path = path / "history.csv"
+
+    def __fspath__(self) -> str:
+        """The path, so that a run can be given wherever a folder is expected."""
+        return str(self.path)
+
+    def __repr__(self) -> str:
+        """Method, data, state and the main numbers."""
+        try:
+            record = self.read_record()
+        except LmdError:
+            return f"<run {self.path}: it has no readable record>"
+        head = f"<run {self.path}: {record.method.title} on {record.data.source}, {record.status}"
+        found = record.metrics.get(record.part or "test", {})
+        texts = [f"{key} {_shown(found[key])}" for key in HEADLINES if key in found]
+        return f"{head}{''.join(f', {text}' for text in texts)}>"
+
+    @property
+    def metrics(self) -> dict[str, Estimate]:
+        """Value and 95 % interval of each metric in the test part; empty until it is finished.
+
+        ``run.metrics["balanced_accuracy"].value``; ``lmd.scoring.metrics.METRICS`` has the keys.
+        """
+        record = self.read_record()
+        return dict(record.metrics.get(record.part or "test", {}))
 
     @staticmethod
     def check_free(path: Path, *, overwrite: bool = False) -> None:
@@ -194,6 +220,18 @@ class RunFiles:
     record: Record
     predictions: Predictions | None
     history: Sequence[HistoryRow]
+
+
+def _shown(found: Estimate) -> str:
+    """A value with its interval.
+
+    >>> _shown(Estimate(value=0.5, low=0.41, high=0.62)), _shown(Estimate(value=None))
+    ('0.500 (0.410 to 0.620)', 'not computable')
+    """
+    if found.value is None:
+        return "not computable"
+    known = found.low is not None and found.high is not None
+    return f"{found.value:.3f}" + (f" ({found.low:.3f} to {found.high:.3f})" if known else "")
 
 
 def _unborn(path: Path) -> bool:

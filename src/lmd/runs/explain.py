@@ -4,7 +4,7 @@ import json
 import re
 import tempfile
 from collections.abc import Callable, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -22,10 +22,14 @@ _ODD = r"[^\w.-]+"  # in names of files
 
 @dataclass(frozen=True)
 class Explained:
-    """The numbers of each explained image, as in ``explanations.json``, and what was skipped."""
+    """The numbers of each explained image, as in ``explanations.json``, and what was skipped.
+
+    ``passed_over`` are the files in given folders that are not images.
+    """
 
     images: list[dict[str, Any]]
     skipped: list[str]
+    passed_over: list[Path] = field(default_factory=list)
 
 
 def explain_images(
@@ -49,8 +53,9 @@ def explain_images(
     predictor = load(model, device)
     engine = check_explainable(predictor)
     indexed = nearest_index(predictor, neighbours) is not None
-    paths = find_images(images)
-    found, panels = Explained([], []), list[Panel]()
+    others: list[Path] = []
+    paths = find_images(images, others)
+    found, panels = Explained([], [], others), list[Panel]()
     with _staged(out) as name:
         folder = Path(name)
         for number, path in enumerate(paths, 1):

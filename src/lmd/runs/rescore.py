@@ -53,6 +53,11 @@ def _coverage(record: Record) -> float | None:
     return None if record.sets is None else record.sets.requested
 
 
+def check_comparable(a: Path, b: Path) -> None:
+    """An ``LmdError`` unless two runs can be compared; asked before the numbers of one appear."""
+    paired(RunFolder.open(a).read(), RunFolder.open(b).read())
+
+
 def compare_runs(a: Path, b: Path, *, resamples: int = 1000) -> str:
     """Differences of two runs in all metrics with paired intervals and Holm's p-values, as text."""
     left, right = RunFolder.open(a).read(), RunFolder.open(b).read()

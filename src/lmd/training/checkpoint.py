@@ -1,10 +1,12 @@
 """Checkpoints: the newest complete state in one safetensors file, replaced atomically."""
 
+import hashlib
 import json
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
+import torch
 from pydantic import BaseModel, Field, ValidationError
 from safetensors import SafetensorError, safe_open
 from safetensors.torch import save
@@ -17,7 +19,8 @@ from lmd.base.text import shorten
 from lmd.contract.stage import Stage
 from lmd.model import Model
 
-FORMAT = 2
+FORMAT = 3
+WITHOUT_CHECKSUM = 2  # a format that can still be read
 _REMEDY = "remove it to train the run from the start with --resume"
 
 
@@ -57,6 +60,8 @@ def save_checkpoint(
                 scalars[f"{index}.{name}"] = value
     payload = {"format": FORMAT, "progress": dict(progress), "optimizer": scalars}
     flat = {k: v.detach().to("cpu", copy=True).contiguous() for k, v in tensors.items()}
+    # In one value: safetensors writes several in any order, and the bytes shall be the same.
+    payload["sha256"] = digest(payload, flat)
     atomic_write(path, save(flat, metadata={"lmd": json.dumps(payload)}))
 
 
@@ -124,8 +129,11 @@ def load_checkpoint(path: Path) -> Checkpoint | None:
             tensors = {key: file.get_tensor(key) for key in file.keys()}  # noqa: SIM118
     except (SafetensorError, OSError, ValueError, RecursionError) as error:
         raise LmdError(f"{path} is not a checkpoint of lmd ({error}): {_REMEDY}") from error
-    if not isinstance(payload, dict) or payload.get("format") != FORMAT:
+    if not isinstance(payload, dict) or payload.get("format") not in (FORMAT, WITHOUT_CHECKSUM):
         raise LmdError(f"{path} is not a checkpoint of this version of lmd: {_REMEDY}")
+    summed = payload["format"] != WITHOUT_CHECKSUM
+    if summed and payload.pop("sha256", "") != digest(payload, tensors):
+        raise LmdError(f"{path} is damaged: its checksum is not that of its content; {_REMEDY}")
     try:
         progress = Progress.model_validate(payload.get("progress"))
     except ValidationError as error:
@@ -136,6 +144,15 @@ def load_checkpoint(path: Path) -> Checkpoint | None:
     if not isinstance(scalars, dict):
         raise LmdError(f"{path}: field 'optimizer' must be an object; {_REMEDY}")
     return Checkpoint(tensors, {"optimizer": scalars, "progress": progress.model_dump()}, path)
+
+
+def digest(payload: Mapping[str, Any], tensors: Mapping[str, Tensor]) -> str:
+    """SHA-256 over the payload and over names, types, shapes and values of all tensors."""
+    found = hashlib.sha256(json.dumps(payload).encode())
+    for name, tensor in sorted(tensors.items()):
+        found.update(f"\n{name} {tensor.dtype} {tuple(tensor.shape)}\n".encode())
+        found.update(tensor.contiguous().flatten().view(torch.uint8).numpy().data)
+    return found.hexdigest()
 
 
 def clone_state(module: nn.Module) -> dict[str, Tensor]:

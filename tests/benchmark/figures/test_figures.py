@@ -79,8 +79,9 @@ def test_the_same_figure_has_the_same_bytes(study: Path, tmp_path: Path) -> None
     for name in ("a.pdf", "b.pdf"):
         with drawing():
             drawn = recall_figure(read_study([str(study)]), methods=None, width=3.5, height=None)
-            save(drawn, tmp_path / name)
-    assert (tmp_path / "a.pdf").read_bytes() == (tmp_path / "b.pdf").read_bytes()
+            save(drawn, tmp_path / "new" / name)  # a folder that does not exist yet
+    a, b = (tmp_path / "new" / name for name in ("a.pdf", "b.pdf"))
+    assert a.read_bytes() == b.read_bytes()
 
 
 def test_ablation_takes_the_rows_of_the_family(study: Path, tmp_path: Path) -> None:

@@ -128,6 +128,29 @@ def test_manifest_may_leave_the_root_if_allowed(tmp_path):
     assert open_table(path).read(1)[0, 0, 0] == 2  # stays inside
 
 
+def test_absolute_paths_inside_the_root_are_those_below_it(tmp_path, monkeypatch):
+    image(tmp_path / "in" / "x" / "a.png", 1)
+    image(tmp_path / "in" / "b.png", 2)
+    (tmp_path / "link").symlink_to(tmp_path / "in")
+    text = f"image,label\n{tmp_path}/in/x/a.png,x\n{tmp_path}/in/x/../b.png,y\n"
+    monkeypatch.chdir(tmp_path)
+    for root in (None, "in", tmp_path / "link", "in/../in"):
+        table = open_table(manifest(tmp_path / "in", text), root=root)
+        assert table.ids.tolist() == ["x/a.png", "b.png"]
+        assert table.read(1)[0, 0, 0] == 2
+    with pytest.raises(LmdError, match="2 paths leave the root"):
+        open_table(manifest(tmp_path / "in", text), root="in/x/..///x/y")
+
+
+def test_a_name_of_any_length_is_one_readable_line(tmp_path):
+    image(tmp_path / "a.png")
+    path = manifest(tmp_path, f"image,label,split\na.png,x,train\n{'n' * 5000},y,{'s' * 5000}\n")
+    for columns in ({}, {"image_column": "split"}):
+        with pytest.raises(LmdError) as refused:
+            open_table(path, **columns)
+        assert len(str(refused.value)) < 1500
+
+
 def test_manifest_column_errors(pictures):
     path = manifest(pictures, "file,diagnosis\na.png,x\nb.png,y\n")
     with pytest.raises(

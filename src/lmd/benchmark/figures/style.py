@@ -132,7 +132,7 @@ def save(drawn: Drawn, out: Path) -> Path:
     writer.writeheader()
     writer.writerows({k: "" if v is None else v for k, v in row.items()} for row in drawn.rows)
     data = out.with_suffix(".csv")
-    atomic_write_all({out: picture.getvalue(), data: text.getvalue().encode()})
+    atomic_write_all({out: picture.getvalue(), data: text.getvalue().encode()}, parents=True)
     return data
 
 

@@ -54,7 +54,7 @@ class Cleaned:
             # An empty cell makes the image its own group.
             group = "" if case.group == f"image {case.name}" else case.group
             writer.writerow(row + [group] * self.grouped + [case.part] * self.split)
-        atomic_write(path, text.getvalue().encode())
+        atomic_write(path, text.getvalue().encode(), parents=True)
 
     def command(self, path: Path) -> str:
         """The command that trains on the manifest."""

@@ -17,6 +17,7 @@ from lmd.base.errors import LmdError
 from lmd.base.paths import FILE, MISSING, what_is
 from lmd.data.doctor.metadata import metadata_problem
 from lmd.data.doctor.similar import MIN_SPREAD, perceptual_hash, thumbnail
+from lmd.data.frames import frames_of
 from lmd.data.pixels import strips
 from lmd.data.reading import MAX_PIXELS, is_dicom, read_image
 from lmd.data.room import room_for
@@ -90,7 +91,7 @@ def look_at_file(path: Path) -> Look:
     try:
         data = _bytes(path)
         content = hashlib.sha256(data).hexdigest()
-        oddities = {} if is_dicom(path) else _header(path, data)
+        oddities = _dicom_oddities(path) if is_dicom(path) else _header(path, data)
         return look_at_pixels(read_image(path), content, oddities)
     except _Fault as fault:
         return Look(fault.kind, fault.reason, content=content)
@@ -145,6 +146,11 @@ def _bytes(path: Path) -> bytes:
     if not data:
         raise _Fault("empty_file", "0 bytes")
     return data
+
+
+def _dicom_oddities(path: Path) -> dict[str, str]:
+    frames = frames_of(path)
+    return {"frames": f"{frames} frames"} if frames > 1 else {}
 
 
 def _fault_kind(reason: str) -> str:

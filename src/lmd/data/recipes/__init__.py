@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from lmd.base.errors import LmdError
-from lmd.base.files import atomic_write
+from lmd.base.files import atomic_write, check_output
 from lmd.base.text import unknown
 from lmd.data.imbalance import imbalance_factor
 from lmd.data.recipes import ham10000, hyper_kvasir, isic2019, isic_archive, medmnist
@@ -43,11 +43,7 @@ def make(
     here, there = out.parent.resolve(), root.resolve()
     inside = there.is_relative_to(here)
     content = made.content(there.relative_to(here) if inside else Path())
-    try:
-        out.parent.mkdir(parents=True, exist_ok=True)
-    except OSError as error:
-        raise LmdError(f"out {out}: cannot create its folder: {error.strerror}") from error
-    atomic_write(out, content)
+    atomic_write(out, content, parents=True)
     with out.open("rb") as file:
         digest = hashlib.file_digest(file, "sha256").hexdigest()
     words = ["lmd", "train", str(out)]
@@ -62,6 +58,7 @@ def _checked(name: str, out: Path, overwrite: bool, options: dict[str, Any]) -> 
     recipe = RECIPES[name]
     if out.suffix.lower() != recipe.suffix:
         raise LmdError(f"out {out}: recipe {name!r} writes a {recipe.suffix} file, use that suffix")
+    check_output(out, "--out")
     if out.exists() and not overwrite:
         raise LmdError(f"out {out} exists: choose another file, or replace it with --overwrite")
     foreign = [option for option in options if option not in recipe.options()]

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path, PureWindowsPath
 
-from lmd.base.text import counted, near_miss, shorten
+from lmd.base.text import clipped, counted, near_miss, shorten
 from lmd.data.findings import finding
 from lmd.data.sources.csv_file import read_csv
 from lmd.data.sources.finder import Finder
@@ -58,7 +58,7 @@ def _layout(scan: Scan, header: list[str], columns: Columns) -> dict[str, int]:
         if found is not None:
             at[what] = found
         elif needed or asked:
-            text = f"There is no column {name!r}; the columns are {', '.join(header)}."
+            text = f"There is no column {name!r}; the columns are {_columns_shown(header)}."
             guesses = (column_of(word, header) for word in GUESSES.get(what, ()))
             guess = next((column for column in guesses if column is not None), None)
             if guess is None and asked and (near := near_miss(asked, header)):
@@ -83,9 +83,15 @@ def column_of(name: str, header: Sequence[str]) -> int | None:
     return same[0] if len(same) == 1 else None
 
 
+def _columns_shown(header: list[str]) -> str:
+    """The names of columns, which may be of any length and number in a damaged file."""
+    return shorten([clipped(name, 40) for name in header], most=20)
+
+
 def _case(line: int, cells: list[str], at: dict[str, int], finder: Finder, allow: bool) -> Case:
     written, label = cells[at["image"]], cells[at["label"]]
     name = posixpath.normpath(written.replace("\\", "/")) if written else ""
+    name = _below(name, finder.root)
     drive = PureWindowsPath(name).drive
     allowed = allow or not (name.split("/")[0] == ".." or name.startswith("/") or drive)
     found = finder.find(name) if name and allowed else []
@@ -105,6 +111,16 @@ def _case(line: int, cells: list[str], at: dict[str, int], finder: Finder, allow
         fault, detail = "unknown_split", repr(word)
     path = found[0] if len(found) == 1 else None
     return Case(name, label, group, part or "", path, line, fault, detail)
+
+
+def _below(name: str, root: Path) -> str:
+    """An absolute path inside the root, relative to it; any other name as it is."""
+    if not name.startswith("/"):
+        return name
+    for folder in (posixpath.normpath(root.absolute()), root.resolve()):
+        if Path(name).is_relative_to(folder):
+            return Path(name).relative_to(folder).as_posix()
+    return name
 
 
 def _mark_repeats(scan: Scan) -> list[list[int]]:

@@ -10,7 +10,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from lmd.base.errors import LmdError
-from lmd.base.text import counted, shorten, unknown
+from lmd.base.text import clipped, counted, shorten, unknown
 from lmd.data.findings import LISTS, Finding, finding
 from lmd.data.reading import FileImages, file_signature
 from lmd.data.sources.labelling import class_order, encode, require_classes
@@ -97,12 +97,12 @@ class Case:
     def place(self) -> str:
         """The line of the manifest and the name."""
         line = f"line {self.line}: " if self.line else ""
-        return f"{line}{self.name or '(no name)'}"
+        return f"{line}{clipped(self.name) or '(no name)'}"
 
     @property
     def reason(self) -> str:
         """Why the image cannot be used."""
-        return f"{FAULTS[self.fault]}{f' ({self.detail})' if self.detail else ''}"
+        return f"{FAULTS[self.fault]}{f' ({clipped(self.detail)})' if self.detail else ''}"
 
 
 @dataclass

@@ -1,0 +1,78 @@
+"""Evaluation of a run: from its predictions, with mirror images, or on images of another place."""
+
+from collections.abc import Mapping
+from os import PathLike
+from pathlib import Path
+from typing import Any
+
+from lmd.base.errors import LmdError
+from lmd.runfolder.folder import RunFolder
+from lmd.runs.external import evaluate_external
+from lmd.runs.rescore import check_comparable, rescore
+from lmd.runs.tta import evaluate_tta
+from lmd.scoring.costs import GivenCosts
+from lmd.scoring.prevalence import Prevalence
+from lmd.scoring.rules import Wanted
+
+
+def evaluate(
+    run: str | PathLike[str],
+    data: str | PathLike[str] | None = None,
+    *,
+    part: str | None = None,
+    skip_unknown: bool = False,
+    columns: Mapping[str, Any] | None = None,
+    skip_bad: bool = False,
+    out: str | PathLike[str] | None = None,
+    overwrite: bool = False,
+    tta: bool = False,
+    against: str | PathLike[str] | None = None,
+    prevalence: Prevalence | None = None,
+    costs: GivenCosts | None = None,
+    coverage: float | None = None,
+    refer_above: int | None = None,
+    resamples: int = 1000,
+    device: str = "auto",
+    quiet: bool = False,
+) -> RunFolder:
+    """Compute all numbers and the report of a run again, or those of its model on other images.
+
+    ``run`` is what ``lmd.train`` returned, or the path of a run folder. Without ``data``, the
+    numbers come from the predictions of the run; with ``tta``, its images are predicted again
+    together with their mirror images, and the result is the folder ``RUN-tta``. With ``data``,
+    labelled images from another place, the result is a folder of its own: see docs/external.md.
+    The report compares the result with ``against``, another run on the same test images. The other
+    arguments are those of ``lmd evaluate``. ``metrics`` of the result has the numbers.
+    """
+    path, wanted = Path(run), Wanted(prevalence, costs, coverage, refer_above)
+    other = None if against is None else Path(against)
+    if data is None:
+        _refuse_without_data(
+            part=part, out=out, skip_unknown=skip_unknown, overwrite=overwrite, skip_bad=skip_bad,
+            **(columns or {}),
+        )  # fmt: skip
+        if other is not None:
+            check_comparable(path, other)
+        if not tta:
+            rescore(path, resamples=resamples, wanted=wanted, against=other)
+            return RunFolder.open(path)
+        made = evaluate_tta(path, resamples=resamples, wanted=wanted, device=device, quiet=quiet)
+    elif tta:
+        raise LmdError("--tta works on the run's own images: give --tta or --data, not both")
+    else:
+        made = evaluate_external(
+            path, Path(data) if isinstance(data, PathLike) else data, part=part,
+            skip_unknown=skip_unknown, columns=columns, skip_bad=skip_bad,
+            out=None if out is None else Path(out), overwrite=overwrite, wanted=wanted,
+            resamples=resamples, device=device, quiet=quiet,
+        )  # fmt: skip
+    if other is not None:
+        rescore(made.path, resamples=resamples, wanted=wanted, against=other)
+    return made
+
+
+def _refuse_without_data(**given: Any) -> None:
+    """Options for the images of another place mean nothing without them."""
+    for key, value in given.items():
+        if value:
+            raise LmdError(f"--{key.replace('_', '-')} needs --data as well")
