@@ -1,0 +1,108 @@
+"""The folder of a run before training: made and locked, or found again and checked."""
+
+from contextlib import ExitStack, suppress
+from itertools import takewhile
+from pathlib import Path
+
+from lmd.base.distributed import rank
+from lmd.base.errors import LmdError
+from lmd.base.files import clear_leftovers
+from lmd.base.lock import locked
+from lmd.methods import find_method
+from lmd.protocol import load_protocol
+from lmd.report import write_card, write_report
+from lmd.runfolder.folder import WRITTEN_AGAIN, RunFolder
+from lmd.runfolder.record import Request
+
+WEIGHTS = frozenset({"backbone", "weights"})  # settings that lmd chooses if the user does not
+
+
+def open_run(
+    held: ExitStack, folder: Path, request: Request, resume: bool, overwrite: bool, free: bool
+) -> tuple[RunFolder, Request]:
+    """The run to resume, or a new run, whose folder the first process creates and locks.
+
+    A resumed run keeps its backbone and weights if the user left the choice ``free``.
+    """
+    begun = resume and (folder / "record.json").exists()
+    if not begun and not request.data:
+        raise LmdError(f"there is no run to resume in {folder}: give DATA to start a new run")
+    if rank() == 0:
+        if not begun:
+            RunFolder.check_free(folder, overwrite=overwrite)
+        if not folder.exists():
+            new = [folder, *takewhile(lambda above: not above.exists(), folder.parents)]
+            held.callback(_forget_unborn, folder, new)
+        held.enter_context(locked(folder, "training", remove=True))
+        # Another training may have ended while this one waited for the lock.
+        begun = resume and (folder / "record.json").exists()
+        clear_leftovers(folder, folder / "checkpoint")
+        if begun:
+            RunFolder(folder).make_checkpoint_folder()
+    if begun:
+        return _reopen(folder, request, asked=bool(request.data), free=free)
+    if rank() > 0:
+        return RunFolder(folder), request
+    return RunFolder.create(folder, overwrite=overwrite), request
+
+
+def _forget_unborn(folder: Path, new: list[Path]) -> None:
+    """Remove the ``new`` folders of a run that ended before it had a record."""
+    if (folder / "record.json").exists():
+        return
+    with suppress(OSError):  # raised by the first one that is not empty
+        for path in (folder / "checkpoint", *new):
+            path.rmdir()
+
+
+def is_complete(run: RunFolder) -> bool:
+    """Whether a run is finished and has all its files.
+
+    What a finished run lacks and its other files contain is written again: a run may have been
+    killed while its report was written.
+    """
+    if not run.record_path.exists():
+        return False
+    record = run.read_record()
+    if record.status != "finished":
+        return False
+    lacks = run.lacks(record)
+    if lacks - WRITTEN_AGAIN:
+        return False
+    if lacks and rank() == 0:
+        files = run.read()
+        run.write_history(files.history)
+        write_report(files)
+        write_card(files.record, run.path)
+    return True
+
+
+def _reopen(
+    folder: Path, request: Request, *, asked: bool, free: bool
+) -> tuple[RunFolder, Request]:
+    run = RunFolder.open(folder)
+    found = run.read_record()
+    if found.external is not None:
+        raise LmdError(
+            f"{folder} is an external validation of {found.external.run}, not a run: there is "
+            "nothing to resume"
+        )
+    before = found.request
+    try:
+        find_method(before.method).settings(before.settings)
+        load_protocol(None, before.protocol)
+    except LmdError as error:
+        raise LmdError(
+            f"{run.record_path}: field 'request': {error}; restore the file, or start a new run"
+        ) from None
+    old, new = before.model_dump(mode="json"), request.model_dump(mode="json")
+    if free:
+        new["protocol"] |= {key: old["protocol"].get(key) for key in WEIGHTS}
+    if asked and old != new:
+        changed = [f"{k}: {old[k]} → {new[k]}" for k in old if old[k] != new[k]]
+        raise LmdError(
+            f"{folder} was started with other settings, so it cannot be resumed with these:\n  "
+            + "\n  ".join(changed)
+            + f"\nRun `lmd train --resume --out {folder}` to resume it, or start a new run."
+        )
+    return run, before
