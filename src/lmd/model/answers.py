@@ -1,8 +1,11 @@
 """What a shipped model's answers assume: its prior, and how it did on validation images."""
 
+from collections.abc import Sequence
 from itertools import pairwise
-from typing import Annotated, Literal
+from typing import Annotated, Any, Literal, Self
 
+import numpy as np
+from numpy.typing import NDArray
 from pydantic import Field, model_validator
 from pydantic.dataclasses import dataclass
 
@@ -39,6 +42,13 @@ class HeldOut:
 
     tiers: tuple[str, ...]
     probabilities: tuple[tuple[_Share, ...], ...]
+
+    @classmethod
+    def of(cls, found: Sequence[NDArray[Any]], tiers: Sequence[str]) -> Self:
+        """From sorted probabilities ``(n_k,)`` of each class, rounded to float32."""
+        values = [np.minimum(of, 1).astype(np.float32) for of in found]
+        # The shortest text of a float32, which reads back as the same float32.
+        return cls(tuple(tiers), tuple(tuple(float(str(p)) for p in of) for of in values))
 
     @model_validator(mode="after")
     def _check(self) -> "HeldOut":

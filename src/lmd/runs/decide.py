@@ -1,10 +1,7 @@
 """What a run knows about decisions: from its record and predictions to rules and numbers."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from typing import Any
-
-import numpy as np
-from numpy.typing import NDArray
 
 from lmd.base.errors import LmdError
 from lmd.methods import ALSO, METHODS
@@ -49,15 +46,8 @@ def answers_of(record: Record, predictions: Predictions) -> tuple[Prior | None, 
     if known.prior is not None and record.model.prior is not None:
         prior = Prior(record.model.prior, tuple(known.prior.tolist()))
     if known.held_out is not None and any(of.size for of in known.held_out):
-        held_out = as_held_out(known.held_out, known.tiers)
+        held_out = HeldOut.of(known.held_out, known.tiers)
     return prior, held_out
-
-
-def as_held_out(found: Sequence[NDArray[Any]], tiers: Sequence[str]) -> HeldOut:
-    """The validation probabilities of each class as the model's file has them."""
-    values = [np.minimum(of, 1).astype(np.float32) for of in found]
-    # The shortest text of a float32, which reads back as the same float32.
-    return HeldOut(tuple(tiers), tuple(tuple(float(str(p)) for p in of) for of in values))
 
 
 def decisions_of(

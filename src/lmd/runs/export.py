@@ -18,11 +18,10 @@ from lmd.data.prepare import Prepared
 from lmd.deploy.engines import OnnxEngine
 from lmd.deploy.export import checked_target, complete, core_graph, export_onnx, write_graph
 from lmd.deploy.quantise import quantised
-from lmd.model import load_model
+from lmd.model import HeldOut, load_model
 from lmd.report.card_blocks import Block, Bullets, Grid, Section
 from lmd.report.card_files import write_card
 from lmd.runfolder.folder import RunFolder
-from lmd.runs.decide import as_held_out
 from lmd.runs.features import images_of_run
 from lmd.scoring.conformal import true_probabilities
 from lmd.scoring.intervals import Difference, paired_differences
@@ -158,7 +157,7 @@ def _quantised(run: Path, images: Prepared, display: Display) -> tuple[Any, Chan
         ratio=ratio,
     )
     # Prediction sets need thresholds from the model that gives the answers.
-    own = as_held_out(true_probabilities(validation.labels, found[1]), tiers)
+    own = HeldOut.of(true_probabilities(validation.labels, found[1]), tiers)
     return complete(cores[1], replace(spec, held_out=own)), change
 
 
