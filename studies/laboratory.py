@@ -7,6 +7,10 @@ task and seed. A change is adopted if its mean paired gain in balanced accuracy 
 error of that mean and no task loses more than one point on average over its seeds. The held-out
 images of the tasks come from the training and validation parts of the data set; its test part is
 never read. Runs are kept, so an interrupted study goes on where it stopped.
+
+``--known decisions.json`` takes over the decisions of an earlier study, for example on another
+machine, up to the first change that is new. What was adopted by then is trained again here, so that
+both sides of every new comparison come from one machine.
 """
 
 import argparse
@@ -104,10 +108,12 @@ class Laboratory:
     def decide(self) -> None:
         """Go through the changes in their order, and write ``decisions.json`` after each."""
         method, settings = self.plan["method"], dict(self.plan["start"])
+        found = decided(self.plan, self.options.known)
+        for result in found:
+            settings |= result["settings"] if result["adopted"] else {}
         before = self.scores(method, settings)
-        found: list[dict[str, Any]] = []
         self._write(before, found, settings)
-        for change in self.plan["change"]:
+        for change in self.plan["change"][len(found) :]:
             trial = settings | change["settings"]
             after = self.scores(method, trial)
             result = gain(before, after) | {"name": change["name"], "settings": change["settings"]}
@@ -131,6 +137,19 @@ class Laboratory:
         path.with_suffix(".part").replace(path)
 
 
+def decided(plan: Mapping[str, Any], known: Path | None) -> list[dict[str, Any]]:
+    """The decisions of an earlier study, as far as its changes are the first ones of the plan."""
+    if known is None:
+        return []
+    found = json.loads(known.read_text(encoding="utf-8"))["changes"]
+    same = 0
+    for old, new in zip(found, plan["change"], strict=False):
+        if any(old[key] != new[key] for key in ("name", "settings")):
+            break
+        same += 1
+    return list(found[:same])
+
+
 def make_tasks(plan: Mapping[str, Any], options: argparse.Namespace) -> None:
     """Draw the pseudo-tails, unless they exist."""
     if (options.out / "tasks" / "task-1.csv").exists():
@@ -148,6 +167,7 @@ def main() -> None:
     parser.add_argument("--manifest", type=Path, help="the data set, with parts")
     parser.add_argument("--root", type=Path, help="folder of the images; default: the manifest's")
     parser.add_argument("--out", type=Path, help="folder for tasks, runs and decisions.json")
+    parser.add_argument("--known", type=Path, help="decisions.json of an earlier study")
     parser.add_argument("--jobs", type=int, default=os.cpu_count() or 1)
     parser.add_argument("--job", help=argparse.SUPPRESS)
     options = parser.parse_args()

@@ -70,12 +70,34 @@ def test_later_changes_build_on_what_was_adopted(
 
     changes = [{"name": key, "settings": {key: i}} for i, key in enumerate("abc", start=1)]
     plan = {"method": "lmd", "start": {}, "change": changes, "seeds": [0, 1], "tasks": 3}
-    Known(plan, Namespace(out=tmp_path)).decide()
+    Known(plan, Namespace(out=tmp_path, known=None)).decide()
     assert asked == list(known)
     written = json.loads((tmp_path / "decisions.json").read_text())
     assert written["settings"] == {"a": 1, "c": 3}
     assert [change["adopted"] for change in written["changes"]] == [True, False, True]
     assert "b: -1.00" in capsys.readouterr().out
+
+    # On another machine, with one change more: what was decided stays, what was adopted is trained.
+    asked.clear()
+    known['{"a": 1, "c": 3, "d": 4}'] = 54.0
+    plan["change"].append({"name": "d", "settings": {"d": 4}})
+    (tmp_path / "there").mkdir()
+    there = Namespace(out=tmp_path / "there", known=tmp_path / "decisions.json")
+    Known(plan, there).decide()
+    assert asked == ['{"a": 1, "c": 3}', '{"a": 1, "c": 3, "d": 4}']
+    again = json.loads((there.out / "decisions.json").read_text())
+    assert again["changes"][:3] == written["changes"]
+    assert [change["adopted"] for change in again["changes"]] == [True, False, True, False]
+
+
+def test_decisions_are_known_up_to_the_first_change_that_differs(
+    laboratory: ModuleType, tmp_path: Path
+) -> None:
+    changes = [{"name": key, "settings": {key: 1}} for key in "abc"]
+    path = tmp_path / "decisions.json"
+    path.write_text(json.dumps({"changes": changes}))
+    plan = {"change": [changes[0], {"name": "b", "settings": {"b": 2}}, changes[2]]}
+    assert laboratory.decided(plan, path) == changes[:1]
 
 
 def test_the_decisions_of_the_study_are_settings_of_the_method() -> None:
