@@ -14,7 +14,7 @@ from lmd.report import write_card, write_report
 from lmd.runfolder.folder import WRITTEN_AGAIN, RunFolder
 from lmd.runfolder.record import Request
 
-WEIGHTS = frozenset({"backbone", "weights"})  # settings that lmd chooses if the user does not
+WEIGHTS = ("backbone", "weights")  # settings that lmd chooses if the user does not
 
 
 def open_run(

@@ -16,7 +16,7 @@ from lmd.base.text import counted
 from lmd.contract.method import Method
 from lmd.contract.stage import Stages, Task
 from lmd.data.doctor import quick_check
-from lmd.data.prepare import Prepared, plan_data
+from lmd.data.prepare import Planned, Prepared, plan_data
 from lmd.data.table import PARTS
 from lmd.methods import find_method
 from lmd.model import HeldOut, Model, ModelSpec, Preprocessing, Prior, build_model
@@ -62,17 +62,19 @@ class Ready:
         )
 
 
-def prepare(request: Request, device: torch.device, display: Display) -> Ready:
-    """Open the data, build the model, then decode; several processes take turns.
-
-    Everything is checked before the first image is read.
-    """
-    method, protocol = find_method(request.method), Protocol.model_validate(request.protocol)
-    planned = in_turn(
+def plan(request: Request) -> Planned:
+    """Open the data and check all that needs no pixels; several processes take turns."""
+    protocol = Protocol.model_validate(request.protocol)
+    return in_turn(
         lambda: plan_data(
             request.data, protocol, columns=request.columns, skip_bad=request.skip_bad
         )
     )
+
+
+def prepare(request: Request, planned: Planned, device: torch.device, display: Display) -> Ready:
+    """Build the model, then decode the images; several processes take turns."""
+    method, protocol = find_method(request.method), Protocol.model_validate(request.protocol)
     model, preprocessing = in_turn(
         lambda: build_model(
             protocol.backbone,

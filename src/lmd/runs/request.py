@@ -58,19 +58,20 @@ def _text(value: Any) -> str:
     return f"{value:g}" if isinstance(value, float) else str(value)
 
 
-def with_weights(asked: Resolved) -> Resolved:
-    """The same with a backbone whose weights can be had here."""
+def with_weights(asked: Resolved) -> tuple[Resolved, dict[str, Any]]:
+    """The same with a backbone whose weights can be had here, and the settings that changed."""
     wanted = asked.protocol.backbone
     backbone, weights, problem = available(wanted)
     if not problem:
-        return asked
+        return asked, {}
     how = "with the ImageNet weights that are installed" if weights != "none" else "from scratch"
     note = (
         f"The ImageNet weights of {wanted} cannot be had ({problem}), so {backbone} is trained "
         f"{how}."
     )
-    chosen = asked.protocol.model_copy(update={"backbone": backbone, "weights": weights})
-    return Resolved(chosen, asked.settings, [*asked.notes, note])
+    chosen = {"backbone": backbone, "weights": weights}
+    protocol = asked.protocol.model_copy(update=chosen)
+    return Resolved(protocol, asked.settings, [*asked.notes, note]), chosen
 
 
 def train_command(

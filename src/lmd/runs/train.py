@@ -23,7 +23,7 @@ from lmd.runfolder.record import Record, Request
 from lmd.runs.decide import answers_of
 from lmd.runs.features import Kept, keep, size_line
 from lmd.runs.opening import WEIGHTS, is_complete, open_run
-from lmd.runs.prepare import Ready, announce, prepare
+from lmd.runs.prepare import Ready, announce, plan, prepare
 from lmd.runs.provenance import source_digest
 from lmd.runs.recording import finished_record, first_record
 from lmd.runs.request import resolve, train_command, with_weights
@@ -77,20 +77,20 @@ def train(
     )
     folder = Path(out) if out is not None else default_folder(request)
     here = own_device(choose_device(device))
-    free = protocol is None and not given.keys() & WEIGHTS
+    free = protocol is None and not given.keys() & {*WEIGHTS}
     with joined(here), ExitStack() as held:
         run, request = in_turn(partial(open_run, held, folder, request, resume, overwrite, free))
         if in_turn(partial(is_complete, run)):
             return run
         with Display(quiet=quiet or rank() > 0) as display:
+            planned = plan(request)
             if free and not run.record_path.exists():
-                resolved = in_turn(partial(with_weights, resolved))
-                chosen = {key: getattr(resolved.protocol, key) for key in WEIGHTS}
+                resolved, chosen = in_turn(partial(with_weights, resolved))
                 request = request.model_copy(update={"protocol": request.protocol | chosen})
                 given |= chosen
             words = train_command(request, protocol, given)
             words += ["--out", str(out)] if out is not None else []
-            ready = prepare(request, here, display)
+            ready = prepare(request, planned, here, display)
             typed = command or shlex.join(words)
             record = _start(run, ready, typed, resolved.notes, resume=resume)
             announce(ready, record.method.notes, display)

@@ -31,8 +31,8 @@ def units(sample: Sample, k: int) -> int:
 
 def small_classes(sample: Sample, tier: str | None = None) -> list[int]:
     """The small classes of a tier that have images."""
-    members = np.flatnonzero(sample.members(tier) & (sample.support > 0))
-    return [int(k) for k in members if units(sample, k) < SMALL_CLASS]
+    members = np.flatnonzero(sample.members(tier) & (sample.support > 0)).tolist()
+    return [k for k in members if units(sample, k) < SMALL_CLASS]
 
 
 def class_limits(sample: Sample, k: int) -> dict[str, Limits]:
@@ -71,8 +71,8 @@ def limits_of(sample: Sample, metric: Metric, drawn: Limits) -> Limits:
 def combined(sample: Sample, metric: Metric) -> Limits:
     """Limits of a mean over classes from those of its classes, added by squares."""
     assert metric.mean_of is not None
-    present = np.flatnonzero(sample.members(metric.tier) & (sample.support > 0))
-    if not len(present):
+    present = np.flatnonzero(sample.members(metric.tier) & (sample.support > 0)).tolist()
+    if not present:
         return NONE
     values = getattr(sample.plain, metric.mean_of)[0, present]
     low, high = np.array([class_limits(sample, k)[metric.mean_of] for k in present]).T

@@ -93,7 +93,7 @@ def _own(series: Sequence[Series], study: Study, reference: str | None) -> list[
     if reference is not None and not named:
         known = dict.fromkeys(one.key for one in series)
         there_are = "no finished run; there are"
-        raise LmdError(f"--reference: {unknown('method', key, known, there_are=there_are)}")
+        raise LmdError(f"--reference: {unknown('method', reference, known, there_are=there_are)}")
     if reference is None and study.own:
         found = [one for one in series if one.key in study.own]
     else:
