@@ -49,7 +49,7 @@ KINDS = {
         "`lmd train` as a process, killed at a random moment from its start on, then `--resume`",
         SAME,
         kills.kill_process,
-        12,
+        15,
         KILL,
     ),
     "kill-phase": Kind(
@@ -57,7 +57,7 @@ KINDS = {
         "`--resume`",
         SAME,
         kills.kill_phase,
-        72,
+        90,
         KILL,
     ),
     "kill-benchmark": Kind(
@@ -268,7 +268,7 @@ def _read(path: Path, seed: int) -> dict[tuple[str, int], dict[str, Any]]:
 
 def _table(done: dict[tuple[str, int], dict[str, Any]]) -> str:
     lines = ["| what | how many | right | right means |", "|---|---|---|---|"]
-    wrong, sums = [], Counter[str]()
+    wrong, sums, places = [], Counter[str](), Counter[str]()
     for key, kind in KINDS.items():
         rows = [row for (of, _), row in done.items() if of == key]
         if not rows:
@@ -277,15 +277,17 @@ def _table(done: dict[tuple[str, int], dict[str, Any]]) -> str:
         lines.append(f"| {kind.title} | {len(rows)} | {right} | {kind.right} |")
         sums[kind.group] += len(rows)
         wrong += [f"{key} {row['number']}: {row['found']}" for row in rows if row["found"] != RIGHT]
-    places = Counter[str]()
-    for (key, _), row in done.items():
-        if KINDS[key].group == KILL:
-            places.update(row["where"].split(", then "))
-    text = "\n".join(lines)
-    text += "\n\nIn sum: " + ", ".join(f"{n} {what}" for what, n in sums.items()) + "."
+        if kind.group == KILL:
+            places.update(where for row in rows for where in row["where"].split(", then "))
+    late = places.pop("end", 0)  # all was written when the kill came
+    texts = [f"{n} {what}" for what, n in sums.items() if what != KILL]
+    if sums[KILL]:
+        texts.insert(0, f"{places.total()} {KILL} in {sums[KILL]} experiments")
+    text = "\n".join(lines) + f"\n\nIn sum: {', '.join(texts)}."
     if places:
-        text += " Where the kills met a run: "
+        text += " Where the kills met a run, by its marks or by its files: "
         text += "; ".join(f"{where} {n}" for where, n in sorted(places.items())) + "."
+        text += f" {late} more came too late and are not counted." if late else ""
     if wrong:
         text += "\n\nWrong:\n\n" + "\n".join(f"- {' '.join(one.split())}" for one in wrong)
     return text
