@@ -171,12 +171,21 @@ def test_refit_ships_a_model_of_all_images(folder: Path) -> None:
 
 def test_a_resumed_folder_keeps_what_is_not_said_again(folder: Path, toy: Path) -> None:
     before = stamps(folder)
-    done = CliRunner().invoke(app, words(toy, folder, "--resume", "--quiet"))
+    done = CliRunner().invoke(
+        app, words(toy, folder, "--resume", "--quiet", "--log", "tensorboard")
+    )
     assert done.exit_code == 0, done.exception
     record = RunFolder.open(folder).read_record()
     assert record.folds is not None
     assert record.folds.final == "refit"
     assert stamps(folder) == before
+    # A tracker gets the numbers of the whole.
+    from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
+
+    found = EventAccumulator(str(folder / "tensorboard"))
+    found.Reload()
+    value = record.metrics["test"]["balanced_accuracy"].value
+    assert found.Scalars("test/balanced_accuracy")[0].value == pytest.approx(value)
 
 
 def test_another_final_model_needs_no_training(folder: Path, toy: Path, tmp_path: Path) -> None:
