@@ -85,4 +85,4 @@ def test_readme(place: Path, trained: RunFolder) -> None:
     replaced = {'"FOLDER"': repr(data), '"small"': '"quick.toml"', 'method="lmd"': 'method="ce"'}
     found = run_python("README.md", replaced=replaced)
     assert found["run"].read_record().status == "finished"
-    assert "lmd.load(run.path).predict" in page("README.md")
+    assert "lmd.load(run).predict" in page("README.md")

@@ -40,6 +40,7 @@ Switch = Annotated[bool, Field(strict=True)]
 _ALIASES = dict.fromkeys(
     ("isic2019-lt-r100", "isic2019-lt-r300", "isic2019-lt-r500"), "isic2019-lt"
 )
+_FOLD = "a fold and how many there are, such as [2, 5], or [0, 5] for no test part"
 _RATIOS = "three ratios for train, validation and test, such as 7:1:2"
 
 
@@ -71,7 +72,7 @@ class Protocol(BaseModel):
     # validation then divide the other images by the first two numbers of ``split``.
     fold: Annotated[
         tuple[int, Annotated[int, Field(ge=2)]] | None,
-        _about("Which fold of how many is tested; --folds sets it."),
+        _about("Which fold of how many is tested; --folds sets it.", rule=_FOLD),
     ] = None
 
     # Model.
@@ -131,7 +132,7 @@ class Protocol(BaseModel):
     @classmethod
     def _in_range(cls, fold: tuple[int, int] | None) -> tuple[int, int] | None:
         if fold is not None and not 0 <= fold[0] <= fold[1]:
-            raise ValueError(f"the fold must be from 1 to {fold[1]}, or 0 for no test part")
+            raise ValueError(f"must be {_FOLD}; it is {shown(list(fold))}")
         return fold
 
     @model_serializer(mode="wrap")

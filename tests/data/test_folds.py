@@ -98,7 +98,7 @@ def test_what_cannot_be_divided_is_refused() -> None:
     with pytest.raises(LmdError, match="has 3 images, fewer than 5 folds"):
         make_folds(table_of((2, 1)), 5)
     parts = replace(table_of((2, 2)), parts=np.array(["train", "test"] * 2))
-    with pytest.raises(LmdError, match=r'toy has parts of its own.*--split-column ""'):
+    with pytest.raises(LmdError, match=r"toy has parts of its own.*columns={'split_column': ''}"):
         without_parts(parts, None)
     assert without_parts(parts, "").parts is None
 

@@ -94,8 +94,8 @@ def test_what_does_not_pay_is_said_and_not_written(
 def test_mistakes_are_named(run: RunFolder, tmp_path: Path) -> None:
     target = tmp_path / "m.onnx"
     for options, message in (
-        ({"quantise": "int4"}, "--quantise must be int8; it is 'int4'"),
-        ({"anyway": True}, "--anyway needs --quantise int8"),
+        ({"quantise": "int4"}, "quantise must be int8; it is 'int4'"),
+        ({"anyway": True}, "anyway=True needs quantise int8"),
         ({"data": "x.npz"}, "--data needs --quantise int8"),
         ({"quantise": "int8", "data": "absent.npz"}, r"absent\.npz does not exist"),
     ):

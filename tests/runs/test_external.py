@@ -88,7 +88,7 @@ def test_images_of_another_kind_are_flagged_and_unknown_classes_follow_the_rule(
     given["images"] = np.concatenate([given["images"], endoscopy(12)])
     given["labels"] = np.array([*given["labels"].astype(str), *["polyp"] * 12])
     np.savez(tmp_path / "mixed.npz", **given)
-    with pytest.raises(LmdError, match=r"does not know 'polyp' \(12 images\).*--skip-unknown"):
+    with pytest.raises(LmdError, match=r"does not know 'polyp' \(12 images\).*skip_unknown=True"):
         evaluated(run, tmp_path / "mixed.npz", tmp_path / "out")
     assert not (tmp_path / "out").exists()
     made = evaluated(run, tmp_path / "mixed.npz", tmp_path / "out", skip_unknown=True)
@@ -192,7 +192,7 @@ def test_a_calibrated_model_can_be_tested_elsewhere_too(run: RunFolder, tmp_path
     saved = RunFolder.open(tmp_path / "out").read_predictions().parts["test"].probabilities
     found = lmd.load(new.path).predict(list(arrays((6, 6, 6))["images"])).probabilities
     np.testing.assert_allclose(saved, found, atol=1e-6)
-    with pytest.raises(LmdError, match=r"--quantise needs a run of `lmd train`"):
+    with pytest.raises(LmdError, match=r"quantise needs a run of `lmd train`"):
         export_run(new.path, tmp_path / "m.onnx", quantise="int8")
     np.savez(tmp_path / "f.npz", features=np.random.default_rng(0).normal(size=(40, 3)),
              labels=np.arange(40) % 2)  # fmt: skip
@@ -227,7 +227,7 @@ def test_the_folder_can_be_scored_again(run: RunFolder, tmp_path: Path) -> None:
         ({"data": "copy.npz"}, r"run was trained on .*copy\.npz"),
         ({"data": "absent.csv"}, "does not exist"),
         ({"data": "clinic.npz", "part": "test"}, "has no test part"),
-        ({"data": "clinic.npz", "part": "tset"}, "--part must be one of train, validation, test"),
+        ({"data": "clinic.npz", "part": "tset"}, "part must be one of train, validation, test"),
         ({"data": "clinic.npz", "out": "run"}, "is the run itself"),
     ],
 )

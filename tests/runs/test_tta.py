@@ -51,7 +51,7 @@ def test_probabilities_are_the_mean_over_four_images(run: Path) -> None:
 
 
 def test_sets_are_not_calibrated_for_mirror_images(run: Path) -> None:
-    with pytest.raises(LmdError, match="--tta cannot be used with --coverage"):
+    with pytest.raises(LmdError, match="tta=True cannot be used with coverage"):
         lmd.load(run).predict(toy_images((1, 1, 1)).pixels, tta=True, coverage=0.9)
 
 
@@ -96,7 +96,7 @@ def test_evaluate_writes_a_folder_beside_the_run(run: Path) -> None:
 def test_only_an_evaluation_of_this_kind_is_replaced(run: Path, tmp_path: Path) -> None:
     evaluate_tta(run, resamples=10, quiet=True)
     evaluate_tta(run, resamples=10, quiet=True)
-    with pytest.raises(LmdError, match="was made with --tta"):
+    with pytest.raises(LmdError, match="was made with tta=True"):
         evaluate_tta(run.parent / "run-tta", quiet=True)
     record = run.parent / "run-tta" / "record.json"
     record.unlink()

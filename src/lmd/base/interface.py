@@ -11,7 +11,8 @@ from lmd.base.text import as_toml
 
 _terminal: list[bool] = []
 _FLAGS = {
-    *("resume", "overwrite", "skip_bad", "keep_features", "allow_outside", "by_lesion"),
+    *("resume", "overwrite", "skip_bad", "skip_unknown", "keep_features", "allow_outside"),
+    *("by_lesion", "tta", "anyway"),
     *("allow_missing_images", "published_counts"),
 }
 _COLUMNS = {"image_column", "label_column", "group_column", "split_column", "allow_outside", "root"}
@@ -19,7 +20,7 @@ _QUOTED = re.compile(r"(`[^`]*`)")  # a command is one in Python too
 _SET = re.compile(r"--set (\w+)=(\[[^\]]*\]|[^\s,;)]*[^\s,;:.)])")
 # Options that messages name with a value.
 _VALUED = re.compile(
-    r"--(device(?= cpu)|weights(?= FILE)|(?:image|label|group|split)-column) ('[^']*'|[\w-]+)"
+    r"--(device(?= cpu)|weights(?= FILE)|(?:image|label|group|split)-column) ('[^']*'|\"\"|[\w-]+)"
 )
 _OPTION = re.compile(r"(?<![\w-])--([a-z][a-z-]+)")
 
@@ -62,7 +63,7 @@ def spoken(text: str) -> str:
 
 def _keywords(text: str) -> str:
     text = _SET.sub(lambda found: f"settings={{{found[1]!r}: {_literal(found[2])}}}", text)
-    text = _VALUED.sub(lambda found: _keyword(found[1], found[2].strip("'")), text)
+    text = _VALUED.sub(lambda found: _keyword(found[1], found[2].strip("'\"")), text)
     return _OPTION.sub(lambda found: _keyword(found[1]), text)
 
 
