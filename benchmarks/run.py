@@ -1,6 +1,6 @@
 """Run all benchmarks and compare with the targets; exit code 1 if one is missed.
 
-python benchmarks/run.py [stage2 stage1 inference decoding growth calibrate]
+python benchmarks/run.py [stage2 stage1 inference decoding growth calibrate serving]
 """
 
 import argparse
@@ -16,7 +16,7 @@ from pathlib import Path
 import torch
 from common import HERE, Result
 
-ALL = ("stage2", "stage1", "inference", "decoding", "growth", "calibrate")
+ALL = ("stage2", "stage1", "inference", "decoding", "growth", "calibrate", "serving")
 
 
 def where() -> str:

@@ -3,6 +3,7 @@
 import base64
 import json
 import os
+import shutil
 import subprocess
 import time
 from collections.abc import Iterator
@@ -10,7 +11,10 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
+import pytest
+
 CHROMIUM = Path("/usr/bin/chromium")
+AXE = "4.14.0"  # the version of axe-core
 
 
 class Browser:
@@ -84,6 +88,30 @@ class Browser:
         found = self.send("Page.captureScreenshot", captureBeyondViewport=True)
         path.write_bytes(base64.b64decode(found["data"]))
 
+    def drop(self, x: float, y: float, *paths: Path) -> None:
+        """Drag files from outside and drop them at a place of the window."""
+        data = {"items": [], "files": [str(path) for path in paths], "dragOperationsMask": 1}
+        for kind in ("dragEnter", "dragOver", "drop"):
+            self.send("Input.dispatchDragEvent", type=kind, x=x, y=y, data=data)
+
+    def downloads(self, folder: Path) -> None:
+        """Save what the page offers in a folder."""
+        self.send("Page.setDownloadBehavior", behavior="allow", downloadPath=str(folder))
+
+    def serious(self) -> list[str]:
+        """What axe-core finds serious or critical in the page as it is now."""
+        self.value(f"{axe_script()}; 0")
+        self.value(
+            "window.found = null; axe.run(document, {resultTypes: ['violations']})"
+            ".then((all) => { window.found = all.violations; }); 0"
+        )
+        self.until("window.found !== null", seconds=300)
+        found = self.value(
+            "window.found.filter((v) => ['serious', 'critical'].includes(v.impact))"
+            ".map((v) => v.id + ': ' + v.nodes.slice(0, 3).map((n) => n.html.slice(0, 200)))"
+        )
+        return [str(each) for each in found]
+
     def _message(self) -> dict[str, Any]:
         while b"\0" not in self._rest:
             data = os.read(self._into, 1 << 16)
@@ -126,3 +154,18 @@ def opened(folder: Path) -> Iterator[Browser]:
         process.wait()
         os.close(ours_out)
         os.close(ours_in)
+
+
+def axe_script() -> str:
+    """The script of axe-core, which npm fetches once into the user's cache."""
+    cache = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache")
+    folder = cache / f"lmd-tests-axe-{AXE}"
+    script = folder / "node_modules" / "axe-core" / "axe.min.js"
+    if not script.exists():
+        if shutil.which("npm") is None:
+            pytest.skip("npm is absent, so axe-core cannot be fetched")
+        command = ["npm", "install", "--no-audit", "--no-fund", "--ignore-scripts"]
+        command += ["--prefix", str(folder), f"axe-core@{AXE}"]
+        if subprocess.run(command, capture_output=True, check=False, timeout=300).returncode:
+            pytest.skip("npm could not fetch axe-core")
+    return script.read_text(encoding="utf-8")

@@ -2,6 +2,8 @@
 
 import asyncio
 import io
+import subprocess
+import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -121,3 +123,21 @@ def is_problem(response: Any) -> bool:
     body = response.json()
     right = response.headers["content-type"] == "application/problem+json"
     return right and body["status"] == response.status_code and {"type", "title"} <= body.keys()
+
+
+@contextmanager
+def started(folder: Path, *options: str) -> Iterator[tuple[subprocess.Popen[str], str]]:
+    """A server in a process of its own, and its address."""
+    command = [sys.executable, "-m", "lmd", "serve", str(folder), "--port", "0", *options]
+    command += [] if "--engine" in options else ["--engine", "torch"]  # which starts faster
+    process = subprocess.Popen(command, stdout=subprocess.PIPE, text=True)
+    try:
+        assert process.stdout is not None
+        lines = iter(process.stdout.readline, "")
+        page = next((line for line in lines if line.startswith("The page: ")), None)
+        assert page is not None, "the server did not start"
+        yield process, page.split()[-1]
+    finally:
+        process.kill()
+        process.wait()
+        process.stdout.close()

@@ -1,14 +1,11 @@
 """The straightforward way and ours give the same numbers; the benchmarks' own arithmetic."""
 
-import importlib.util
-import sys
-from types import ModuleType
-
 import pytest
 import torch
+from scripts import common, script
 from torch import nn
 from torch.nn import functional as F
-from toys import ROOT, virtual_sample
+from toys import virtual_sample
 
 from lmd.methods.lmd.calibrate import expected_cross_entropy, normal_draws, sgd_pass
 from lmd.methods.lmd.e_step import fdc_loss
@@ -18,20 +15,7 @@ from lmd.methods.lmd.virtual_pass import pays, virtual_pass
 K, C, N = 4, 12, 240
 
 
-def script(name: str) -> ModuleType:
-    path = ROOT / "benchmarks" / f"{name}.py"
-    spec = importlib.util.spec_from_file_location(f"benchmark_{name}", path)
-    assert spec is not None
-    assert spec.loader is not None
-    module = importlib.util.module_from_spec(spec)
-    sys.modules[spec.name] = module
-    spec.loader.exec_module(module)
-    return module
-
-
-naive, common, breakdown = script("naive"), script("common"), script("breakdown")
-sys.modules.setdefault("common", common)  # the scripts import it by this name
-growth = script("growth")
+naive, breakdown, growth = script("naive"), script("breakdown"), script("growth")
 
 
 @pytest.fixture

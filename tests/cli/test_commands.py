@@ -78,7 +78,8 @@ def test_a_run_folder_is_complete(trained: Path) -> None:
     names = {p.name for p in trained.iterdir()}
     assert names == {
         "record.json", "predictions.npz", "history.csv", "model.safetensors", "model.json",
-        "checkpoint", "report.html", "novelty.safetensors", "model-card.md", "model-card.html",
+        "checkpoint", "report.html", "novelty.safetensors", "examples.npz", "model-card.md",
+        "model-card.html",
     }  # fmt: skip
     found = RunFolder(trained).read()
     record = found.record

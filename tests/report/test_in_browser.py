@@ -1,72 +1,133 @@
-"""The report as a phone and a printer show it."""
+"""The report in a real browser: sorting, saving, dark mode, phone and print."""
 
-import shutil
+import base64
+import re
+import time
 from collections.abc import Iterator
+from pathlib import Path
 
+import numpy as np
 import pytest
 from browser import CHROMIUM, Browser, opened
 from pages import report_of
-from runs_on_disk import SKIN, edited, make_run
+from runs_on_disk import SKIN, make_run
 
-from lmd.methods import METHODS
+from lmd.data.synthetic import render
+from lmd.runfolder.examples import Examples
+from lmd.runfolder.folder import RunFolder
+from lmd.scoring.examples import confident_mistakes, uncertain_hits
 
-pytestmark = pytest.mark.skipif(not CHROMIUM.exists(), reason="needs chromium")
-
-# Pairs of boxes in one list of facts or in one table cell that lie on one another.
-OVERLAPS = """
-[...document.querySelectorAll("dl div, .gaps tr, .legend")].flatMap(row => {
-  const boxes = [...row.children].map(each => {
-    const range = document.createRange();
-    range.selectNodeContents(each);
-    return [each.textContent, range.getBoundingClientRect()];
-  });
-  return boxes.flatMap(([a, one], i) => boxes.slice(i + 1)
-    .filter(([b, two]) => one.width && two.width && one.left < two.right - 1 &&
-      two.left < one.right - 1 && one.top < two.bottom - 1 && two.top < one.bottom - 1)
-    .map(([b, two]) => a + " / " + b));
-})
-"""
-STYLE = "getComputedStyle(document.querySelector('{}')).{}"
+pytestmark = [
+    pytest.mark.slow,
+    pytest.mark.skipif(not CHROMIUM.exists(), reason=f"{CHROMIUM} is absent"),
+]
 
 
 @pytest.fixture(scope="module")
-def page(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Browser]:
-    folder = tmp_path_factory.mktemp("page")
-    for name, skill in (("lmd", 2.0), ("ce", 1.0)):
-        make_run(folder / name, SKIN, skill=skill, title=name.upper())
-    with edited(folder / "lmd") as record:
-        record["method"]["settings"] = METHODS["lmd"].defaults()  # with all its long names
-    report_of(folder / "lmd", compare=[folder / "ce"])
-    with opened(folder / "profile") as browser:
-        browser.size(390, 844)
-        browser.send("Page.navigate", url=f"file://{folder / 'lmd' / 'report.html'}")
-        browser.until("document.readyState === 'complete'")
-        yield browser
-    shutil.rmtree(folder, ignore_errors=True)
+def report(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The report of a run with pictures, with another run side by side."""
+    folder = tmp_path_factory.mktemp("report")
+    make_run(folder / "lmd", SKIN)
+    make_run(folder / "ce", SKIN, skill=1.0, title="CE")
+    of = RunFolder(folder / "lmd").read_predictions().parts["test"]
+    both = (confident_mistakes, uncertain_hits)
+    chosen = [int(i) for pick in both for i in pick(of.labels, of.probabilities)]
+    pictures = np.stack([render(0, int(of.labels[i]), i, 64) for i in chosen])
+    ramp = np.linspace(0, 255, 64).astype(np.uint8)
+    heat = np.broadcast_to(np.minimum(ramp, ramp[:, None]), (len(chosen), 64, 64))
+    examples = Examples(of.ids[chosen], pictures, np.ascontiguousarray(heat))
+    (folder / "lmd" / "examples.npz").write_bytes(examples.to_bytes())
+    return report_of(folder / "lmd", compare=[folder / "ce"])
 
 
-@pytest.mark.parametrize("wide", [390, 1280])
-def test_no_key_lies_on_its_value(page: Browser, wide: int) -> None:
-    page.size(wide, 844)
-    assert page.value("document.querySelectorAll('dl div').length") > 60
-    assert page.value(OVERLAPS) == []
-    assert page.value("document.documentElement.scrollWidth") == wide
+@pytest.fixture(scope="module")
+def browser(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Browser]:
+    with opened(tmp_path_factory.mktemp("profile")) as found:
+        yield found
 
 
-def test_a_phone_shows_the_whole_comparison(page: Browser) -> None:
-    page.size(390, 844)
-    table = "document.querySelector('.gaps')"
-    assert page.value(f"{table}.scrollWidth <= {table}.parentElement.clientWidth")
-    assert page.value(f"{table}.textContent.includes('the same as balanced accuracy')")
+def open_page(browser: Browser, report: Path, wide: int, scheme: str = "light") -> None:
+    browser.size(wide, 900, scheme)
+    browser.errors.clear()
+    browser.send("Page.navigate", url=report.as_uri())
+    browser.until("document.readyState === 'complete' && !!document.querySelector('.save')")
 
 
-def test_print_keeps_a_heading_its_text_and_its_chart_together(page: Browser) -> None:
-    page.send("Emulation.setEmulatedMedia", media="print")
-    try:
-        for selector in ("#confusion h2", "#confusion h2 + p", "#counts .legend", "#recall h3 + p"):
-            assert page.value(STYLE.format(selector, "breakAfter")) == "avoid", selector
-        for selector in ("#confusion h2 + p", "#confusion .desk", "figure"):
-            assert page.value(STYLE.format(selector, "breakInside")) == "avoid", selector
-        assert page.value(STYLE.format("#confusion .phone", "display")) == "none"
-    finally:
-        page.send("Emulation.setEmulatedMedia", media="")
+def test_every_table_sorts_by_every_column(browser: Browser, report: Path) -> None:
+    open_page(browser, report, 1280)
+    column = (
+        "[...document.querySelectorAll('.classes tbody tr')].map((r) => +r.cells[4].dataset.value)"
+    )
+    head = "document.querySelectorAll('.classes thead button')[4]"
+    browser.value(f"{head}.click()")
+    values = browser.value(column)
+    assert values == sorted(values, reverse=True)
+    browser.value(f"{head}.click()")
+    assert browser.value(column) == sorted(values)
+    assert browser.value(f"{head}.parentElement.getAttribute('aria-sort')") == "ascending"
+    tables = "document.querySelectorAll('table')"
+    assert browser.value(f"{tables}.length") >= 6
+    heads = f"[...{tables}].flatMap((t) => [...t.tHead.rows[0].cells])"
+    assert browser.value(f"{heads}.every((e) => e.querySelector('button'))")
+    assert browser.errors == []
+
+
+@pytest.mark.parametrize("scheme", ["light", "dark"])
+def test_a_figure_is_saved_with_its_data(
+    browser: Browser, report: Path, tmp_path: Path, scheme: str
+) -> None:
+    open_page(browser, report, 1280, scheme)
+    dark = browser.value("getComputedStyle(document.body).backgroundColor") == "rgb(20, 23, 26)"
+    assert dark == (scheme == "dark")
+    browser.downloads(tmp_path)
+    menu = "document.querySelector('.plot[data-name=\"recall\"] .save')"
+    browser.value(f"{menu}.open = true")
+    for kind in (0, 2):  # SVG, CSV
+        browser.value(f"{menu}.querySelectorAll('button')[{kind}].click()")
+    end = time.monotonic() + 60
+    while {path.name for path in tmp_path.iterdir()} != {"recall.svg", "recall.csv"}:
+        assert time.monotonic() < end, list(tmp_path.iterdir())
+        time.sleep(0.1)
+    drawing = (tmp_path / "recall.svg").read_text(encoding="utf-8")
+    assert drawing.startswith("<svg")
+    assert 'xmlns="http://www.w3.org/2000/svg"' in drawing
+    assert "class=" not in drawing.replace('class="chart"', "")
+    # In print colours, whatever the screen has.
+    assert {"rgb(0, 114, 178)", "rgb(213, 94, 0)"} <= set(re.findall(r'fill="([^"]+)"', drawing))
+    data = (tmp_path / "recall.csv").read_text(encoding="utf-8").splitlines()
+    assert data[0] == "class,tier,recall,low,high,training_images,images"
+    assert len(data) == 1 + len(SKIN)
+    assert browser.errors == []
+
+
+def test_a_figure_is_printed_alone_on_a_page_of_its_size(browser: Browser, report: Path) -> None:
+    open_page(browser, report, 1280)
+    menu = "document.querySelector('.plot[data-name=\"reliability\"]')"
+    browser.value(f"window.print = () => 0; {menu}.querySelectorAll('.save button')[1].click()")
+    wide, high = browser.value(
+        f"['width', 'height'].map((k) => +{menu}.querySelector('svg').getAttribute(k))"
+    )
+    pdf = base64.b64decode(browser.send("Page.printToPDF", preferCSSPageSize=True)["data"])
+    assert pdf.startswith(b"%PDF")
+    assert len(re.findall(rb"/Type\s*/Page\b", pdf)) == 1
+    box = re.findall(rb"/MediaBox\s*\[([^\]]+)\]", pdf)[0].split()
+    assert float(box[2]) == pytest.approx(0.75 * (wide + 16), abs=1.5)
+    assert float(box[3]) == pytest.approx(0.75 * (high + 16), abs=1.5)
+    browser.value("dispatchEvent(new Event('afterprint'))")
+    assert browser.value("document.getElementById('sheet')") is None
+    whole = base64.b64decode(browser.send("Page.printToPDF")["data"])
+    assert len(re.findall(rb"/Type\s*/Page\b", whole)) > 3
+
+
+def test_a_phone_shows_all_of_it(browser: Browser, report: Path) -> None:
+    open_page(browser, report, 390)
+    assert browser.value("document.documentElement.scrollWidth") <= 390
+    assert browser.value("[...document.images].every((e) => e.complete && e.naturalWidth > 0)")
+    assert browser.value("document.querySelector('.phone').offsetHeight") > 0
+
+
+@pytest.mark.parametrize(("wide", "scheme"), [(1280, "light"), (390, "dark")])
+def test_axe_finds_nothing_serious(browser: Browser, report: Path, wide: int, scheme: str) -> None:
+    open_page(browser, report, wide, scheme)
+    browser.value("document.querySelectorAll('details').forEach((e) => { e.open = true; })")
+    assert browser.serious() == []

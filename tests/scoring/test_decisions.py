@@ -2,11 +2,11 @@
 
 import numpy as np
 import pytest
-from sklearn.metrics import roc_curve
+from sklearn.metrics import precision_recall_curve, roc_curve
 from toys import toy_predictions
 
 from lmd.scoring.costs import Costs
-from lmd.scoring.decisions import predictive, roc_points, score_decisions
+from lmd.scoring.decisions import precision_recall, predictive, roc_points, score_decisions
 from lmd.scoring.prevalence import class_mix, reweighted
 from lmd.scoring.rules import Rule
 from lmd.scoring.sample import Sample
@@ -120,3 +120,23 @@ def test_classes_without_images_and_an_unknown_mix() -> None:
     unknown = score_decisions(sample, Rule(), CLASSES, "unknown").per_class[0]
     assert unknown.ppv.value is None
     assert unknown.recall.value is not None
+
+
+def test_precision_and_recall_are_those_of_scikit_learn() -> None:
+    labels, probabilities = toy_predictions(skill=1.5)
+    sample = Sample(labels, probabilities)
+    mix = sample.support / sample.support.sum()
+    for k in range(5):
+        own, scores = labels == k, probabilities[:, k]
+        found = precision_recall(roc_points(sample, sample.probabilities, mix, k), float(mix[k]))
+        precision, recall, _ = precision_recall_curve(own, scores)
+        wanted = np.stack([recall[:-1], precision[:-1]], 1)[::-1]
+        assert found == pytest.approx(wanted)
+
+
+def test_precision_is_counted_in_the_stated_mix() -> None:
+    roc = np.array([[0.0, 0.0], [0.1, 0.8], [1.0, 1.0]])
+    found = precision_recall(roc, 0.01)
+    assert found[0] == pytest.approx([0.8, 0.008 / (0.008 + 0.099)])
+    assert found[-1] == pytest.approx([1.0, 0.01])
+    assert precision_recall(roc, 0.0)[:, 1] == pytest.approx([0, 0])

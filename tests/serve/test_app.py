@@ -176,3 +176,21 @@ def test_pages_load_nothing_from_elsewhere(web: WebClient, path: str) -> None:
     assert "https://" not in found.text
     assert "@import" not in found.text
     assert "/api/models/{model}/explain" in web.get("/openapi.json").json()["paths"]
+
+
+@pytest.mark.parametrize(
+    ("method", "path", "status"),
+    [
+        ("POST", "/api/models/run/extra/predict", 404),
+        ("POST", "/api/models//predict", 404),
+        ("POST", "/api/models/predict", 405),  # of a model of this name, which has only GET
+        ("GET", "/api/models/run/predict", 405),
+        ("POST", "/predict", 404),
+    ],
+)
+def test_addresses_beside_the_direct_way(
+    web: WebClient, method: str, path: str, status: int
+) -> None:
+    found = web.request(method, path)
+    assert found.status_code == status
+    assert is_problem(found)

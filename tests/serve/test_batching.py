@@ -1,6 +1,7 @@
 """Images of several requests share a batch, and the queue has an end."""
 
 import threading
+import time
 
 import numpy as np
 import pytest
@@ -54,6 +55,20 @@ def test_a_batch_waits_for_images_that_are_being_decoded() -> None:
     with batcher.places(1):  # nobody else is coming, so it does not wait for 5 s
         batcher.submit(image(1)).result(2)
     batcher.close()
+
+
+def test_a_batch_waits_longer_if_more_than_one_batch_is_on_its_way() -> None:
+    for places, sizes in ((2, [1, 1]), (3, [2])):
+        model = Model()
+        batcher = Batcher(model, batch=2, wait=0.2)
+        with batcher.places(places):
+            first = batcher.submit(image(1))
+            time.sleep(0.4)  # longer than the wait, shorter than that under load
+            second = batcher.submit(image(2))
+            first.result(10)
+            second.result(10)
+        assert model.sizes == sizes
+        batcher.close()
 
 
 def test_the_queue_has_an_end() -> None:

@@ -22,6 +22,7 @@ pytestmark = [
 def address(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
     uvicorn = pytest.importorskip("uvicorn")
     folder = shipped(tmp_path_factory.mktemp("served") / "run")
+    (folder / "model-card.md").write_text("# Card\n\n| a | b |\n|---|---|\n| 1 | 2 |\n")
     export_onnx(folder, folder.parent / "small.onnx")
     app = create_app(make_service(folder, folder.parent / "small.onnx"))
     listening = socket.create_server(("127.0.0.1", 0))
@@ -106,3 +107,43 @@ def test_the_keyboard_reaches_everything_and_it_has_a_name(
     pictures = "[...document.querySelectorAll('img')].every((e) => e.alt)"
     assert browser.value(pictures) is True
     assert browser.errors == []
+
+
+def test_an_image_is_dropped_an_error_is_shown_and_the_prevalence_is_changed(
+    browser: Browser, address: str, images: list[Path]
+) -> None:
+    open_page(browser, address, 1280, "light")
+    browser.drop(640, 450, images[0])  # anywhere on the page
+    browser.until("document.querySelectorAll('.stage img').length === 3")
+    assert browser.value("document.getElementById('one-title').textContent") == "a.png"
+    shares = "[...document.querySelectorAll('.bars li')].map((e) => e.innerText).join()"
+    before = browser.value(shares)
+    browser.value("document.querySelector('input[value=\"uniform\"]').click()")
+    browser.until(f"{shares} !== {before!r}")
+    browser.value("document.querySelector('input[value=\"own\"]').click()")
+    browser.value(
+        "const first = document.getElementById('own-0'); first.value = 99;"
+        "first.dispatchEvent(new Event('input', {bubbles: true}))"
+    )
+    browser.until("document.getElementById('problem').textContent.includes('the sum 100 %')")
+    assert "must be 100" in browser.value("document.getElementById('own-sum').textContent")
+    browser.value("document.querySelector('input[value=\"\"]').click()")
+    browser.until("document.getElementById('problem').textContent === ''")
+    browser.drop(640, 450, images[2])
+    browser.until("document.querySelectorAll('.card .problem').length === 2")
+    said = browser.value("document.querySelector('.card .problem').textContent")
+    assert said == "Send a JPEG, PNG, TIFF or DICOM image."
+    assert browser.errors == []
+
+
+@pytest.mark.parametrize(("wide", "scheme"), [(1280, "light"), (390, "dark")])
+def test_axe_finds_nothing_serious(
+    browser: Browser, address: str, images: list[Path], wide: int, scheme: str
+) -> None:
+    open_page(browser, address, wide, scheme)
+    browser.choose("#files", *images)
+    browser.until("document.getElementById('status').textContent.includes('1 could not be read')")
+    browser.until("document.querySelectorAll('.stage img').length >= 2")
+    browser.value("document.querySelectorAll('details').forEach((e) => { e.open = true; })")
+    browser.value("document.querySelector('input[value=\"own\"]').click()")
+    assert browser.serious() == []

@@ -3,36 +3,15 @@
 import asyncio
 import signal
 import socket
-import subprocess
-import sys
 import threading
 import time
-from collections.abc import Iterator
-from contextlib import contextmanager
 from pathlib import Path
 
 import httpx
 import pytest
-from served import encoded, photo, shipped
+from served import encoded, photo, shipped, started
 
 from lmd.serve.run import _bound
-
-
-@contextmanager
-def started(folder: Path, *options: str) -> Iterator[tuple[subprocess.Popen[str], str]]:
-    """A server in a process of its own, and its address."""
-    command = [sys.executable, "-m", "lmd", "serve", str(folder), "--port", "0", *options]
-    process = subprocess.Popen(command, stdout=subprocess.PIPE, text=True)
-    try:
-        assert process.stdout is not None
-        lines = iter(process.stdout.readline, "")
-        page = next((line for line in lines if line.startswith("The page: ")), None)
-        assert page is not None, "the server did not start"
-        yield process, page.split()[-1]
-    finally:
-        process.kill()
-        process.wait()
-        process.stdout.close()
 
 
 def test_sigterm_finishes_what_was_begun(tmp_path: Path) -> None:
@@ -69,6 +48,7 @@ def test_sigterm_finishes_what_was_begun(tmp_path: Path) -> None:
         (["--host", "0.0.0.0"], "needs --token"),
         (["--max-files", "0"], "--max-files must be above 0"),
         (["--queue", "2"], "--queue must be at least --max-files"),
+        (["--engine", "cuda"], "--engine must be auto, onnx or torch; it is 'cuda'"),
     ],
 )
 def test_mistakes_are_found_before_anything_is_loaded(options: list[str], message: str) -> None:

@@ -7,7 +7,7 @@ from hostile import uploads
 from served import WebClient, client, is_problem, make_service, shipped
 
 from lmd.serve.problems import Problem
-from lmd.serve.uploads import check_name
+from lmd.serve.uploads import _has_hidden, check_name
 
 pytest.importorskip("pydicom")
 UPLOADS = uploads()
@@ -44,3 +44,15 @@ def test_it_is_refused(web: WebClient, name: str) -> None:
     assert is_problem(found)
     assert "/tmp" not in found.text
     assert " object at 0x" not in found.text
+
+
+@pytest.mark.parametrize(
+    "mark",
+    [b"<script", b"<HTML", b"<svg ", b"<SvG>", b"<!DocType", b"<?php\n", b"<iframe", b"#!/bin/"],
+)
+@pytest.mark.parametrize("around", [b"", b"<", b"<s" * 3000, bytes(range(256)) * 20])
+def test_what_is_hidden_is_found_wherever_it_is(mark: bytes, around: bytes) -> None:
+    assert _has_hidden(around + mark + around)
+    assert _has_hidden(around + mark)
+    assert not _has_hidden(around + mark[:-1] + b"_" + around)
+    assert not _has_hidden(around + b"<" + around)

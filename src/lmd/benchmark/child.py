@@ -63,6 +63,7 @@ def _train(job: dict[str, Any]) -> None:
         profile=request["profile"],
         columns=request["columns"],
         skip_bad=request["skip_bad"],
+        images=request.get("images", True),
         out=out,
         resume=True,
         device=job["device"],

@@ -44,6 +44,7 @@ class Asked(BaseModel):
     profile: str
     columns: dict[str, Any]
     skip_bad: bool
+    images: bool = True
 
 
 def cross_validate(
@@ -59,6 +60,7 @@ def cross_validate(
     resume: bool = False,
     overwrite: bool = False,
     skip_bad: bool = False,
+    images: bool = True,
     columns: Mapping[str, Any] | None = None,
     workers: int | None = None,
     device: str = "auto",
@@ -84,6 +86,7 @@ def cross_validate(
     }
     if data is not None:
         values |= {"profile": profile, "skip_bad": skip_bad, "method": method}
+        values |= {"images": images}
         values |= _located(data, protocol, dict(settings or {}), dict(columns or {}))
     elif before is not None:
         values = before.model_dump() | values
@@ -135,6 +138,7 @@ def plan_folds(asked: Asked) -> Plan:
             settings=found.settings,
             columns=asked.columns,
             skip_bad=asked.skip_bad,
+            images=asked.images,
         )
         runs.append(
             PlannedRun(
@@ -268,7 +272,7 @@ def _local(folder: Path, workers: int | None, lock: int, device: str) -> Local:
 def _command(asked: Asked, folder: Path) -> Sequence[str]:
     """The words of the command that repeats the cross-validation."""
     request = Request(
-        **asked.model_dump(include={"data", "method", "profile", "columns", "skip_bad"})
+        **asked.model_dump(include={"data", "method", "profile", "columns", "skip_bad", "images"})
     )
     words = train_command(request, asked.protocol, asked.settings)
     return [*words, "--folds", str(asked.folds), "--final", asked.final, "--out", str(folder)]

@@ -14,6 +14,7 @@ from lmd.cli.options import (
     GroupColumn,
     ImageColumn,
     LabelColumn,
+    NoImages,
     Prevalence,
     Quiet,
     ReferAbove,
@@ -65,6 +66,7 @@ def evaluate(
     refer_above: ReferAbove = None,
     resamples: Annotated[int, typer.Option(min=1, help="Number of bootstrap resamples.")] = 1000,
     tta: Tta = False,
+    no_images: NoImages = False,
     image_column: ImageColumn = None,
     label_column: LabelColumn = None,
     group_column: GroupColumn = None,
@@ -88,7 +90,7 @@ def evaluate(
         run, data, part=part, skip_unknown=skip_unknown, columns=given_columns(context),
         skip_bad=skip_bad, out=out, overwrite=overwrite, tta=tta, against=against,
         prevalence=prevalence, costs=costs, coverage=coverage, refer_above=refer_above,
-        resamples=resamples, device=device, quiet=quiet,
+        resamples=resamples, images=not no_images, device=device, quiet=quiet,
     )  # fmt: skip
     run, record = made.path, made.read_record()
     print_scores(record)

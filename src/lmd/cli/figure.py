@@ -174,6 +174,26 @@ def sweep(
 
 
 @figure_app.command()
+def classes(
+    sources: Sources,
+    runs: Runs = None,
+    methods: Methods = None,
+    out: Out = None,
+    width: Width = "7in",
+    height: Height = None,
+) -> None:
+    """Recall of each class against a swept setting, for head, medium and tail."""
+    from lmd.benchmark.figures.class_sweep import class_sweep_figure
+    from lmd.benchmark.figures.sources import read_study
+
+    def draw(wide: float, high: float | None) -> "Drawn":
+        study = read_study(sources, runs)
+        return class_sweep_figure(study, methods=_listed(methods), width=wide, height=high)
+
+    _make("classes", out, width, height, draw)
+
+
+@figure_app.command()
 def tsne(
     runs: Annotated[list[Path], typer.Argument(metavar="RUN...", help="One to three run folders.")],
     data: Annotated[

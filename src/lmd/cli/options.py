@@ -18,6 +18,10 @@ KeepFeatures = Annotated[
         help="Keep the features of the training images, for the nearest cases of `lmd explain`.",
     ),
 ]
+NoImages = Annotated[
+    bool,
+    typer.Option("--no-images", help="Keep pictures of test images out of the report."),
+]
 UnlikeAbove = Annotated[
     float | None,
     typer.Option(

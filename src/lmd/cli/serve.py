@@ -36,13 +36,23 @@ def serve(
     queue: Annotated[
         int, typer.Option(help="Images that may wait for one model; beyond them the answer is 503.")
     ] = 256,
+    engine: Annotated[
+        str,
+        typer.Option(
+            help="What computes the predictions of run folders: onnx, torch, or auto, which is "
+            "onnx on a CPU if lmd[onnx] is installed."
+        ),
+    ] = "auto",
     device: Device = "auto",
 ) -> None:
     """Serve trained models: a page to look at images, and a REST API (/docs)."""
     from lmd.base.device import choose_device
+    from lmd.base.errors import LmdError
     from lmd.serve.limits import Limits
     from lmd.serve.run import serve as run
 
+    if engine not in ("auto", "onnx", "torch"):
+        raise LmdError(f"--engine must be auto, onnx or torch; it is {engine!r}")
     limits = Limits(
         image_mb=max_image_mb,
         request_mb=max_request_mb,
@@ -66,6 +76,7 @@ def serve(
         token=token,
         limits=limits,
         device=str(choose_device(device)),
+        engine=engine,  # type: ignore[arg-type]
         ready=ready,
     )
     typer.echo("Stopped.")

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from lmd.base.errors import LmdError
+from lmd.cli.options import Device, NoImages
 
 if TYPE_CHECKING:
     from lmd.runfolder.record import Record
@@ -62,6 +63,15 @@ def report(
             show_default="report.html in the first run",
         ),
     ] = None,
+    no_images: NoImages = False,
+    data: Annotated[
+        str | None,
+        typer.Option(
+            help="Where the images of the first run are: make its pictures of mistakes again, for "
+            "runs that have none."
+        ),
+    ] = None,
+    device: Device = "auto",
 ) -> None:
     """Write the report of a run, with other runs on the same test images side by side."""
     from lmd.base.files import check_output
@@ -76,7 +86,12 @@ def report(
             raise LmdError(
                 f"{one.folder} is not finished: run `lmd train --resume --out {one.folder}`"
             )
-    path = write_report(found[0], compare=found[1:], out=out)
+    if data is not None and not no_images:
+        from lmd.base.device import choose_device
+        from lmd.runs.examples import add_examples
+
+        add_examples(runs[0], data, device=choose_device(device))
+    path = write_report(found[0], compare=found[1:], out=out, images=not no_images)
     typer.secho(f"The report: {path}", bold=True)
 
 

@@ -11,7 +11,7 @@ import json
 import logging
 import tempfile
 import warnings
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, redirect_stdout
 from io import StringIO
 from pathlib import Path
@@ -43,9 +43,12 @@ class Deployed(nn.Module):
 
     def forward(self, images: Tensor) -> Tensor:
         """Probabilities ``(B, K)``."""
-        x = (images.permute(0, 3, 1, 2).float() - self.mean) / self.std
-        logits: Tensor = self.model(x)
+        logits: Tensor = self.model(self.normalised(images))
         return (logits / self.temperature).softmax(1)
+
+    def normalised(self, images: Tensor) -> Tensor:
+        """The model's input ``(B, 3, S, S)``."""
+        return (images.permute(0, 3, 1, 2).float() - self.mean) / self.std
 
 
 def export_onnx(run_folder: str | Path, path: str | Path, *, overwrite: bool = False) -> Path:
@@ -76,7 +79,10 @@ def core_graph(model: Model, spec: ModelSpec) -> Any:
         ) from error
     with tempfile.TemporaryDirectory() as folder:
         raw = Path(folder) / "model.onnx"
-        _trace(Deployed(model, spec).eval(), spec, raw)
+        # Without the resizing part, the model itself takes the images.
+        name = "images" if spec.preprocessing.resize == "v1" else "pixels"
+        size = spec.preprocessing.image_size
+        trace(Deployed(model, spec).eval(), size, raw, name, ["probabilities"])
         return onnx.load(raw)
 
 
@@ -101,8 +107,8 @@ def write_graph(graph: Any, path: Path) -> None:
     atomic_write(path, graph.SerializeToString(), parents=True)
 
 
-def _trace(deployed: Deployed, spec: ModelSpec, path: Path) -> None:
-    size = spec.preprocessing.image_size
+def trace(deployed: Deployed, size: int, path: Path, name: str, outputs: Sequence[str]) -> None:
+    """Write the graph of a module for square images of ``size``; ``name`` is that of its input."""
     # Two images, because the exporter would treat a batch of one as a constant.
     example = torch.zeros(2, size, size, 3, dtype=torch.uint8)
     with _quietly():
@@ -110,9 +116,8 @@ def _trace(deployed: Deployed, spec: ModelSpec, path: Path) -> None:
             deployed,
             (example,),
             path,
-            # Without the resizing part, the model itself takes the images.
-            input_names=["images" if spec.preprocessing.resize == "v1" else "pixels"],
-            output_names=["probabilities"],
+            input_names=[name],
+            output_names=list(outputs),
             dynamic_shapes={"images": {0: torch.export.Dim("batch", min=1)}},
             opset_version=OPSET,
             dynamo=True,

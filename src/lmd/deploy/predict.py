@@ -31,6 +31,7 @@ from lmd.scoring.rules import Wanted
 
 if TYPE_CHECKING:
     from lmd.deploy.explain import Explanation
+    from lmd.deploy.exported import Compute
 
 __all__ = ["Predictor", "find_images", "load"]
 
@@ -46,6 +47,7 @@ class Predictor:
         self.folder = folder
         self.novelty: Novelty | None = None
         self.index: Neighbours | None = None  # read when it is first needed
+        self.compute: Compute | None = None  # probabilities and features of a faster engine
         if folder is not None and isinstance(engine, TorchEngine):
             self.novelty = load_novelty(folder, engine.spec.feature_dim)
         elif isinstance(engine, AverageEngine):
@@ -153,6 +155,11 @@ class Predictor:
     ) -> tuple[NDArray[np.float32], NDArray[np.bool_]]:
         if isinstance(self.engine, AverageEngine):
             return self.engine.answer(pixels, above)
+        if self.compute is not None:
+            probabilities, features = self.compute(pixels)
+            if self.novelty is None:
+                return probabilities, np.zeros(len(pixels), np.bool_)
+            return probabilities, self.novelty.unlike(features, above)
         if self.novelty is None or not isinstance(self.engine, TorchEngine):
             return self.engine.probabilities(pixels), np.zeros(len(pixels), np.bool_)
         features = self.engine.features(pixels)

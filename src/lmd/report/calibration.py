@@ -1,8 +1,19 @@
-"""The bins of the reliability diagram."""
+"""The reliability diagram of a sample."""
 
-from lmd.report.curves import Bin
+from dataclasses import asdict
+
+from markupsafe import Markup
+
+from lmd.report.curves import Bin, reliability
+from lmd.report.saving import savable
 from lmd.scoring.intervals import wilson
 from lmd.scoring.sample import ECE_BINS, Sample
+
+
+def reliability_figure(name: str, sample: Sample) -> tuple[Markup, list[Bin]]:
+    """The diagram with its data, and its bins."""
+    bins = reliability_bins(sample)
+    return savable(name, reliability(name, bins), [asdict(each) for each in bins]), bins
 
 
 def reliability_bins(sample: Sample) -> list[Bin]:

@@ -38,7 +38,7 @@ def comparison(
             {"name": row["name"], "cells": [table[row["name"]] for table in recalls]}
             for row in classes
         ],
-        "figure": figures.comparison_figure(classes, recalls),
+        "figure": figures.comparison_figure(classes, recalls, [each.record.name for each in runs]),
         "pairs": pairs,
     }
 

@@ -73,10 +73,14 @@ def reliability(name: str, bins: Sequence[Bin]) -> str:
 
 
 def curve(
-    name: str, title: str, values: Sequence[float | None], stages: Sequence[tuple[str, int]]
+    name: str,
+    title: str,
+    values: Sequence[float | None],
+    stages: Sequence[tuple[str, int]],
+    unit: str = "epoch",
 ) -> str:
-    """One quantity over all epochs; ``stages`` are pairs of name and number of epochs."""
-    width, height, left, right, top, bottom = 340.0, 190.0, 50.0, 12.0, 22.0, 24.0
+    """One quantity over epochs; ``stages`` are pairs of name and number of epochs."""
+    width, height, left, right, top, bottom = 340.0, 204.0, 50.0, 12.0, 22.0, 38.0
     known = [value for value in values if value is not None]
     ticks = nice_ticks(min(known, default=0.0), max(known, default=1.0))
     low, high = ticks[0], ticks[-1]
@@ -95,7 +99,8 @@ def curve(
     for epoch in sorted(
         {1, len(values)} if len(values) < 5 else {1, len(values) // 2, len(values)}
     ):
-        parts.append(text(x(epoch), height - 7, str(epoch), class_="tick"))
+        parts.append(text(x(epoch), height - 21, str(epoch), class_="tick"))
+    parts.append(text((left + width - right) / 2, height - 5, unit, class_="tick"))
     parts += _stage_marks(stages, x, top, height - bottom)
     for run in _runs(values, stages):
         path = " ".join(f"{x(epoch):.1f},{y(value):.1f}" for epoch, value in run)
@@ -104,9 +109,9 @@ def curve(
         for epoch, value in enumerate(values, 1):
             if value is not None:
                 dot = mark("circle", x(epoch), y(value), 2.5, "fill curve")
-                parts.append(element("g", tip(f"epoch {epoch}: {value:.4g}") + dot))
+                parts.append(element("g", tip(f"{unit} {epoch}: {value:.4g}") + dot))
     said = (
-        f"from {known[0]:.4g} to {known[-1]:.4g} in {len(values)} epochs" if known else "no value"
+        f"from {known[0]:.4g} to {known[-1]:.4g} in {len(values)} {unit}s" if known else "no value"
     )
     return chart(name, title, said, (width, height), parts)
 

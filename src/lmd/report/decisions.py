@@ -1,22 +1,14 @@
-"""Prediction sets, sensitivity-specificity curves and predictive values, as the page shows them."""
+"""Prediction sets, curves of each class and predictive values, as the page shows them."""
 
 from collections.abc import Sequence
 from typing import Any
 
-import numpy as np
-from markupsafe import Markup
-
 from lmd.report import figures
-from lmd.report.charts import SHAPES
-from lmd.report.svg import chart, element, line, mark, text, tip
+from lmd.report.class_curves import class_curves, precision_figure, roc_figure
 from lmd.report.view import Row
 from lmd.report.words import NONE, interval, percent
 from lmd.runfolder.folder import RunFiles
-from lmd.scoring.confusion import Floats
-from lmd.scoring.decisions import roc_points
-from lmd.scoring.estimates import ClassDecision, Estimate
-from lmd.scoring.prevalence import class_mix, reweighted
-from lmd.scoring.sample import Sample
+from lmd.scoring.estimates import Estimate
 
 GUARANTEES = {
     "class": "the class",
@@ -49,6 +41,7 @@ def sets_view(run: RunFiles, rows: Sequence[Row]) -> dict[str, Any] | None:
                 "guarantee": GUARANTEES[one.guarantee],
                 "images": one.images,
                 "expected": interval("recall", one.expected),
+                "expected_low": one.expected.low or 0,
                 "coverage": _number(one.coverage),
                 "size": _plain(one.size),
             }
@@ -60,7 +53,7 @@ def sets_view(run: RunFiles, rows: Sequence[Row]) -> dict[str, Any] | None:
 def decisions_view(run: RunFiles, rows: Sequence[Row]) -> dict[str, Any] | None:
     """Curves and predictive values at the stated prevalence; ``rows`` give the order."""
     found = run.record.decisions
-    curves = _curves(run)
+    curves = class_curves(run)
     if found is None or curves is None:
         return None
     ordered = [(row, found.per_class[row["order"]]) for row in rows]
@@ -72,8 +65,13 @@ def decisions_view(run: RunFiles, rows: Sequence[Row]) -> dict[str, Any] | None:
         "refers": refers,
         "referred": percent(found.referred),
         "fixed": percent(found.fixed_specificity, 0),
-        "figures": [
-            (row["name"], Markup(roc(f"roc-{i}", curves[row["order"]], one, row["tier"])))
+        "roc": [
+            (row["name"], roc_figure(f"roc-{i}", curves[row["order"]], one, row["tier"]))
+            for i, (row, one) in enumerate(ordered)
+            if one.recall.value is not None
+        ],
+        "precision": [
+            (row["name"], precision_figure(f"pr-{i}", curves[row["order"]], one, row["tier"]))
             for i, (row, one) in enumerate(ordered)
             if one.recall.value is not None
         ],
@@ -81,7 +79,8 @@ def decisions_view(run: RunFiles, rows: Sequence[Row]) -> dict[str, Any] | None:
             {
                 "name": one.name,
                 "prevalence": percent(one.prevalence),
-                "referred": percent(one.referred.value),
+                "share": one.prevalence or 0,
+                "referred": _number(one.referred),
                 "cells": [_number(getattr(one, key)) for key in COLUMNS],
             }
             for _, one in ordered
@@ -103,66 +102,6 @@ def calibration_view(run: RunFiles) -> dict[str, str] | None:
         "matched_before": f"{found.matched_before:.3f}" if both else "",
         "matched_after": f"{found.matched_after:.3f}" if both else "",
     }
-
-
-def roc(name: str, points: Floats, found: ClassDecision, tier: str) -> str:
-    """Sensitivity against false positive rate, with the decisions and the fixed point marked."""
-    size, left, top = 132.0, 30.0, 8.0
-
-    def place(at: tuple[float, float]) -> tuple[float, float]:
-        return left + size * at[0], top + size * (1 - at[1])
-
-    parts = []
-    for share in (0.0, 0.5, 1.0):
-        x, y = place((share, share))
-        anchor = "start" if share == 0 else "end" if share == 1 else None
-        parts += [
-            line(left, y, left + size, y, "grid"),
-            line(x, top, x, top + size, "grid"),
-            text(left - 5, y + 4, f"{100 * share:.0f}", class_="tick end"),
-            text(x, top + size + 14, f"{100 * (1 - share):.0f}", class_="tick", text_anchor=anchor),
-        ]
-    parts.append(line(*place((0, 0)), *place((1, 1)), "reference"))
-    path = " ".join(f"{x:g},{y:g}" for x, y in _thinned([place((x, y)) for x, y in points]))
-    parts.append(element("polyline", points=path, class_=f"roc {tier}"))
-    words = f"{found.name}: sensitivity {percent(found.recall.value)}"
-    if found.recall.value is not None and found.specificity.value is not None:
-        words += f" at specificity {percent(found.specificity.value)}"
-        at = place((1 - found.specificity.value, found.recall.value))
-        dot = mark(SHAPES.get(tier, "circle"), *at, 5.0, f"fill {tier}")
-        parts.append(element("g", tip(words) + dot))
-    title = f"Sensitivity and specificity of {found.name}"
-    return chart(name, title, words, (left + size + 8, top + size + 20), parts)
-
-
-def _curves(run: RunFiles) -> list[Floats] | None:
-    """Points of the curve of each class ``(T, 2)``, or nothing where the mix is unknown."""
-    record, part = run.record, run.record.part
-    of = run.predictions.parts.get(part) if run.predictions and part else None
-    if of is None or record.decisions is None or record.model.prior is None or not len(of.labels):
-        return None
-    shares = [one.prevalence for one in record.decisions.per_class]
-    mix = np.array([share or 0.0 for share in shares])
-    old = class_mix(record.model.prior, record.data.counts["train"])
-    sample = Sample(of.labels, reweighted(of.probabilities, old, mix))
-    return [roc_points(sample, sample.probabilities, mix, k) for k in range(len(mix))]
-
-
-def _thinned(points: Sequence[tuple[float, float]]) -> list[tuple[float, float]]:
-    """The points of a line at half a px, without repeats and without those on a straight piece.
-
-    >>> _thinned([(0, 0), (0, 1), (0.1, 1.1), (0, 2), (3, 2)])
-    [(0.0, 0.0), (0.0, 2.0), (3.0, 2.0)]
-    """
-    found: list[tuple[float, float]] = []
-    for x, y in points:
-        at = (round(2 * x) / 2, round(2 * y) / 2)
-        if found and at == found[-1]:
-            continue
-        if len(found) > 1 and any(found[-2][i] == found[-1][i] == at[i] for i in (0, 1)):
-            found.pop()
-        found.append(at)
-    return found
 
 
 def _number(found: Estimate) -> Row:

@@ -1,24 +1,28 @@
 """The figures of the page, each drawn from the rows that it shows."""
 
 from collections.abc import Callable, Mapping, Sequence
-from itertools import groupby
+from typing import Any
 
 from markupsafe import Markup
 
-from lmd.report import charts, curves
+from lmd.report import charts
 from lmd.report.by_count import against_counts
 from lmd.report.charts import MOST_RUNS, RUN_SHAPES, SHAPES, DotRow, Point, Row
+from lmd.report.saving import savable
 from lmd.report.svg import element, mark
 from lmd.report.words import percent
-from lmd.runfolder.record import HistoryRow, Record
+from lmd.runfolder.record import Record
 
 WIDE, PHONE = 980.0, 342.0
-FIXED_COLUMNS = ("stage", "stage_name", "epoch", "lr", "seconds", "val_bacc")
+_PARTS = ("train", "validation", "test")
 
 
 def counts_figure(rows: Sequence[Row]) -> Markup:
     """Bars of the class counts."""
-    return _both(lambda name, width: charts.count_bars(f"counts-{name}", rows, width))
+    data = [
+        {"class": row["name"], "tier": row["tier"], **{p: row[p] for p in _PARTS}} for row in rows
+    ]
+    return _both("counts", data, lambda name, w: charts.count_bars(f"counts-{name}", rows, w))
 
 
 def recall_figure(rows: Sequence[Row], reference: float | None) -> Markup:
@@ -32,7 +36,11 @@ def recall_figure(rows: Sequence[Row], reference: float | None) -> Markup:
         )
         for row in rows
     ]
-    return _both(lambda name, w: charts.dots(f"recall-{name}", title, lines, w, reference))
+    return _both(
+        "recall",
+        _recalls(rows),
+        lambda name, w: charts.dots(f"recall-{name}", title, lines, w, reference),
+    )
 
 
 def count_recall_figure(rows: Sequence[Row]) -> Markup | None:
@@ -44,7 +52,11 @@ def count_recall_figure(rows: Sequence[Row]) -> Markup | None:
         (row["train"], _point(row["recall"], row, row["tier"], SHAPES.get(row["tier"], "circle")))
         for row in known
     ]
-    return _both(lambda name, width: against_counts(f"by-count-{name}", points, width))
+    return _both(
+        "recall by training images",
+        _recalls(known),
+        lambda name, width: against_counts(f"by-count-{name}", points, width),
+    )
 
 
 def tiers_figure(rows: Sequence[Row]) -> Markup:
@@ -58,7 +70,10 @@ def tiers_figure(rows: Sequence[Row]) -> Markup:
         )
         for row in rows
     ]
-    return _both(lambda name, width: charts.dots(f"tiers-{name}", title, lines, width))
+    data = [_part(row, "tier", "classes", balanced_accuracy="value") for row in rows]
+    return _both(
+        "tiers", data, lambda name, width: charts.dots(f"tiers-{name}", title, lines, width)
+    )
 
 
 def coverage_figure(rows: Sequence[Row], requested: float) -> Markup:
@@ -72,12 +87,19 @@ def coverage_figure(rows: Sequence[Row], requested: float) -> Markup:
         )
         for row in rows
     ]
-    return _both(lambda name, w: charts.dots(f"coverage-{name}", title, lines, w, requested))
+    data = [{**_part(row, "name", "tier", coverage="value"), "size": row["size"]} for row in rows]
+    return _both(
+        "coverage",
+        data,
+        lambda name, w: charts.dots(f"coverage-{name}", title, lines, w, requested),
+    )
 
 
-def comparison_figure(rows: Sequence[Row], runs: Sequence[Mapping[str, Row]]) -> Markup:
+def comparison_figure(
+    rows: Sequence[Row], runs: Sequence[Mapping[str, Row]], names: Sequence[str]
+) -> Markup:
     """Recall of each class in every run, one mark below the other; ``runs`` have rows by class."""
-    lines = []
+    lines, data = [], []
     for row in rows:
         found = [run[row["name"]] for run in runs]
         points = [
@@ -85,8 +107,16 @@ def comparison_figure(rows: Sequence[Row], runs: Sequence[Mapping[str, Row]]) ->
             for i, each in enumerate(found)
         ]
         lines.append(DotRow(row["name"], [f"n = {row['support']}"], points))
+        data += [
+            {"run": name, **_part({**each, "tier": row["tier"]}, "name", "tier", recall="recall")}
+            for name, each in zip(names, found, strict=True)
+        ]
     title = "Recall of each class in every run with 95 % intervals"
-    return _both(lambda name, width: charts.dots(f"compare-{name}", title, lines, width))
+    return _both(
+        "recall of runs",
+        data,
+        lambda name, width: charts.dots(f"compare-{name}", title, lines, width),
+    )
 
 
 def confusion_figure(record: Record, rows: Sequence[Row]) -> Markup | None:
@@ -97,25 +127,17 @@ def confusion_figure(record: Record, rows: Sequence[Row]) -> Markup | None:
     order = [row["order"] for row in rows]
     names = [row["name"] for row in rows]
     sorted_matrix = [[matrix[i][j] for j in order] for i in order]
+    data = [
+        {"true": names[i], "predicted": names[j], "images": count}
+        for i, line in enumerate(sorted_matrix)
+        for j, count in enumerate(line)
+    ]
     return _both(
-        lambda name, w: charts.confusion(f"confusion-{name}", names, sorted_matrix, w), scroll=True
+        "confusion",
+        data,
+        lambda name, w: charts.confusion(f"confusion-{name}", names, sorted_matrix, w),
+        scroll=True,
     )
-
-
-def curve_figures(history: Sequence[HistoryRow]) -> list[tuple[str, Markup]]:
-    """A small chart of validation balanced accuracy, and one of each loss term."""
-    names = (str(row.get("stage_name") or f"stage {row.get('stage')}") for row in history)
-    stages = [(name, len(list(rows))) for name, rows in groupby(names)]
-    figures = []
-    terms = dict.fromkeys(key for row in history for key in row if key not in FIXED_COLUMNS)
-    for i, key in enumerate(("val_bacc", *terms)):
-        found = (row.get(key) for row in history)
-        values = [float(value) if isinstance(value, int | float) else None for value in found]
-        if any(value is not None for value in values):
-            title = "Validation balanced accuracy" if key == "val_bacc" else key
-            drawn = curves.curve(f"curve-{i}", title, values, stages)
-            figures.append((title, Markup(drawn)))
-    return figures
 
 
 def legend_mark(shape: str, tone: str) -> Markup:
@@ -134,10 +156,35 @@ def _point(value: float | None, row: Row, tone: str, shape: str) -> Point:
     return Point(value, row["low"], row["high"], tone, shape, words)
 
 
-def _both(draw: Callable[[str, float], str], scroll: bool = False) -> Markup:
+def _recalls(rows: Sequence[Row]) -> list[dict[str, Any]]:
+    return [
+        {
+            **_part(row, "name", "tier", recall="recall"),
+            "training_images": row["train"],
+            "images": row["support"],
+        }
+        for row in rows
+    ]
+
+
+def _part(row: Row, *keys: str, **value: str) -> dict[str, Any]:
+    """Some cells of a row, and its value with its interval, under names for a file."""
+    ((title, key),) = value.items()
+    kept = {"class" if each == "name" else each: row[each] for each in keys}
+    return {**kept, title: row[key], "low": row["low"], "high": row["high"]}
+
+
+def _both(
+    title: str,
+    data: Sequence[Mapping[str, Any]],
+    draw: Callable[[str, float], str],
+    scroll: bool = False,
+) -> Markup:
     """One drawing for desktops and one for phones, where the first would be too small to read."""
     extra = " scroll" if scroll else ""
-    return Markup(
+    return savable(
+        title,
         f'<div class="desk{extra}">{draw("desk", WIDE)}</div>'
-        f'<div class="phone{extra}">{draw("phone", PHONE)}</div>'
+        f'<div class="phone{extra}">{draw("phone", PHONE)}</div>',
+        data,
     )

@@ -6,15 +6,17 @@ from pathlib import Path
 from typing import Any
 
 from jinja2 import Environment, PackageLoader, StrictUndefined
-from markupsafe import Markup
 
 from lmd.base.errors import LmdError
 from lmd.base.files import atomic_write
-from lmd.report import charts, curves, figures, view, words
-from lmd.report.calibration import reliability_bins
+from lmd.report import charts, figures, view, words
+from lmd.report.calibration import reliability_figure
 from lmd.report.comparison import comparison
 from lmd.report.decisions import calibration_view, decisions_view, sets_view
 from lmd.report.external import external_view
+from lmd.report.history import curve_groups
+from lmd.report.looks import looks_view
+from lmd.runfolder.examples import read_examples
 from lmd.runfolder.folder import RunFiles
 from lmd.runfolder.record import Record
 from lmd.scoring.calibration import without_temperature
@@ -29,16 +31,19 @@ def write_report(
     compare: Sequence[RunFiles] = (),
     out: Path | None = None,
     resamples: int = 1000,
+    images: bool = True,
 ) -> Path:
     """Write the self-contained page; ``compare`` are runs on the same test images.
 
     Without ``out``, it is ``report.html`` in the run's folder. ``resamples`` is for the paired
-    differences.
+    differences. With ``images``, it has the pictures of ``examples.npz``, if the folder has them.
     """
     if len(compare) >= charts.MOST_RUNS:
         most = charts.MOST_RUNS
         raise LmdError(f"a report shows at most {most} runs side by side; got {len(compare) + 1}")
-    html = environment().get_template("report.html").render(_page(run, compare, resamples))
+    looks = looks_view(run, read_examples(run.folder) if images else None)
+    shown = _page(run, compare, resamples) | {"looks": looks}
+    html = environment().get_template("report.html").render(shown)
     path = out or run.folder / "report.html"
     atomic_write(path, html.encode(), parents=out is not None)
     return path
@@ -85,7 +90,7 @@ def _page(run: RunFiles, others: Sequence[RunFiles], resamples: int) -> dict[str
         "by_count_figure": figures.count_recall_figure(classes),
         "tiers_figure": figures.tiers_figure(tiers) if tiers else None,
         "confusion_figure": figures.confusion_figure(record, classes),
-        "curves": figures.curve_figures(run.history),
+        "curves": curve_groups(run.history),
         "calibration": _calibration(run, metrics),
         "tempered": calibration_view(run),
         "sets": sets_view(run, classes),
@@ -111,16 +116,16 @@ def _calibration(run: RunFiles, metrics: Sequence[view.Row]) -> dict[str, Any] |
     if found is None or not len(found.labels):
         return None
     sample = Sample(found.labels, found.probabilities)
-    bins = reliability_bins(sample)
+    figure, bins = reliability_figure("reliability", sample)
     computed = {"text": f"{METRICS['ece'].value(sample):.3f}", "interval": ""}
     total = sum(each.count for each in bins)
     gap = sum(each.count * (each.confidence - each.accuracy) for each in bins) / total
     before = None
     if (temperature := run.record.model.temperature) != 1:
         raw = Sample(found.labels, without_temperature(found.probabilities, temperature))
-        before = Markup(curves.reliability("reliability-before", reliability_bins(raw)))
+        before, _ = reliability_figure("reliability-before", raw)
     return {
-        "figure": Markup(curves.reliability("reliability", bins)),
+        "figure": figure,
         "before": before,
         "error": view.find_metric(metrics, "ece") or computed,
         "bins": len(bins),

@@ -28,6 +28,7 @@ RUN_FILES = (
     "folds.json",
     "novelty.safetensors",
     "neighbours.npz",
+    "examples.npz",
     "classifier.npz",
     "report.html",
     "model-card.md",

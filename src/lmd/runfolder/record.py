@@ -37,6 +37,9 @@ class Request(Plain):
     keep_features: bool = Field(
         default=False, description="keep the features of the training images in `neighbours.npz`"
     )
+    images: bool = Field(
+        default=True, description="keep pictures of a few test images in `examples.npz`"
+    )
 
 
 class MethodInfo(Plain):

@@ -82,7 +82,9 @@ def _kind(field: dict[str, Any]) -> str:
 def _default(field: dict[str, Any]) -> str:
     if "default" not in field:
         return ""
-    return f"`{field['default']}`".replace("None", "null").replace("False", "false")
+    words = {None: "null", False: "false", True: "true"}
+    value = field["default"]
+    return f"`{words[value] if value is None or isinstance(value, bool) else value}`"
 
 
 def _name(field: dict[str, Any]) -> str:

@@ -32,6 +32,7 @@ def evaluate(
     coverage: float | None = None,
     refer_above: int | None = None,
     resamples: int = 1000,
+    images: bool = True,
     device: str = "auto",
     quiet: bool = False,
 ) -> RunFolder:
@@ -41,8 +42,9 @@ def evaluate(
     numbers come from the predictions of the run; with ``tta``, its images are predicted again
     together with their mirror images, and the result is the folder ``RUN-tta``. With ``data``,
     labelled images from another place, the result is a folder of its own: see docs/external.md.
-    The report compares the result with ``against``, another run on the same test images. The other
-    arguments are those of ``lmd evaluate``. ``metrics`` of the result has the numbers.
+    The report compares the result with ``against``, another run on the same test images; without
+    ``images`` it has no pictures. The other arguments are those of ``lmd evaluate``. ``metrics`` of
+    the result has the numbers.
     """
     path, wanted = Path(run), Wanted(prevalence, costs, coverage, refer_above)
     other = None if against is None else Path(against)
@@ -54,7 +56,7 @@ def evaluate(
         if other is not None:
             check_comparable(path, other)
         if not tta:
-            rescore(path, resamples=resamples, wanted=wanted, against=other)
+            rescore(path, resamples=resamples, wanted=wanted, against=other, images=images)
             return RunFolder.open(path)
         made = evaluate_tta(path, resamples=resamples, wanted=wanted, device=device, quiet=quiet)
     elif tta:

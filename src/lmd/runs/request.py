@@ -85,7 +85,8 @@ def train_command(
         words += ["--set", f"{key}={as_toml(value)}"]
     words += column_words(request.columns)
     words += ["--skip-bad"] if request.skip_bad else []
-    return words + (["--keep-features"] if request.keep_features else [])
+    words += ["--keep-features"] if request.keep_features else []
+    return words + ([] if request.images else ["--no-images"])
 
 
 def column_words(columns: Mapping[str, Any]) -> list[str]:

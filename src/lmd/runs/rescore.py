@@ -21,6 +21,7 @@ def rescore(
     resamples: int = 1000,
     wanted: Wanted | None = None,
     against: Path | None = None,
+    images: bool = True,
 ) -> Record:
     """Recompute the record's numbers from ``predictions.npz`` and rewrite record and report.
 
@@ -43,7 +44,7 @@ def rescore(
     add_answers(path, *answers_of(record, predictions))
     run.write_record(record)
     files = RunFiles(path, record, predictions, before.history)
-    write_report(files, compare=others, resamples=resamples)
+    write_report(files, compare=others, resamples=resamples, images=images)
     if record.external is None:
         write_card(record, path)
     return record

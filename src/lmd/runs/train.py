@@ -10,6 +10,7 @@ from typing import Any
 from lmd.base.device import choose_device
 from lmd.base.distributed import NotShareable, in_turn, joined, own_device, rank
 from lmd.base.errors import LmdError
+from lmd.base.files import atomic_write
 from lmd.base.progress import Display
 from lmd.data.loaders import Normalise
 from lmd.data.sources.scan import check_columns
@@ -17,10 +18,12 @@ from lmd.deploy.engines import TorchEngine
 from lmd.methods import DEFAULT, find_method
 from lmd.model import save_model
 from lmd.report import write_card, write_report
+from lmd.runfolder.examples import FILE, Examples
 from lmd.runfolder.folder import RunFiles, RunFolder
 from lmd.runfolder.predictions import Predictions
 from lmd.runfolder.record import Record, Request
 from lmd.runs.decide import answers_of
+from lmd.runs.examples import make_examples
 from lmd.runs.features import Kept, keep, size_line
 from lmd.runs.opening import WEIGHTS, is_complete, open_run
 from lmd.runs.prepare import Ready, announce, plan, prepare
@@ -44,6 +47,7 @@ def train(
     overwrite: bool = False,
     skip_bad: bool = False,
     keep_features: bool = False,
+    images: bool = True,
     columns: Mapping[str, Any] | None = None,
     device: str = "auto",
     quiet: bool = False,
@@ -58,8 +62,9 @@ def train(
     with the same weights as without the interruption, and completes the files of a finished one.
     Only one training at a time works in a folder. Runs with the same folder ``first_stages`` train
     a first stage that they share only once. With ``keep_features`` the run folder gets
-    ``neighbours.npz``. ``command`` is for the record; by default it is derived from the arguments.
-    ``log`` names experiment trackers: tensorboard, mlflow or wandb.
+    ``neighbours.npz``; with ``images``, ``examples.npz`` and the report have pictures of a few test
+    images. ``command`` is for the record; by default it is derived from the arguments. ``log``
+    names experiment trackers: tensorboard, mlflow or wandb.
     """
     trackers = checked_trackers(log)
     given = dict(settings or {})
@@ -74,6 +79,7 @@ def train(
         columns=dict(columns or {}),
         skip_bad=skip_bad,
         keep_features=keep_features,
+        images=images,
     )
     folder = Path(out) if out is not None else default_folder(request)
     here = own_device(choose_device(device))
@@ -95,8 +101,8 @@ def train(
             record = _start(run, ready, typed, resolved.notes, resume=resume)
             announce(ready, record.method.notes, display)
             if ready.request.keep_features:
-                images = int(ready.data.counts("train").sum())
-                display.say(f"  {size_line(images, ready.model.classifier.in_features)}")
+                count = int(ready.data.counts("train").sum())
+                display.say(f"  {size_line(count, ready.model.classifier.in_features)}")
             known = len(run.read_history()) if resume else 0
             names = trackers if rank() == 0 else ()
             tracking = held.enter_context(Tracking(names, run.path, record, display.say, known))
@@ -107,15 +113,18 @@ def train(
             display.start("scoring", 4)
             predictions, temperature = predict_parts(ready, trainer)
             display.step(1)
-            kept = Kept()
+            kept, examples = Kept(), None
             if rank() == 0:
+                engine = TorchEngine(ready.model, ready.spec(temperature), ready.device)
                 with trainer.timings.of("features"):
-                    kept = _keep(ready, predictions, temperature)
+                    kept = _keep(engine, ready, predictions)
+                if ready.request.images:
+                    examples = make_examples(engine, ready.data, predictions)
                 display.step(2)
                 record = finished_record(record, trainer, predictions, temperature)
                 record = record.replaced(novelty=kept.info)
                 display.step(3)
-            in_turn(partial(_write, run, ready, record, predictions, kept))
+            in_turn(partial(_write, run, ready, record, predictions, kept, examples))
             tracking.finish(record)
             display.stop()
     return run
@@ -190,16 +199,20 @@ def _first_stages(folder: str | Path | None, record: Record) -> FirstStages | No
     return FirstStages(Path(folder), context)
 
 
-def _keep(ready: Ready, predictions: Predictions, temperature: float) -> Kept:
+def _keep(engine: TorchEngine, ready: Ready, predictions: Predictions) -> Kept:
     """What is kept of the features, computed with the model as it is shipped."""
-    engine = TorchEngine(ready.model, ready.spec(temperature), ready.device)
     test = predictions.parts.get("test")
     groups = test.groups if test is not None else None
     return keep(engine, ready.data, groups, neighbours=ready.request.keep_features)
 
 
 def _write(
-    run: RunFolder, ready: Ready, record: Record, predictions: Predictions, kept: Kept
+    run: RunFolder,
+    ready: Ready,
+    record: Record,
+    predictions: Predictions,
+    kept: Kept,
+    examples: Examples | None,
 ) -> None:
     """Write the files of a finished run, the record, the report and the card last."""
     if rank() > 0:
@@ -207,6 +220,8 @@ def _write(
     spec = ready.spec(record.model.temperature, *answers_of(record, predictions))
     save_model(ready.model, run.path, spec)
     kept.write(run.path)
+    if examples is not None:
+        atomic_write(run.path / FILE, examples.to_bytes())
     run.write_predictions(predictions)
     run.write_record(record)
     write_report(RunFiles(run.path, record, predictions, record.history))

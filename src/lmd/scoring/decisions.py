@@ -98,6 +98,16 @@ def roc_points(sample: Sample, probabilities: Probabilities, mix: Floats, k: int
     return np.asarray(points)
 
 
+def precision_recall(roc: Floats, share: float) -> Floats:
+    """Recall and precision ``(T, 2)`` of a class from its ``roc (T + 1, 2)``.
+
+    ``share`` is that of the class in the mix, at which its images and the others are counted.
+    """
+    false, found = roc[1:].T
+    hits, wrong = share * found, (1 - share) * false
+    return np.stack([found, hits / np.maximum(hits + wrong, 1e-300)], 1)
+
+
 def _fixed(sample: Sample, probabilities: Probabilities, mix: Floats, k: int) -> Estimate:
     """Sensitivity of class k where specificity is still ``FIXED_SPECIFICITY``."""
     if not sample.support[k] or not np.delete(mix, k).any():

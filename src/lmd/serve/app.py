@@ -1,16 +1,18 @@
 """The routes of the server."""
 
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Mapping
 from contextlib import asynccontextmanager
 from typing import TYPE_CHECKING, Any
 
 from fastapi import FastAPI, Request, Response
 from fastapi.exceptions import RequestValidationError
 from fastapi.responses import HTMLResponse, PlainTextResponse
+from pydantic import BaseModel
 from starlette.exceptions import HTTPException
 
 from lmd import __version__
 from lmd.serve import measures, problems
+from lmd.serve.direct import PREFIX, Direct, Handler
 from lmd.serve.forms import read_form
 from lmd.serve.guard import Guard
 from lmd.serve.page import api_page, front_page
@@ -38,7 +40,8 @@ _PROBLEM: dict[str, Any] = {
 
 def create_app(service: Service, token: str | None = None) -> "ASGIApp":
     """The application, behind its guard."""
-    return Guard(routes(service), service.limits, service.measures, token)
+    app = Direct(routes(service), handlers(service))
+    return Guard(app, service.limits, service.measures, token)
 
 
 def routes(service: Service) -> FastAPI:
@@ -60,7 +63,7 @@ def routes(service: Service) -> FastAPI:
     _add_errors(app)
     _add_pages(app, service)
     _add_information(app, service)
-    _add_answers(app, service)
+    _add_answers(app, handlers(service))
     return app
 
 
@@ -130,34 +133,55 @@ def _add_information(app: FastAPI, service: Service) -> None:
         return service.model(model).info()
 
 
-def _add_answers(app: FastAPI, service: Service) -> None:
+def handlers(service: Service) -> dict[str, Handler]:
+    """What answers uploads, by the last part of the address."""
     limits = service.limits
 
-    @app.post("/api/models/{model}/predict", summary="Predict one image", **_upload("image"))
-    async def predict(model: str, request: Request) -> Answer:
+    async def predict(model: str, request: Request) -> Response:
         served = service.model(model)
         with service.places(served, 1):
             form = await read_form(request, limits, field="image", most=1)
-            return await service.predict(served, form)
+            return _json(await service.predict(served, form))
 
-    @app.post("/api/models/{model}/batch", summary="Predict several images", **_upload("images"))
-    async def batch(model: str, request: Request) -> Rows:
+    async def batch(model: str, request: Request) -> Response:
         served = service.model(model)
         form = await read_form(request, limits, field="images", most=limits.files)
         with service.places(served, len(form.images)):
-            return await service.predict_all(served, form)
+            return _json(await service.predict_all(served, form))
 
-    @app.post("/api/models/{model}/explain", summary="Explain one image", **_upload("image", 409))
-    async def explain(model: str, request: Request) -> Explained:
+    async def explain(model: str, request: Request) -> Response:
         served = service.model(model)
         if not served.explains:
             raise Problem("no-heat-maps", "An ONNX file has none: serve the run folder.")
         with service.places(served, 1):
             form = await read_form(request, limits, field="image", most=1)
-            return await service.explain(served, form)
+            return _json(await service.explain(served, form))
+
+    return {"predict": predict, "batch": batch, "explain": explain}
 
 
-def _upload(field: str, *more: int) -> dict[str, Any]:
+def _add_answers(app: FastAPI, found: Mapping[str, Handler]) -> None:
+    """The handlers as routes, for the description of the API; requests take the direct way."""
+    about: dict[str, tuple[str, dict[str, Any]]] = {
+        "predict": ("Predict one image", _upload("image", Answer)),
+        "batch": ("Predict several images", _upload("images", Rows)),
+        "explain": ("Explain one image", _upload("image", Explained, 409)),
+    }
+    for action, (summary, details) in about.items():
+        app.add_api_route(
+            f"{PREFIX}{{model}}/{action}",
+            found[action],
+            methods=["POST"],
+            summary=summary,
+            **details,
+        )
+
+
+def _json(answer: BaseModel) -> Response:
+    return Response(answer.model_dump_json(), media_type="application/json")
+
+
+def _upload(field: str, answer: type[BaseModel], *more: int) -> dict[str, Any]:
     """The description of a route that takes images in ``field`` and options."""
     file: dict[str, Any] = {"type": "string", "format": "binary"}
     if field == "images":
@@ -172,6 +196,7 @@ def _upload(field: str, *more: int) -> dict[str, Any]:
     statuses = sorted({400, 404, 408, 413, 415, 422, 503, *more})
     titles = {kind.status: kind.title for kind in reversed(problems.KINDS.values())}
     return {
+        "response_model": answer,
         "responses": {of: {**_PROBLEM, "description": titles[of]} for of in statuses},
         "openapi_extra": {
             "requestBody": {"required": True, "content": {"multipart/form-data": content}}

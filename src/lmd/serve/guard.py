@@ -10,6 +10,7 @@ import time
 import traceback
 from collections.abc import Iterator
 from contextlib import contextmanager
+from functools import lru_cache
 from typing import TYPE_CHECKING
 
 from lmd.serve.limits import Limits
@@ -31,6 +32,7 @@ HEADERS = {
 LOG = logging.getLogger("lmd.serve")
 
 
+@lru_cache(maxsize=256)
 def is_loopback(host: str) -> bool:
     """Whether only this machine can reach a host of this name."""
     try:

@@ -4,14 +4,16 @@ import re
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Literal
 
 import numpy as np
 from numpy.typing import NDArray
 
 from lmd.base.errors import LmdError
 from lmd.deploy.decisions import rule_of
-from lmd.deploy.engines import OnnxEngine, TorchEngine
+from lmd.deploy.engines import TorchEngine
 from lmd.deploy.explain import Explanation, explain_pixels, nearest_index
+from lmd.deploy.exported import exported, onnx_is_there
 from lmd.deploy.predict import Predictor, load
 from lmd.scoring.prevalence import class_mix
 from lmd.scoring.rules import Rule, Wanted
@@ -21,6 +23,9 @@ from lmd.serve.measures import Measures
 from lmd.serve.problems import Problem
 from lmd.serve.schemas import Answer, ClassInfo, ModelInfo, Options
 
+Engine = Literal["auto", "onnx", "torch"]
+CARD = "model-card.md"
+MOST_CARD = 200_000  # characters
 _OPTION = re.compile(r"--([a-z]+(?:-[a-z]+)*)")
 
 
@@ -31,6 +36,7 @@ class Served:
     name: str
     predictor: Predictor
     batcher: Batcher
+    card: str | None = None
 
     @property
     def explains(self) -> bool:
@@ -91,7 +97,7 @@ class Served:
             name=self.name,
             method=spec.method,
             backbone=spec.backbone,
-            engine="onnxruntime" if isinstance(predictor.engine, OnnxEngine) else "torch",
+            engine="onnxruntime" if self._by_onnx else "torch",
             image_size=predictor.engine.image_size,
             temperature=spec.temperature,
             prior=None if spec.prior is None else spec.prior.kind,
@@ -101,14 +107,29 @@ class Served:
             neighbours=predictor.index is not None,
             unlike_training=predictor.novelty is not None,
             lmd_version=spec.lmd_version,
+            card=self.card,
         )
+
+    @property
+    def _by_onnx(self) -> bool:
+        return self.predictor.compute is not None or not self.explains
 
 
 def load_models(
-    paths: Sequence[Path], limits: Limits, measures: Measures, device: str = "cpu"
+    paths: Sequence[Path],
+    limits: Limits,
+    measures: Measures,
+    device: str = "cpu",
+    engine: Engine = "torch",
 ) -> dict[str, Served]:
-    """Load every model and give it a name of its own: that of its folder or file."""
+    """Load every model and give it a name of its own: that of its folder or file.
+
+    ``engine`` computes the predictions of run folders; heat maps always need torch. ``auto`` is
+    onnxruntime on a CPU if it is installed and can compute the model, else torch.
+    """
     predictors = [load(path, device) for path in paths]
+    for path, predictor in zip(paths, predictors, strict=True):
+        speed_up(path, predictor, engine, device)
     found: dict[str, Served] = {}
     for path, predictor in zip(paths, predictors, strict=True):
         nearest_index(predictor, None)  # read now, so that damage is found before the start
@@ -120,8 +141,34 @@ def load_models(
             measures.model_seconds.observe(seconds, model=model)
 
         batcher = Batcher(predictor.answer, capacity=limits.queue, observe=observe)
-        found[name] = Served(name, predictor, batcher)
+        found[name] = Served(name, predictor, batcher, read_card(predictor.folder))
     return found
+
+
+def speed_up(path: Path, predictor: Predictor, engine: Engine, device: str) -> None:
+    """Let onnxruntime compute the predictions of a run folder, if it is wanted and possible."""
+    own = predictor.engine
+    if engine == "torch" or not isinstance(own, TorchEngine):
+        return
+    if engine == "auto" and (device != "cpu" or not onnx_is_there()):
+        return
+    try:
+        predictor.compute = exported(own)
+    except LmdError as error:
+        if engine == "onnx":
+            raise LmdError(f"--engine onnx: {path}: {error}; use --engine torch") from None
+
+
+def read_card(folder: Path | None) -> str | None:
+    """The model card beside a model, as Markdown; ``None`` if there is none."""
+    path = None if folder is None else folder / CARD
+    if path is None or not path.is_file():
+        return None
+    try:
+        with path.open(encoding="utf-8", errors="replace") as file:
+            return file.read(MOST_CARD)
+    except OSError as error:
+        raise LmdError(f"{path} cannot be read: {error.strerror}") from None
 
 
 def _name(path: Path, taken: dict[str, Served]) -> str:

@@ -2,11 +2,13 @@
 
 import base64
 import hashlib
+import re
 from collections.abc import Sequence
 from functools import lru_cache
 from typing import TYPE_CHECKING, Any
 
 from jinja2 import Environment, PackageLoader, StrictUndefined
+from markupsafe import Markup
 
 from lmd import __version__
 from lmd.serve.problems import KINDS
@@ -46,7 +48,8 @@ def front_page(models: Sequence[ModelInfo], service: "Service") -> tuple[str, st
         _environment()
         .get_template("serve.html")
         .render(
-            models=[model.model_dump() for model in models],
+            models=[model.model_dump(exclude={"card"}) for model in models],
+            cards={model.name: card_html(model.card) for model in models if model.card},
             limits={
                 "files": limits.files,
                 "bytes": limits.request_bytes,
@@ -59,6 +62,21 @@ def front_page(models: Sequence[ModelInfo], service: "Service") -> tuple[str, st
         )
     )
     return text, _policy(style_hash, script_hash)
+
+
+_FRONT_MATTER = re.compile(r"\A---\n.*?\n---\n", re.DOTALL)  # metadata for model hubs
+
+
+def card_html(text: str) -> Markup:
+    """A model card as HTML: markup in it is shown as text, and headings fit below the page's."""
+    from markdown_it import MarkdownIt
+
+    parser = MarkdownIt("js-default")  # without raw HTML
+    tokens = parser.parse(_FRONT_MATTER.sub("", text))
+    for token in tokens:
+        if token.type in ("heading_open", "heading_close"):
+            token.tag = f"h{min(int(token.tag[1]) + 2, 6)}"
+    return Markup(parser.renderer.render(tokens, parser.options, {}))
 
 
 def api_page(description: dict[str, Any]) -> tuple[str, str]:

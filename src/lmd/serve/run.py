@@ -7,10 +7,14 @@ import warnings
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from lmd.base.errors import LmdError
 from lmd.serve.guard import is_loopback
 from lmd.serve.limits import Limits
+
+if TYPE_CHECKING:
+    from lmd.serve.models import Engine
 
 SHORTEST_TOKEN = 16
 
@@ -38,12 +42,14 @@ def serve(
     token: str | None = None,
     limits: Limits,
     device: str = "cpu",
+    engine: "Engine" = "auto",
     ready: Callable[[str, Sequence[str]], None],
 ) -> None:
     """Serve models until SIGINT or SIGTERM; ``ready`` gets the address and the models' names."""
     check_access(host, token)
     try:
         import fastapi  # noqa: F401
+        import markdown_it  # noqa: F401
         import python_multipart  # noqa: F401
         import uvicorn
     except ImportError as error:
@@ -75,7 +81,7 @@ def serve(
     _be_silent()
     with _bound(host, port) as listening:
         measures = Measures()
-        models = load_models(paths, limits, measures, device)
+        models = load_models(paths, limits, measures, device, engine)
         app = create_app(Service(models, limits, measures), token)
         config = uvicorn.Config(
             app,

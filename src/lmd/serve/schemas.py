@@ -114,7 +114,7 @@ class ModelInfo(BaseModel):
     name: str
     method: str
     backbone: str
-    engine: Literal["torch", "onnxruntime"]
+    engine: Literal["torch", "onnxruntime"] = Field(description="What computes predictions.")
     image_size: int
     temperature: float
     prior: Literal["uniform", "training"] | None = Field(
@@ -126,6 +126,7 @@ class ModelInfo(BaseModel):
     neighbours: bool = Field(description="Whether the nearest training cases are known.")
     unlike_training: bool = Field(description="Whether images unlike training are flagged.")
     lmd_version: str = Field(description="The version that wrote the model.")
+    card: str | None = Field(default=None, description="The model card, as Markdown.")
 
 
 class Health(BaseModel):

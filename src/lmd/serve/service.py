@@ -3,7 +3,7 @@
 import asyncio
 import os
 from collections.abc import Callable, Iterator
-from concurrent.futures import ThreadPoolExecutor
+from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import ExitStack, contextmanager
 from typing import TypeVar
 
@@ -76,7 +76,7 @@ class Service:
     async def explain(self, served: Served, form: Form) -> Explained:
         """Heat maps and nearest cases of the one image of a form."""
         upload = form.images[0]
-        decoded = await self._decode(served, upload.data, picture=True)
+        decoded = await self._aside(lambda: self._decoded(served, upload.data, picture=True))
         picture = decoded.picture
         assert picture is not None
         found: Explanation = await asyncio.wrap_future(
@@ -116,22 +116,51 @@ class Service:
         self._pool.shutdown()
 
     async def _answer(self, served: Served, upload: Upload, rule: Rule, picture: bool) -> Answer:
-        decoded = await self._decode(served, upload.data, picture=picture)
-        row, unlike = await asyncio.wrap_future(served.batcher.submit(decoded.pixels))
+        shown: list[NDArray[np.uint8]] = []
+
+        def begin() -> "Future[tuple[NDArray[np.float32], bool]]":
+            decoded = self._decoded(served, upload.data, picture=picture)
+            if decoded.picture is not None:
+                shown.append(decoded.picture)
+            return served.batcher.submit(decoded.pixels)
+
+        row, unlike = await self._chained(begin)
         answer = served.answer(upload.name, row, unlike, rule)
-        shown = decoded.picture
-        if shown is not None:
-            answer.picture = await self._aside(lambda: data_uri(shown, SIDE, quality=90))
+        if shown:
+            answer.picture = await self._aside(lambda: data_uri(shown[0], SIDE, quality=90))
         return answer
 
-    async def _decode(self, served: Served, data: bytes, *, picture: bool) -> Decoded:
+    def _decoded(self, served: Served, data: bytes, *, picture: bool) -> Decoded:
         engine = served.predictor.engine
-        size, rule, limits = engine.image_size, engine.rule, self.limits
         try:
-            return await self._aside(lambda: decode(data, size, rule, limits, picture=picture))
+            return decode(data, engine.image_size, engine.rule, self.limits, picture=picture)
         except Problem as problem:
             self.measures.refused.add(model=served.name, problem=problem.kind)
             raise
+
+    async def _chained(self, begin: "Callable[[], Future[T]]") -> T:
+        """The result of a future that is made aside; the loop is woken once, at its end."""
+        loop = asyncio.get_running_loop()
+        done: asyncio.Future[T] = loop.create_future()
+
+        def settle(error: BaseException | None, found: "Future[T] | None" = None) -> None:
+            if done.done():  # the request has been given up
+                return
+            if error is not None:
+                done.set_exception(error)
+            elif found is not None:
+                done.set_result(found.result())
+
+        def work() -> None:
+            try:
+                begin().add_done_callback(
+                    lambda found: loop.call_soon_threadsafe(settle, found.exception(), found)
+                )
+            except Exception as error:
+                loop.call_soon_threadsafe(settle, error)
+
+        self._pool.submit(work)
+        return await done
 
     async def _aside(self, work: Callable[[], T]) -> T:
         return await asyncio.get_running_loop().run_in_executor(self._pool, work)

@@ -34,6 +34,8 @@ _MARKS = {
 }
 # Files that are an image and something else at once. ZIP archives are looked for at the end.
 _HIDDEN = re.compile(rb"<script|<html|<svg[\s>]|<!doctype|<\?php\s|<iframe|#!/bin/", re.IGNORECASE)
+_SECOND = np.isin(np.arange(256), np.frombuffer(b"sShHiI!?", np.uint8))  # after a <
+_FEW = 1000
 _PROGRAMS = (b"MZ", b"\x7fELF", b"PK", b"%PDF", b"<", b"#!", b"Rar!", b"7z\xbc\xaf", *_MARKS)
 _MOST_CHUNKS = 65_536
 _MOST_NAME = 255
@@ -126,8 +128,20 @@ def _refuse_hidden(data: bytes, kind: str) -> None:
     """Refuse files that other programs would take for something else."""
     several = kind == "DICOM" and data.startswith(_PROGRAMS)
     several = several or b"%PDF-" in data[:1024] or zipfile.is_zipfile(io.BytesIO(data))
-    if several or _HIDDEN.search(data) or (kind == "PNG" and _after_png(data)):
+    if several or _has_hidden(data) or (kind == "PNG" and _after_png(data)):
         raise Problem("wrong-type", "The file is an image and something else at the same time.")
+
+
+def _has_hidden(data: bytes) -> bool:
+    """Whether the pattern is anywhere; most files have few places that it must be tried at."""
+    if b"#!/bin/" in data:
+        return True
+    values = np.frombuffer(data, np.uint8)
+    places = np.flatnonzero(values[:-1] == ord("<"))
+    places = places[_SECOND[values[places + 1]]]
+    if len(places) > _FEW:
+        return _HIDDEN.search(data) is not None
+    return any(_HIDDEN.match(data, place) for place in places.tolist())
 
 
 def _after_png(data: bytes) -> bool:

@@ -136,6 +136,19 @@ def test_ranks_over_seeds(study: Path) -> None:
     assert any("not independent" in note for note in drawn.notes)
 
 
+def test_recall_of_many_rows_leaves_ablations_out(study: Path, tmp_path: Path) -> None:
+    runs = [study / f"{key}-seed0" for key in ("ce", "lmd", "lmd_wo_x")]
+    for i in range(6):
+        runs.append(run_of(tmp_path / f"m{i}", f"m{i}", skill=1.0 + 0.1 * i))
+    with drawing():
+        drawn = recall_figure(
+            read_study([str(run) for run in runs]), methods=None, width=3.5, height=None
+        )
+    shown = list(dict.fromkeys(row["method"] for row in drawn.rows))
+    assert shown == ["lmd", "m2", "m3", "m4", "m5"]
+    assert "5 of 9 rows" in drawn.notes[0]
+
+
 def test_a_sweep_finds_its_setting(study: Path, tmp_path: Path) -> None:
     for value in (1, 5, 100):
         run_of(tmp_path / f"lmd-{value}", "lmd", skill=1 + value / 100, lambda_1=float(value))
@@ -153,6 +166,30 @@ def test_a_sweep_finds_its_setting(study: Path, tmp_path: Path) -> None:
     assert [row["method"] for row in drawn.rows if not row["setting"]] == ["ce"]
 
 
+def test_a_sweep_of_classes_has_the_recalls_of_the_records(study: Path, tmp_path: Path) -> None:
+    runs = {
+        v: run_of(tmp_path / f"r{v}", "lmd", skill=1 + v / 1e5, virtual=v) for v in (500, 90_000)
+    }
+    words = [str(path) for path in runs.values()] + [str(study / "ce-seed0")]
+    out = tmp_path / "classes.svg"
+    said = draw(["classes", *words, "--out", str(out)])
+    assert "Thin lines: CE" in said
+    rows = rows_of(tmp_path / "classes.csv")
+    for value, run in runs.items():
+        scores = {s.name: s.recall for s in read_record(run / "record.json").per_class["test"]}
+        found = [row for row in rows if row["value"] == str(value)]
+        assert {row["setting"] for row in found} == {"virtual"}
+        assert {row["class"]: float(row["recall"]) for row in found} == {
+            name: recall.value for name, recall in scores.items()
+        }
+    assert len([row for row in rows if row["method"] == "ce" and not row["setting"]]) == 3
+    run_of(tmp_path / "ce500", "ce", virtual=500)
+    run_of(tmp_path / "ce900", "ce", virtual=90_000)
+    both = [*words[:2], str(tmp_path / "ce500"), str(tmp_path / "ce900")]
+    with pytest.raises(LmdError, match="lmd, ce are swept: choose one with --methods"):
+        draw(["classes", *both, "--out", str(out)])
+
+
 def test_errors_say_what_to_do(study: Path, tmp_path: Path) -> None:
     def fails(words: Sequence[str], match: str) -> None:
         with pytest.raises(LmdError, match=match):
@@ -168,6 +205,7 @@ def test_errors_say_what_to_do(study: Path, tmp_path: Path) -> None:
     fails(["cd", one], "at least two methods")
     fails(["cd", str(study), "--test", "t"], "nemenyi or wilcoxon")
     fails(["sweep", str(study)], "no setting differs")
+    fails(["classes", str(study)], "no setting differs")
     fails(["cost", one], "at least two rows")
     fails(["tsne", *[one] * 4], "one to three runs; got 4")
     fails(["tsne", one], "has no finished model")

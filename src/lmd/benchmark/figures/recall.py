@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Any
 
 from lmd.base.errors import LmdError
 from lmd.benchmark.figures.labels import spread
-from lmd.benchmark.figures.series import Series, group, reference_of, same_data
+from lmd.benchmark.figures.series import Series, family, group, reference_of, same_data
 from lmd.benchmark.figures.sources import Study
 from lmd.benchmark.figures.style import COLOURS, Drawn, legend_below, look, new_figure, plain_ticks
 from lmd.benchmark.tables.forms import HEADLINE
@@ -34,8 +34,8 @@ def recall_figure(
         kept = _chosen(series, study)
         notes.append(
             f"{len(kept)} of {len(series)} rows ({', '.join(one.key for one in kept)}): the "
-            "reference, the first row of the plan, and the highest balanced accuracies; choose "
-            "others with --methods."
+            "reference, the first row of the plan, and the highest balanced accuracies without "
+            "ablations; choose others with --methods."
         )
         series = kept
     figure = new_figure(width, height or 0.78 * width)
@@ -66,9 +66,16 @@ def recall_figure(
 
 
 def _chosen(series: Sequence[Series], study: Study) -> list[Series]:
-    """The reference, the first row of a plan, and the best of the others, in the given order."""
-    fixed = {reference_of(series, study), *study.order[:1]}
-    best = sorted(series, key=lambda one: -(one.mean(HEADLINE) or 0))
+    """The reference, the first row of a plan, and the best of the others, in the given order.
+
+    Ablations of the reference are left out: the ablation figure has them.
+    """
+    reference = reference_of(series, study)
+    fixed = {reference, *study.order[:1]}
+    main = [one for one in series if one.key == reference]
+    own = {each.key for one in main for each in family(one, series)} - fixed
+    others = [one for one in series if one.key not in own]
+    best = sorted(others, key=lambda one: -(one.mean(HEADLINE) or 0))
     kept = sorted(best, key=lambda one: one.key not in fixed)[:SHOWN]
     return [one for one in series if one in kept]
 

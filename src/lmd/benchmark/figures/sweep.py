@@ -32,10 +32,10 @@ def sweep_figure(
     keys = check_metrics(metrics or DEFAULT)
     series = group(study, methods)
     device = one_device(series)
-    setting, swept = _swept(series)
+    setting, swept = swept_setting(series)
     flat = [one for one in series if one.key not in swept]
-    values = sorted({_value(one, setting) for rows in swept.values() for one in rows})
-    places, logarithmic = _places(values)
+    values = sorted({value_of(one, setting) for rows in swept.values() for one in rows})
+    places, logarithmic = places_of(values)
     together = len(swept) == 1
     panels = 1 if together else len(keys)
     figure = new_figure(width, height or (0.5 * panels + 0.32) * width + 0.3)
@@ -70,7 +70,7 @@ def sweep_figure(
     return Drawn(figure, rows, (note + thin,))
 
 
-def _swept(series: Sequence[Series]) -> tuple[str, dict[str, list[Series]]]:
+def swept_setting(series: Sequence[Series]) -> tuple[str, dict[str, list[Series]]]:
     """The swept setting, and the rows of each method that has several values of it."""
     by_key: dict[str, list[Series]] = {}
     for one in series:
@@ -87,21 +87,22 @@ def _swept(series: Sequence[Series]) -> tuple[str, dict[str, list[Series]]]:
         )
     for rows in several.values():
         for one in rows:
-            found = _value(one, names[0])
+            found = value_of(one, names[0])
             if isinstance(found, bool) or not isinstance(found, int | float):
                 raise LmdError(
                     f"the sweep figure needs numbers, but {names[0]} is {found!r} in "
                     f"{one.runs[0].where}"
                 )
-        rows.sort(key=lambda one: float(_value(one, names[0])))
+        rows.sort(key=lambda one: float(value_of(one, names[0])))
     return names[0], several
 
 
-def _value(one: Series, setting: str) -> Any:
+def value_of(one: Series, setting: str) -> Any:
+    """The value of the swept setting in a row."""
     return one.record.data.imbalance_factor if setting == FACTOR else one.values[setting]
 
 
-def _places(values: Sequence[float]) -> tuple[dict[float, float], bool]:
+def places_of(values: Sequence[float]) -> tuple[dict[float, float], bool]:
     """The place of each value on the axis: its logarithm if the values span a factor of 20."""
     logarithmic = values[0] > 0 and values[-1] >= 20 * values[0]
     return {v: math.log10(v) if logarithmic else float(v) for v in values}, logarithmic
@@ -122,7 +123,7 @@ def _line(
         found, kind = one.estimate(key)
         if found is None:
             continue
-        value = _value(one, setting)
+        value = value_of(one, setting)
         x.append(places[value] + shift)
         y.append(100 * found.mean)
         below.append(100 * (found.mean - (found.mean if found.low is None else found.low)))
@@ -152,7 +153,7 @@ def _flat(panel: "Axes", one: Series, key: str, place: int) -> list[dict[str, An
 def _times(
     panel: "Axes", points: Sequence[Series], setting: str, places: dict[float, float], style: Any
 ) -> None:
-    x = [places[_value(one, setting)] for one in points]
+    x = [places[value_of(one, setting)] for one in points]
     panel.plot(x, [one.minutes() for one in points], **style)
 
 
