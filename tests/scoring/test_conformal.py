@@ -40,6 +40,13 @@ def test_the_threshold_is_an_order_statistic() -> None:
     assert second.level == "all"
 
 
+def test_a_tiny_coverage_takes_the_highest_probability() -> None:
+    pools = [np.array([0.2, 0.9, 0.5]), np.array([0.3]), np.zeros(0)]
+    found = guarantees(pools, ["head", "head", "tail"], 1e-232)
+    assert [one.threshold for one in found][:2] == [0.9, 0.3]
+    assert found[2].level == "all"
+
+
 def test_who_shares_a_threshold_with_whom() -> None:
     rng = np.random.default_rng(1)
     held_out = [np.sort(rng.uniform(0, 1, n)) for n in (60, 30, 4, 3, 2)]

@@ -27,7 +27,7 @@ def statuses(web: WebClient, operation: Any) -> list[int]:
     seen = []
 
     @given(case=operation.as_strategy())
-    @settings(max_examples=8, deadline=None, suppress_health_check=list(HealthCheck))
+    @settings(max_examples=25, deadline=None, suppress_health_check=list(HealthCheck))
     def one(case: Any) -> None:
         if "model" in (case.path_parameters or {}):
             case.path_parameters["model"] = "run"

@@ -59,11 +59,11 @@ def rank(images: int, coverage: float) -> int:
 
     More than ``images`` if they are too few, that is below ``1 / (1 - coverage) - 1``.
 
-    >>> rank(9, 0.9), rank(8, 0.9), rank(99, 0.9)
-    (9, 9, 90)
+    >>> rank(9, 0.9), rank(8, 0.9), rank(99, 0.9), rank(9, 1e-20)
+    (9, 9, 90, 1)
     """
     # The small number keeps products such as 100 * 0.29 from rounding up to one rank more.
-    return math.ceil((images + 1) * coverage - 1e-9)
+    return max(math.ceil((images + 1) * coverage - 1e-9), 1)
 
 
 def guarantees(
