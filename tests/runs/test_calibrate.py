@@ -223,7 +223,7 @@ def test_an_onnx_encoder(tmp_path: Path, images: Path) -> None:
     for asked, message in (
         (Asked(data=str(images)), "colours, maps"),
         (Asked(data=str(images), output="maps"), r"must be \(N, C\)"),
-        (Asked(), "--data"),
+        (Asked(), "with data"),
     ):
         with pytest.raises(LmdError, match=message):
             calibrate_run(path, asked=asked, out=tmp_path / "no", quiet=True)
@@ -235,10 +235,10 @@ def test_an_onnx_encoder(tmp_path: Path, images: Path) -> None:
     [
         ("nothing", Asked(), "does not exist"),
         ("nothing.npz", Asked(), "does not exist"),
-        ("f.npz", Asked(data="x"), "--data is for encoders"),
-        ("resnet18", Asked(), "give its images with --data"),
+        ("f.npz", Asked(data="x"), "data is for encoders"),
+        ("resnet18", Asked(), "give its images with data"),
         ("w.pth", Asked(backbone="resnet18", data="x"), r"weight file w\.pth does not exist"),
-        ("resnet18", Asked(backbone="resnet18", data="x"), "--backbone names"),
+        ("resnet18", Asked(backbone="resnet18", data="x"), "backbone names"),
         (".", Asked(), "not a run folder"),
     ],
 )
