@@ -31,7 +31,7 @@ def test_rows_of_the_paper_stand_in_its_order_and_others_before_lmd() -> None:
     assert keys == ["ce", "vs_loss", "ncm", "lmd_wo_fdc", "lmd"]
     assert {*PAPER, DEFAULT, *DEMO} <= set(METHODS)
     assert [m.key for m in in_paper_order(reversed(PAPER))] == list(PAPER)
-    with pytest.raises(LmdError, match="unknown method 'nonsense'; the methods are: ce, ce_strong"):
+    with pytest.raises(LmdError, match="unknown method 'nonsense'; choose one of ce, ce_strong"):
         find_method("nonsense")
 
 

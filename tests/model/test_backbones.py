@@ -188,9 +188,11 @@ def test_timm_encoders() -> None:
 
 
 def test_unknown_names_list_the_valid_ones() -> None:
-    with pytest.raises(LmdError, match=r"'resnet19'.*resnet8, resnet18.*timm/NAME"):
+    with pytest.raises(LmdError, match=r"'vgg'; choose one of resnet8, resnet18.*timm/NAME"):
+        backbones.build("vgg")
+    with pytest.raises(LmdError, match=r"unknown backbone 'resnet19': did you mean 'resnet18'\?"):
         backbones.build("resnet19")
-    with pytest.raises(LmdError, match=r"resnet8 has no ImageNet weights.*weights=none"):
+    with pytest.raises(LmdError, match=r"resnet8 has no ImageNet weights.*'weights': 'none'"):
         backbones.build("resnet8", "imagenet")
 
 

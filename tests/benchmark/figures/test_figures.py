@@ -201,7 +201,7 @@ def test_errors_say_what_to_do(study: Path, tmp_path: Path) -> None:
     fails(["recall", str(study), "--methods", "gcl"], "no finished run; there are ce, lmd")
     fails(["recall", one, "--width", "3"], "--width is '3'")
     fails(["ablation", one], "no ablations")
-    fails(["ablation", str(study), "--metrics", "bac"], "--metrics bac is unknown")
+    fails(["ablation", str(study), "--metrics", "bac"], "--metrics: unknown metric .bac.")
     fails(["cd", one], "at least two methods")
     fails(["cd", str(study), "--test", "t"], "nemenyi or wilcoxon")
     fails(["sweep", str(study)], "no setting differs")
