@@ -160,7 +160,7 @@ def test_loading_needs_neither_network_nor_cache(
         ({"class_counts": [1, 2, 10**30]}, "'class_counts.2': Input should be"),
         ({"temperature": 1e300}, "'temperature': Input should be less"),
         ({"feature_dim": 64}, "'feature_dim' is 64, but resnet8 has 128"),
-        ({"backbone": "resnet7"}, "there is no 'resnet7'"),
+        ({"backbone": "resnet7"}, "unknown backbone 'resnet7'"),
         ({"backbone": "resnet18", "feature_dim": 512}, "should be"),
         ({"head": "cosine"}, "classifier.bias is float32 .* and should be absent"),
         ({"head": "mlp"}, "'head'"),

@@ -87,7 +87,8 @@ def test_patients_are_counted_and_drawn_together(tmp_path: Path) -> None:
         assert f"({row.units})" in together
     # The paired difference knows the patients too.
     gaps = [
-        re.findall(r'<table class="gaps">.*?</table>', text, re.S) for text in (alone, together)
+        re.findall(r'<table class="gaps sortable">.*?</table>', text, re.S)
+        for text in (alone, together)
     ]
     assert len(gaps[0]) == 1
     assert gaps[0] != gaps[1]

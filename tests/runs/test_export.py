@@ -96,7 +96,7 @@ def test_mistakes_are_named(run: RunFolder, tmp_path: Path) -> None:
     for options, message in (
         ({"quantise": "int4"}, "quantise must be int8; it is 'int4'"),
         ({"anyway": True}, "anyway=True needs quantise int8"),
-        ({"data": "x.npz"}, "--data needs --quantise int8"),
+        ({"data": "x.npz"}, "data needs quantise int8"),
         ({"quantise": "int8", "data": "absent.npz"}, r"absent\.npz does not exist"),
     ):
         with pytest.raises(LmdError, match=message):

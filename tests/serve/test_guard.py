@@ -146,7 +146,7 @@ def test_a_failure_shows_and_logs_nothing_of_the_upload(caplog: pytest.LogCaptur
 
 @pytest.mark.parametrize(
     ("host", "token", "message"),
-    [("0.0.0.0", None, "needs --token"), ("::", None, "needs --token"), ("127.0.0.1", "a", "16")],
+    [("0.0.0.0", None, "needs token"), ("::", None, "needs token"), ("127.0.0.1", "a", "16")],
 )
 def test_an_open_server_needs_a_long_token(host: str, token: str | None, message: str) -> None:
     with pytest.raises(LmdError, match=message):

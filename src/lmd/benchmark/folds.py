@@ -12,6 +12,7 @@ from lmd.base.distributed import world
 from lmd.base.errors import LmdError
 from lmd.base.files import atomic_write
 from lmd.base.lock import locked
+from lmd.base.rules import complaints
 from lmd.benchmark.local import Local
 from lmd.benchmark.plan import Plan, PlannedRun, Point, Row
 from lmd.benchmark.pooling import FINAL, Final, write_pooled
@@ -200,8 +201,7 @@ def _asked(values: dict[str, Any]) -> Asked:
     try:
         return Asked.model_validate(values)
     except ValidationError as error:
-        first = error.errors()[0]
-        raise LmdError(f"--{first['loc'][0]}: {first['msg']} (it is {first['input']!r})") from None
+        raise LmdError("; ".join(complaints(error, Asked, values, what="option"))) from None
 
 
 def _absolute(path: str | Path) -> str:

@@ -4,7 +4,6 @@ import io
 from collections.abc import Sequence
 from functools import lru_cache
 
-import cv2
 import numpy as np
 from numpy.typing import NDArray
 from PIL import Image, ImageDraw, ImageFont
@@ -33,6 +32,8 @@ def overlay(picture: Pixels, heat: NDArray[np.float32]) -> Pixels:
 @lru_cache(maxsize=1)
 def colour_map() -> Pixels:
     """The colours of heat 0 to 1, RGB ``(256, 3)``."""
+    import cv2  # tables and figures without pictures do not need it
+
     ramp = cv2.applyColorMap(np.arange(256, dtype=np.uint8)[None], cv2.COLORMAP_VIRIDIS)
     return np.ascontiguousarray(np.asarray(ramp, np.uint8).reshape(256, 3)[:, ::-1])
 

@@ -14,7 +14,6 @@ M_STEP = "m_loss"  # a stage with this number is expectation-maximisation, an it
 TITLES = {
     "val_bacc": "Validation balanced accuracy",
     "loss": "Loss",
-    "ce": "Cross-entropy",
     "psi": "Psi: distance to the own class",
     "phi": "Phi: distance to the other classes",
     M_STEP: "Loss of the M step",

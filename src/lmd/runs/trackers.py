@@ -9,7 +9,7 @@ from typing import Any, Protocol
 
 from lmd.runfolder.record import HistoryRow, Record
 
-PROJECT = "lmd"
+PROJECT = __name__.partition(".")[0]
 _PLACE = ("stage", "stage_name", "epoch", "seconds")  # columns of a history that are no curves
 
 

@@ -12,7 +12,10 @@ for (const table of document.querySelectorAll("table.sortable")) {
       const down = head.getAttribute("aria-sort") !== "descending";
       heads.forEach((other) => other.removeAttribute("aria-sort"));
       head.setAttribute("aria-sort", down ? "descending" : "ascending");
-      const value = (row) => row.cells[column].dataset.value ?? row.cells[column].textContent;
+      const value = (row) => {
+        const cell = row.cells[Math.min(column, row.cells.length - 1)]; // a cell may be wide
+        return cell.dataset.value ?? cell.textContent;
+      };
       const compare = (a, b) => {
         const [x, y] = [value(a), value(b)];
         return isNaN(x) || isNaN(y) ? x.localeCompare(y) : x - y;
