@@ -90,21 +90,14 @@ def _of(one: Series, name: str) -> ClassPoint:
 def _rows(
     series: Sequence[Series], setting: str, swept: dict[str, list[Series]]
 ) -> list[dict[str, Any]]:
-    return [
-        {
+    rows: list[dict[str, Any]] = []
+    for one in series:
+        is_swept = one.key in swept
+        at: dict[str, Any] = {
             "method": one.key,
             "title": one.title,
-            "setting": setting if one.key in swept else "",
-            "value": value_of(one, setting) if one.key in swept else None,
-            "class": point.name,
-            "tier": point.tier,
-            "training_images": point.train,
-            "images": point.support,
-            "recall": point.recall,
-            "low": point.low,
-            "high": point.high,
-            "seeds": len(one.runs),
+            "setting": setting if is_swept else "",
         }
-        for one in series
-        for point in one.classes()
-    ]
+        at["value"] = value_of(one, setting) if is_swept else None
+        rows += [at | row for row in one.class_rows()]
+    return rows

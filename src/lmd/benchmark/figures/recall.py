@@ -124,19 +124,4 @@ def _name_classes(axes: "Axes", one: Series, width: float) -> None:
 
 
 def _rows(series: Sequence[Series]) -> list[dict[str, Any]]:
-    return [
-        {
-            "method": one.key,
-            "title": one.title,
-            "class": point.name,
-            "tier": point.tier,
-            "training_images": point.train,
-            "images": point.support,
-            "recall": point.recall,
-            "low": point.low,
-            "high": point.high,
-            "seeds": len(one.runs),
-        }
-        for one in series
-        for point in one.classes()
-    ]
+    return [row for one in series for row in one.class_rows()]

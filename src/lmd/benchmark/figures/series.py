@@ -119,6 +119,24 @@ class Series:
                 )
         return sorted(found, key=lambda point: -point.train)
 
+    def class_rows(self) -> list[dict[str, Any]]:
+        """The recall of each class as rows of a CSV file."""
+        return [
+            {
+                "method": self.key,
+                "title": self.title,
+                "class": point.name,
+                "tier": point.tier,
+                "training_images": point.train,
+                "images": point.support,
+                "recall": point.recall,
+                "low": point.low,
+                "high": point.high,
+                "seeds": len(self.runs),
+            }
+            for point in self.classes()
+        ]
+
     def minutes(self) -> float:
         """Minutes of one processor that training took, averaged over the seeds."""
         return fmean(_minutes(run.record) for run in self.runs)
