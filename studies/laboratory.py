@@ -4,9 +4,11 @@
 
 The file lists changes. Each is compared with all that was adopted before it, on every pseudo-tail
 task and seed. A change is adopted if its mean paired gain in balanced accuracy exceeds the standard
-error of that mean and no task loses more than one point on average over its seeds. The held-out
-images of the tasks come from the training and validation parts of the data set; its test part is
-never read. Runs are kept, so an interrupted study goes on where it stopped.
+error of that mean and no task loses more than one point on average over its seeds. A change with
+``removes = true`` takes a piece away; the piece stays only if it passes this rule itself. A change
+whose ``needs`` differ from the settings in force is passed over. The held-out images of the tasks
+come from the training and validation parts of the data set; its test part is never read. Runs are
+kept, so an interrupted study goes on where it stopped.
 
 ``--known decisions.json`` takes over the decisions of an earlier study, for example on another
 machine, up to the first change that is new. What was adopted by then is trained again here, so that
@@ -114,9 +116,16 @@ class Laboratory:
         before = self.scores(method, settings)
         self._write(before, found, settings)
         for change in self.plan["change"][len(found) :]:
+            about = {"name": change["name"], "settings": change["settings"]}
+            if any(settings.get(k, v) != v for k, v in change.get("needs", {}).items()):
+                found.append(about | {"adopted": False, "passed_over": True})
+                print(f"{change['name']}: passed over", flush=True)
+                continue
             trial = settings | change["settings"]
             after = self.scores(method, trial)
-            result = gain(before, after) | {"name": change["name"], "settings": change["settings"]}
+            result = gain(before, after) | about
+            if change.get("removes"):
+                result |= {"removes": True, "adopted": not gain(after, before)["adopted"]}
             result["scores"] = {f"task {t}, seed {s}": v for (t, s), v in after.items()}
             found.append(result)
             tasks = " ".join(f"{v:+.1f}" for v in result["tasks"])
