@@ -90,6 +90,39 @@ def test_later_changes_build_on_what_was_adopted(
     assert [change["adopted"] for change in again["changes"]] == [True, False, True, False]
 
 
+@pytest.mark.parametrize(
+    ("without", "adopted"),
+    [
+        (48.0, False),  # the piece earns two points, and stays
+        (50.0, True),  # it earns nothing, and goes; what needs it is passed over
+        (53.0, True),
+    ],
+)
+def test_a_piece_must_earn_its_place(
+    laboratory: ModuleType, tmp_path: Path, without: float, adopted: bool
+) -> None:
+    asked = []
+
+    class Known(laboratory.Laboratory):  # type: ignore[name-defined, misc]
+        def scores(self, method: str, settings: dict[str, bool]) -> dict[tuple[int, int], float]:
+            asked.append(settings)
+            value = without if settings.get("piece") is False else 50.0
+            return blocks(*(value + 0.1 * i * ("piece" in settings) for i in range(6)))
+
+    changes = [
+        {"name": "without", "settings": {"piece": False}, "removes": True},
+        {"name": "kind", "settings": {"kind": 2}, "needs": {"piece": True}},
+        {"name": "other", "settings": {"other": 3}},
+    ]
+    plan = {"method": "lmd", "start": {}, "change": changes, "seeds": [0, 1], "tasks": 3}
+    Known(plan, Namespace(out=tmp_path, known=None)).decide()
+    found = json.loads((tmp_path / "decisions.json").read_text())["changes"]
+    assert found[0]["adopted"] is adopted
+    assert ("passed_over" in found[1]) is adopted
+    assert len(asked) == (3 if adopted else 4)
+    assert ("piece" in asked[-1]) is adopted
+
+
 def test_decisions_are_known_up_to_the_first_change_that_differs(
     laboratory: ModuleType, tmp_path: Path
 ) -> None:
