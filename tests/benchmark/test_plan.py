@@ -105,6 +105,16 @@ allow_outside = true
     assert asked.settings["lambda_1"] == 3.0
 
 
+def test_profiles_can_be_compared(tmp_path: Path) -> None:
+    sweep = '[sweep]\nprofile = ["default", "official"]\n'
+    plan = plan_grid(write(tmp_path, BASE + 'methods = ["ce", "lmd"]\n' + sweep))
+    found = {run.name: run.request for run in plan.runs}
+    assert list(found) == ["ce-seed0", "lmd-profile=default-seed0", "lmd-profile=official-seed0"]
+    assert [request["profile"] for request in found.values()] == ["default", "default", "official"]
+    assert found["lmd-profile=official-seed0"]["settings"]["label_loss"] == "gce"
+    assert [point.usual for point in plan.points] == [True, False]
+
+
 @pytest.mark.parametrize(
     ("text", "said"),
     [
@@ -124,6 +134,14 @@ allow_outside = true
         (
             BASE + 'methods = ["ce", "lmd"]\nprofile = "x"',
             "unknown profile 'x'; choose one of corrected, default, official, paper",
+        ),
+        (
+            BASE + 'methods = ["ce", "lmd"]\n[sweep]\nprofile = ["paper", "papre"]',
+            "unknown profile 'papre': did you mean 'paper'",
+        ),
+        (
+            BASE + 'methods = ["lmd"]\nprofile = "paper"\n[sweep]\nprofile = ["official"]',
+            "'profile' is given twice",
         ),
         (BASE + "methods = [", "not valid TOML"),
     ],

@@ -29,9 +29,9 @@ class Trials(BaseModel):
 class Grid(BaseModel):
     """The keys of a grid file.
 
-    ``sweep`` maps a setting, or ``data``, to a list of values or a table from labels to values.
-    ``protocol`` is a name, a file, or a table of settings whose ``base`` names the protocol to
-    start from.
+    ``sweep`` maps a setting, ``data`` or ``profile`` to a list of values or a table from labels to
+    values. ``protocol`` is a name, a file, or a table of settings whose ``base`` names the
+    protocol to start from.
     """
 
     model_config = ConfigDict(extra="forbid", frozen=True)
@@ -128,8 +128,11 @@ def _check(grid: Grid, name: str | Path) -> None:
     problems = []
     if grid.data is None and "data" not in grid.sweep:
         problems.append("'data' is missing: a path, or 'synthetic'")
-    if grid.data is not None and "data" in grid.sweep:
-        problems.append("'data' is given twice: at the top and in [sweep]")
+    problems += [
+        f"{key!r} is given twice: at the top and in [sweep]"
+        for key in ("data", "profile")
+        if key in grid.model_fields_set and key in grid.sweep
+    ]
     for key, given in (("seeds", grid.seeds), ("methods", grid.methods)):
         if isinstance(given, list) and len(set(given)) < len(given):
             problems.append(f"{key!r} must differ from one another; they are {given}")

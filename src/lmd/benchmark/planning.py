@@ -65,7 +65,7 @@ def _runs(
                 trial = by_row.get(method.key)
                 if seed not in grid.seeds and (trial is None or trial.method != method.key):
                     continue  # a seed for trials only
-                swept = [key for key in point.values if key == "data" or key in _settings(method)]
+                swept = [key for key in point.values if _applies(key, method)]
                 # A method without a swept setting has the same run at every point.
                 if swept or index == 0:
                     for label in trial.values if trial else [""]:
@@ -116,20 +116,26 @@ def _settings(method: Method) -> set[str]:
     return {*Protocol.model_fields, *method.defaults()}
 
 
+def _applies(key: str, method: Method) -> bool:
+    """Whether sweeping ``key`` changes the runs of a method."""
+    return key in _settings(method) or key == "data" or (key == "profile" and bool(method.profiles))
+
+
 def _check_settings(grid: Grid, methods: Sequence[Method]) -> None:
     profiles = {"default"}.union(*(m.profiles for m in methods))
-    if grid.profile not in profiles:
-        raise LmdError(unknown("profile", grid.profile, sorted(profiles)))
+    for _, profile in [("", grid.profile), *sweep_values(grid.sweep.get("profile", []))]:
+        if profile not in profiles:
+            raise LmdError(unknown("profile", str(profile), sorted(profiles)))
     valid = set[str]().union(*map(_settings, methods))
     for part, keys in (("settings", grid.settings), ("sweep", grid.sweep)):
         for key in keys:
-            if key not in valid and (part, key) != ("sweep", "data"):
+            if key not in valid and (part, key) not in (("sweep", "data"), ("sweep", "profile")):
                 raise LmdError(f"[{part}] {unknown('setting', key, sorted(valid))}")
 
 
 def _points(grid: Grid, method: Method) -> list[Point]:
     """The product of all swept values; ``usual`` are those that ``method`` has without a sweep."""
-    usual = _usual(grid, method)
+    usual = _usual(grid, method) | {"profile": "default"}
     points = []
     for pairs in itertools.product(*map(sweep_values, grid.sweep.values())):
         labels = {key: label for key, (label, _) in zip(grid.sweep, pairs, strict=True)}
@@ -141,13 +147,13 @@ def _points(grid: Grid, method: Method) -> list[Point]:
 
 def _usual(grid: Grid, method: Method) -> dict[str, Any]:
     """Every setting of a method's runs without a sweep and without trials."""
-    found = resolve(method, *_given(grid, method, {}), _profile(grid, method))
+    found = resolve(method, *_given(grid, method, {}), _profile(grid.profile, method))
     return found.protocol.model_dump(mode="json") | found.settings
 
 
-def _profile(grid: Grid, method: Method) -> str:
+def _profile(name: str, method: Method) -> str:
     # Profiles belong to one family of methods; the other rows keep their defaults.
-    return grid.profile if grid.profile in method.profiles else "default"
+    return name if name in method.profiles else "default"
 
 
 def _given(
@@ -171,14 +177,14 @@ def _run(
     trial: Trial | None,
     label: str,
 ) -> PlannedRun:
-    extra = {key: point.values[key] for key in swept if key != "data"}
+    extra = {key: point.values[key] for key in swept if key not in ("data", "profile")}
     marks = [f"{key}={point.labels[key]}" for key in swept]
     # The default has the name and the settings of a run without trials: it is the same run.
     if trial is not None and label != trial.default:
         extra[trial.setting] = trial.values[label]
         marks.append(f"{trial.setting}={label}")
     base, given = _given(grid, method, extra | {"seed": seed})
-    profile = _profile(grid, method)
+    profile = _profile(point.values.get("profile", grid.profile), method)
     asked = resolve(method, base, given, profile)
     request = Request(
         data=str(point.values.get("data", grid.data)),
@@ -189,7 +195,8 @@ def _run(
         columns=dict(grid.columns),
         skip_bad=grid.skip_bad,
     )
-    words = [method.key, *([profile] if profile != "default" else []), *marks, f"seed{seed}"]
+    named = [] if profile == "default" or "profile" in swept else [profile]
+    words = [method.key, *named, *marks, f"seed{seed}"]
     shaping = asked.settings if method.first_settings is None else method.first_settings
     return PlannedRun(
         name=re.sub(r"[^A-Za-z0-9_.=+-]+", "_", "-".join(words)),
