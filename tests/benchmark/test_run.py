@@ -8,6 +8,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Callable, Iterator
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -92,6 +93,21 @@ def test_other_settings_are_an_error_that_names_them(half_done: tuple[Path, Path
     done = CliRunner().invoke(app, ["benchmark", str(other), "--out", str(out)])
     assert isinstance(done.exception, LmdError)
     assert "ce-lr=0.05-seed0: batch_size: 8 → 7" in str(done.exception)
+
+
+def test_a_finished_run_may_come_from_another_place(half_done: tuple[Path, Path, str]) -> None:
+    grid, out, _ = half_done
+    [_, finished] = plan_grid(grid).runs
+
+    def asked(**change: object) -> Plan:
+        run = replace(finished, request=finished.request | change)
+        return Plan(**{**vars(plan_grid(grid)), "runs": [run]})
+
+    there = "/elsewhere/" + Path(finished.request["data"]).name
+    columns = finished.request["columns"] | {"root": "/elsewhere"}
+    assert inspect(asked(data=there, columns=columns), out)[finished.name].status == "finished"
+    with pytest.raises(LmdError, match=r"data: .* → other\.csv"):
+        inspect(asked(data="/elsewhere/other.csv"), out)
 
 
 def test_a_table_of_what_is_there(half_done: tuple[Path, Path, str]) -> None:

@@ -29,11 +29,13 @@ def inspect(plan: Plan, folder: Path) -> dict[str, OnDisk]:
             found[run.name] = OnDisk("missing")
             continue
         record = on_disk.read_record()
-        changes = differences(record.request.model_dump(mode="json"), run.request)
+        done = record.status == "finished"
+        # A finished run may come from another machine, where the data had another place.
+        view = _without_places if done else dict[str, Any]
+        changes = differences(view(record.request.model_dump(mode="json")), view(run.request))
         if changes:
             others.append(f"  {folder / run.name}: " + "; ".join(changes))
         seconds = sum(stage.seconds for stage in record.stages)
-        done = record.status == "finished"
         found[run.name] = OnDisk("finished", seconds) if done else OnDisk("begun")
     if others:
         raise LmdError(
@@ -68,6 +70,12 @@ def differences(before: dict[str, Any], now: dict[str, Any]) -> list[str]:
     keys = [key for key in {**old, **new} if key != ("protocol", "workers")]
     changed = [key for key in keys if old.get(key) != new.get(key)]
     return [f"{key[-1]}: {old.get(key)} → {new.get(key)}" for key in changed]
+
+
+def _without_places(request: Mapping[str, Any]) -> dict[str, Any]:
+    """A request with the data's name instead of its path, and without the root of the images."""
+    columns = {key: value for key, value in request["columns"].items() if key != "root"}
+    return {**request, "data": Path(request["data"]).name, "columns": columns}
 
 
 @dataclass(frozen=True)
