@@ -1,0 +1,146 @@
+"""The whole study of HAM10000, from the download to tables and figures.
+
+    python studies/ham10000/run.py DOWNLOAD --out study
+
+DOWNLOAD has ``HAM10000_metadata.csv`` and the images in ``images``. The steps are ``data`` (the
+two manifests), ``decisions`` (what LMD is, on pseudo-tails; the test part is not read), ``grids``
+(the benchmarks), ``choose`` (`lmd choose` on the natural tail) and ``publish`` (records and tables
+in docs/results). Run the same command again to continue an interrupted study. Two cores need about
+twenty hours; ``--steps`` runs some of the steps only.
+
+``--published DIR`` first takes over the runs that are published there, so that a study can continue
+on another machine.
+"""
+
+import argparse
+import json
+import os
+import shutil
+import subprocess
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+HERE = Path(__file__).resolve().parent
+RESULTS = HERE.parents[1] / "docs" / "results"
+STEPS = ("data", "decisions", "grids", "choose", "publish")
+GRIDS = ("ham10000-lt", "ham10000-profiles", "ham10000-long")
+MANIFESTS = {"ham10000-lt.csv": ["--head-size", "2000", "--factor", "100"], "ham10000.csv": []}
+TABLES = {"text": "txt", "markdown": "md", "latex": "tex", "csv": "csv"}
+BUDGET = 60  # minutes of `lmd choose`
+
+
+def lmd(*words: str | Path, cwd: Path) -> None:
+    """Run a command of lmd; an error ends the study."""
+    command = [sys.executable, "-m", "lmd", *map(str, words)]
+    print("$ lmd", *map(str, words), flush=True)
+    subprocess.run(command, cwd=cwd, check=True)
+
+
+def make_data(download: Path, out: Path) -> None:
+    """Write both manifests beside a link to the images."""
+    images = out / "images"
+    if not images.exists():
+        images.symlink_to(download / "images", target_is_directory=True)
+    for name, options in MANIFESTS.items():
+        if not (out / name).exists():
+            places: list[str | Path] = ["--root", download, "--out", out / name]
+            lmd("data", "make", "ham10000", *places, *options, cwd=out)
+
+
+def decide(out: Path, workers: int) -> None:
+    """Decide the changes of LMD on pseudo-tails."""
+    script = [sys.executable, str(HERE.parent / "laboratory.py"), str(HERE / "decisions.toml")]
+    options = ["--manifest", "ham10000-lt.csv", "--out", "decisions", "--jobs", str(workers)]
+    subprocess.run([*script, *options], cwd=out, check=True)
+
+
+def take_over(published: Path, out: Path) -> None:
+    """Copy published runs and choices to where the benchmarks look for them."""
+    for grid in GRIDS:
+        for record in sorted((published / grid / "runs").glob("*/record.json")):
+            place = out / "runs" / grid / record.parent.name
+            if not place.exists():
+                shutil.copytree(record.parent, place)
+        choices = published / grid / "runs" / "choices.json"
+        if choices.exists() and not (out / "runs" / grid / "choices.json").exists():
+            shutil.copy(choices, out / "runs" / grid / "choices.json")
+
+
+def publish(out: Path, results: Path) -> None:
+    """Copy records and predictions of finished runs, and make tables of them."""
+    for grid in GRIDS:
+        runs = out / "runs" / grid
+        if not runs.exists():
+            continue
+        target = results / grid / "runs"
+        target.mkdir(parents=True, exist_ok=True)
+        rejected = set()
+        if (runs / "choices.json").exists():
+            shutil.copy(runs / "choices.json", target)
+            rejected = _rejected(json.loads((runs / "choices.json").read_text(encoding="utf-8")))
+        for record in sorted(runs.glob("*/record.json")):
+            text = record.read_text(encoding="utf-8")
+            if json.loads(text)["status"] != "finished":
+                continue
+            place = target / record.parent.name
+            place.mkdir(exist_ok=True)
+            # The folders of this machine are nobody's business.
+            text = text.replace(f"{out}{os.sep}", "")
+            (place / "record.json").write_text(text, encoding="utf-8")
+            if record.parent.name not in rejected:
+                shutil.copy(record.parent / "predictions.npz", place)
+        _tables(grid, results / grid, out)
+
+
+def _rejected(choices: dict[str, Any]) -> set[str]:
+    """Trial runs whose value was not chosen; nothing needs their predictions any more."""
+    return {
+        trial["run"]
+        for choice in choices["choices"]
+        for trial in choice["trials"]
+        if trial["label"] != choice["chosen"]
+    }
+
+
+def _tables(grid: str, target: Path, out: Path) -> None:
+    forms = ("metrics",) if grid == "ham10000-profiles" else ("tiers", "metrics")
+    for form in forms:
+        for kind, ending in TABLES.items():
+            file = target / f"{form}.{ending}"
+            places: list[str | Path] = ["--runs", target / "runs", "--out", file]
+            lmd("table", grid, *places, "--form", form, "--format", kind, cwd=out)
+
+
+def main(words: Sequence[str] | None = None) -> None:
+    """Run the steps that were asked for."""
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("download", type=Path, help="folder of HAM10000")
+    parser.add_argument("--out", type=Path, default=Path("study"), help="folder of the study")
+    parser.add_argument("--results", type=Path, default=RESULTS, help="folder to publish in")
+    parser.add_argument("--published", type=Path, help="published runs to take over")
+    parser.add_argument("--steps", nargs="+", choices=STEPS, default=STEPS)
+    parser.add_argument("--grids", nargs="+", choices=GRIDS, default=GRIDS)
+    parser.add_argument("--workers", type=int, default=os.cpu_count() or 1)
+    options = parser.parse_args(words)
+    out = options.out.resolve()
+    out.mkdir(parents=True, exist_ok=True)
+    if options.published:
+        take_over(options.published.resolve(), out)
+    if "data" in options.steps:
+        make_data(options.download.resolve(), out)
+    if "decisions" in options.steps:
+        decide(out, options.workers)
+    if "grids" in options.steps:
+        for grid in options.grids:
+            runs = ["--out", f"runs/{grid}", "--workers", str(options.workers)]
+            lmd("benchmark", grid, *runs, cwd=out)
+    if "choose" in options.steps:
+        lmd("choose", "ham10000.csv", "--budget", str(BUDGET), "--out", "choose", cwd=out)
+    if "publish" in options.steps:
+        publish(out, options.results.resolve())
+
+
+if __name__ == "__main__":
+    main()
