@@ -74,7 +74,8 @@ def test_settings_survive_json_and_are_complete(key: str, profile: str) -> None:
     assert json.loads(json.dumps(settings)) == settings
     assert METHODS[key].settings(settings) == settings
     assert list(settings) == [setting.name for setting in METHODS[key].describe()]
-    assert METHODS[key].profiles.get(profile, {}).items() <= settings.items()
+    expected = {**METHODS[key].profiles.get(profile, {}), **METHODS[key].preset}
+    assert expected.items() <= settings.items()
     assert all(setting.description.endswith(".") for setting in METHODS[key].describe())
 
 

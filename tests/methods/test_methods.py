@@ -42,7 +42,8 @@ def test_the_class_mix_of_a_row_is_that_of_its_training() -> None:
 
 def test_an_ablation_is_related_to_its_method() -> None:
     own = [key for key in METHODS if related(key, "lmd")]
-    assert own == ["lmd", "lmd_wo_rrl", "lmd_wo_icc", "lmd_wo_vfc", "lmd_wo_fdc"]
+    without = [f"lmd_wo_{piece}" for piece in ("rrl", "icc", "vfc", "fdc", "levels", "views")]
+    assert own == ["lmd", *without]
     assert [key for key in METHODS if related(key, "ldam_rs")] == ["ldam_rs"]
 
 

@@ -75,11 +75,17 @@ def find_method(key: str) -> Method:
 
 
 def in_paper_order(keys: Iterable[str]) -> list[Method]:
-    """The rows in the order of the paper's tables; others come before LMD's own rows."""
-    found = [find_method(key) for key in keys]
+    """The rows in the order of the paper's tables; others come before LMD's own rows.
+
+    Further ablations of LMD follow those of the paper.
+    """
     own = next(i for i, key in enumerate(PAPER) if METHODS[key].ablation)
     place = {key: float(i) for i, key in enumerate(PAPER)}
-    return sorted(found, key=lambda method: place.get(method.key, own - 0.5))
+
+    def order(method: Method) -> float:
+        return place.get(method.key, (len(PAPER) - 1 if method.ablation else own) - 0.5)
+
+    return sorted((find_method(key) for key in keys), key=order)
 
 
 def related(key: str, reference: str) -> bool:

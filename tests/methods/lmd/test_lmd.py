@@ -20,6 +20,8 @@ def test_keys_titles_and_presets():
         "lmd_wo_icc": ("LMD w/o ICC", "lmd", {"icc": False}),
         "lmd_wo_vfc": ("LMD w/o VFC", "lmd", {"vfc": False}),
         "lmd_wo_fdc": ("LMD w/o FDC", "lmd", {"fdc": False}),
+        "lmd_wo_levels": ("LMD w/o inner levels", "lmd", {"levels": 0}),
+        "lmd_wo_views": ("LMD w/o views in moments", "lmd", {"m_views": "eval"}),
     }
 
 

@@ -25,11 +25,11 @@ class ICCSettings(Settings):
     """Settings of stage 2; the rows are those of ``docs/paper-vs-code.md``."""
 
     iterations: Annotated[Count | None, "EM iterations; null: the protocol's epochs."] = None
-    levels: Annotated[Depth, "Inner levels of the encoder among the features (row 31)."] = 0
+    levels: Annotated[Depth, "Inner levels of the encoder among the features (row 31)."] = 5
     classifier: Annotated[
         Classifier, "Average with stage 1's classifier, correct it, or drop it (row 32)."
     ] = "fresh"
-    m_views: Annotated[Seen, "Moments of the eval view, or of all views (row 33)."] = "eval"
+    m_views: Annotated[Seen, "Moments of the eval view, or of all views (row 33)."] = "all"
     mean_images: Annotated[NonNegative, "Images that pull a class mean to the centre (row 34)."] = (
         0.0
     )
