@@ -11,7 +11,7 @@ from lmd.methods import METHODS
 
 @pytest.fixture(scope="module")
 def traces() -> list[Trace]:
-    return trace_stages(METHODS["lmd"], METHODS["lmd"].settings({}))
+    return trace_stages(METHODS["lmd"], METHODS["lmd"].settings({}, "corrected"))
 
 
 def edges(trace: Trace) -> set[tuple[str, str]]:
@@ -51,7 +51,7 @@ def test_classifier_calibration(traces: list[Trace]) -> None:
 
 def test_an_ablation_lacks_its_term() -> None:
     method = METHODS["lmd_wo_fdc"]
-    assert trace_stages(method, method.settings({}))[1].terms == ["ce"]
+    assert trace_stages(method, method.settings({}, "corrected"))[1].terms == ["ce"]
 
 
 def test_the_diagram_has_every_edge(traces: list[Trace]) -> None:

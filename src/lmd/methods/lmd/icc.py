@@ -41,11 +41,12 @@ from lmd.model import Model
 
 
 class ICC(Stage):
-    """EM; the E step minimises ``lambda_e (Psi - Phi) + L_CE`` over the encoder.
+    """M step: the classifier on virtual features. E step: the encoder under FDC.
 
-    ``e_step=False`` calibrates once and does not train the encoder; ``vfc=False`` calibrates on
-    real features; ``fdc=False`` sets ``lambda_e = 0``. ``shrinkage`` and ``weight_penalty`` are
-    chosen in the first iteration where they are ``"validation"``.
+    The E step minimises ``lambda_e (Psi - Phi) + L_CE`` over the encoder. ``e_step=False``
+    calibrates once and does not train the encoder; ``vfc=False`` calibrates on real features;
+    ``fdc=False`` sets ``lambda_e = 0``. ``shrinkage`` and ``weight_penalty`` are chosen in the
+    first iteration where they are ``"validation"``.
     """
 
     views: ClassVar[tuple[str, ...]] = ("label",)
