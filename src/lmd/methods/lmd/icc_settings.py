@@ -41,7 +41,7 @@ class ICCSettings(Settings):
     m_drop_partial: Annotated[Count | None, "Drop partial batches of this size (row 11)."] = None
     ridge: Annotated[NonNegative, "Added to the diagonal of each covariance (row 12)."] = 1e-2
     virtual_moments: Annotated[Moments, "Draw from averaged or new moments (row 12)."] = "ema"
-    moments_decay: Annotated[Share, "Largest decay of the averaged moments (row 13)."] = 0.999
+    moments_decay: Annotated[Share, "Largest decay of the averaged moments (row 13)."] = 0.0
     virtual_features: Annotated[Count, "Virtual features of each class (row 14)."] = 50_000
     m_step: Annotated[MStep, "Solve the M step, or make one pass of SGD (row 15)."] = "argmin"
     shrinkage: Annotated[
@@ -57,22 +57,22 @@ class ICCSettings(Settings):
     e_sampling: Annotated[Sampling, "How the E step draws images."] = "natural"
     e_tau: Annotated[
         NonNegative, "The E step's label loss sees z + tau ln(prior); 0 is plain (row 26)."
-    ] = 0.0
-    e_statistics: Annotated[bool, "Let the E step update BatchNorm statistics (row 35)."] = True
+    ] = 1.0
+    e_statistics: Annotated[bool, "Let the E step update BatchNorm statistics (row 35)."] = False
     label_loss: Annotated[LabelLoss, "Plain or generalised cross-entropy (row 16)."] = "ce"
     label_gradient: Annotated[bool, "Whether the label loss reaches the encoder (row 16)."] = True
-    lambda_e: Annotated[NonNegative, "Weight of feature distribution consistency."] = 1e-4
+    lambda_e: Annotated[NonNegative, "Weight of feature distribution consistency."] = 0.1
     fdc_form: Annotated[
         Form, "Psi - Phi, or the bounded cross-entropy over distances (row 36)."
-    ] = "difference"
+    ] = "bounded"
     fdc_temperature: Annotated[Positive, "Temperature of the bounded form (row 36)."] = 10.0
     fdc_sign: Annotated[Literal[1, -1], "1 is Psi - Phi, -1 the opposite (row 17)."] = 1
     distance: Annotated[Distance, "Mahalanobis, or the printed formula (row 18)."] = "mahalanobis"
-    encoder_lr: Annotated[NonNegative, "Learning rate of the encoder (row 20)."] = 1e-6
+    encoder_lr: Annotated[NonNegative, "Learning rate of the encoder (row 20)."] = 1e-3
     encoder_weight_decay: Annotated[
         NonNegative | None, "Weight decay of the encoder; null: the protocol's (row 20)."
     ] = None
-    last_e_step: Annotated[bool, "Whether the last iteration has an E step (row 21)."] = True
+    last_e_step: Annotated[bool, "Whether the last iteration has an E step (row 21)."] = False
 
 
 def check_model(model: Model, settings: ICCSettings) -> None:
