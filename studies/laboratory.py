@@ -12,7 +12,8 @@ kept, so an interrupted study goes on where it stopped.
 
 ``--known decisions.json`` takes over the decisions of an earlier study, for example on another
 machine, up to the first change that is new. What was adopted by then is trained again here, so that
-both sides of every new comparison come from one machine.
+both sides of every new comparison come from one machine. ``--table decisions.json`` prints
+decisions as a Markdown table.
 """
 
 import argparse
@@ -159,6 +160,21 @@ def decided(plan: Mapping[str, Any], known: Path | None) -> list[dict[str, Any]]
     return list(found[:same])
 
 
+def table(found: Sequence[Mapping[str, Any]]) -> str:
+    """The decisions as a Markdown table, in points of balanced accuracy."""
+    lines = ["| change | gain | tasks | |", "|---|---|---|---|"]
+    for one in found:
+        if one.get("passed_over"):
+            lines.append(f"| {one['name']} | | | passed over |")
+            continue
+        tasks = " ".join(f"{value:+.1f}" for value in one["tasks"])
+        word = "**adopted**" if one["adopted"] else "not adopted"
+        lines.append(
+            f"| {one['name']} | {one['gain']:+.2f} ± {one['error']:.2f} | {tasks} | {word} |"
+        )
+    return "\n".join(lines)
+
+
 def make_tasks(plan: Mapping[str, Any], options: argparse.Namespace) -> None:
     """Draw the pseudo-tails, unless they exist."""
     if (options.out / "tasks" / "task-1.csv").exists():
@@ -178,10 +194,14 @@ def main() -> None:
     parser.add_argument("--out", type=Path, help="folder for tasks, runs and decisions.json")
     parser.add_argument("--known", type=Path, help="decisions.json of an earlier study")
     parser.add_argument("--jobs", type=int, default=os.cpu_count() or 1)
+    parser.add_argument("--table", type=Path, metavar="decisions.json", help="print as Markdown")
     parser.add_argument("--job", help=argparse.SUPPRESS)
     options = parser.parse_args()
     if options.job:
         run(json.loads(options.job))
+        return
+    if options.table:
+        print(table(json.loads(options.table.read_text(encoding="utf-8"))["changes"]))
         return
     if not (options.decisions and options.manifest and options.out):
         parser.error("DECISIONS, --manifest and --out are needed")

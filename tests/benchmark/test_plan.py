@@ -105,6 +105,15 @@ allow_outside = true
     assert asked.settings["lambda_1"] == 3.0
 
 
+def test_all_rows_differ(tmp_path: Path) -> None:
+    same = {"lmd_wo_rrl", "lmd_wo_icc", "lmd_wo_fdc"}
+    plan = plan_grid(write(tmp_path, BASE + 'methods = "all"\n'))
+    assert {row.key for row in plan.rows} == METHODS.keys() - same
+    plan = plan_grid(write(tmp_path, BASE + 'methods = "all"\nprofile = "corrected"\n'))
+    more = {"lmd_wo_levels", "lmd_wo_views", "lmd_with_rrl", "lmd_with_icc"}
+    assert {row.key for row in plan.rows} == METHODS.keys() - more
+
+
 def test_profiles_can_be_compared(tmp_path: Path) -> None:
     sweep = '[sweep]\nprofile = ["default", "official"]\n'
     plan = plan_grid(write(tmp_path, BASE + 'methods = ["ce", "lmd"]\n' + sweep))

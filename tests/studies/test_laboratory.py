@@ -144,6 +144,16 @@ def test_the_decisions_of_the_study_are_settings_of_the_method() -> None:
         method.settings(settings | change["settings"])
 
 
+def test_decisions_as_a_table() -> None:
+    path = ROOT / "studies" / "ham10000" / "decisions.json"
+    done = subprocess.run(
+        [sys.executable, SCRIPT, "--table", path], capture_output=True, text=True, check=True
+    )
+    lines = done.stdout.splitlines()
+    assert len(lines) == 2 + len(json.loads(path.read_text())["changes"])
+    assert "inner levels of the encoder among the features | +1.67 ± 0.33 | " in done.stdout
+
+
 def test_missing_options_are_named() -> None:
     done = subprocess.run([sys.executable, SCRIPT], capture_output=True, text=True, check=False)
     assert done.returncode == 2

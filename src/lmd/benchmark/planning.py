@@ -24,6 +24,8 @@ def plan_grid(name: str | Path) -> Plan:
     named = {"paper": PAPER, "all": METHODS}
     keys = named[grid.methods] if isinstance(grid.methods, str) else grid.methods
     methods = in_paper_order(keys)
+    if grid.methods == "all":
+        methods = [method for method in methods if not _repeats(grid, method)]
     reference = find_method(grid.reference or DEFAULT)
     if grid.reference is not None and reference not in methods:
         raise LmdError(
@@ -149,6 +151,11 @@ def _usual(grid: Grid, method: Method) -> dict[str, Any]:
     """Every setting of a method's runs without a sweep and without trials."""
     found = resolve(method, *_given(grid, method, {}), _profile(grid.profile, method))
     return found.protocol.model_dump(mode="json") | found.settings
+
+
+def _repeats(grid: Grid, method: Method) -> bool:
+    """Whether an ablation leaves out what its method does not have under the grid's profile."""
+    return method.ablation and _usual(grid, method) == _usual(grid, METHODS[method.family])
 
 
 def _profile(name: str, method: Method) -> str:
