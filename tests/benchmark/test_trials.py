@@ -131,8 +131,8 @@ def test_an_own_entry_or_an_own_value_is_not_inherited(tmp_path: Path) -> None:
         ["lmd_wo_fdc"],
         ["lmd"],
     ]
-    fdc = 'methods = ["lmd_wo_fdc", "lmd"]\n[trials.settings]\nlmd = { fdc = [true, false] }\n'
-    assert [trial.rows for trial in planned(tmp_path, fdc).trials] == [["lmd"]]
+    vfc = 'methods = ["lmd_wo_vfc", "lmd"]\n[trials.settings]\nlmd = { vfc = [true, false] }\n'
+    assert [trial.rows for trial in planned(tmp_path, vfc).trials] == [["lmd"]]
 
 
 def test_the_example_of_the_documentation(tmp_path: Path) -> None:

@@ -19,8 +19,8 @@ from lmd.runfolder.folder import RunFolder
 from lmd.training import FirstStages, Trainer
 
 ALIKE = {
-    "ce": ["decoupling", "tau_norm", "lws", "ncm", "fs_crt", "logit_adjust_posthoc", "lmd_wo_rrl"],
-    "lmd": ["lmd_wo_icc", "lmd_wo_vfc", "lmd_wo_fdc"],
+    "ce": ["decoupling", "tau_norm", "lws", "ncm", "fs_crt", "logit_adjust_posthoc", "lmd"],
+    "lmd": ["lmd_wo_vfc", "lmd_wo_levels", "lmd_with_icc"],
 }
 PAIRS = [(first, other) for first, others in ALIKE.items() for other in others]
 
@@ -69,9 +69,11 @@ def test_resuming_remembers_where_stage_1_came_from(
         (("ce", {}, {}), ("focal", {}, {})),
         (("focal", {"gamma": 1.0}, {}), ("focal", {"gamma": 2.0}, {})),
         (("ldam_rs", {}, {}), ("ldam_drw", {}, {})),
-        (("lmd", {"lambda_1": 1.0}, {}), ("lmd", {"lambda_1": 2.0}, {})),
-        (("lmd", {"teacher": "copy"}, {}), ("lmd", {"teacher": "own"}, {})),
-        (("lmd", {}, {}), ("lmd_wo_rrl", {}, {})),
+        (("lmd_with_rrl", {"lambda_1": 1.0}, {}), ("lmd_with_rrl", {"lambda_1": 2.0}, {})),
+        (("lmd_with_rrl", {"teacher": "copy"}, {}), ("lmd_with_rrl", {"teacher": "own"}, {})),
+        (("lmd", {}, {}), ("lmd_with_rrl", {}, {})),
+        (("lmd", {}, {}), ("lmd", {"tau": 1.0}, {})),
+        (("lmd", {}, {}), ("lmd", {"sam": 0.1}, {})),
         (("ce", {}, {"backbone": "resnet8"}), ("ce", {}, {"backbone": "resnet18"})),
     ],
 )
@@ -119,6 +121,7 @@ def test_a_stage_that_cannot_be_described_is_trained_alone(
 
 GRID = """
 methods = ["ce", "decoupling", "rs", "lmd", "lmd_wo_icc"]
+profile = "corrected"
 PROTOCOL
 [settings]
 virtual_features = 200
@@ -158,8 +161,8 @@ def test_a_grid_trains_common_first_stages_once_with_the_same_result(tmp_path: P
     }
     # Whichever of the two was first, the other took over from it.
     assert {sources["lmd"], sources["lmd_wo_icc"]} in (
-        {None, "lmd-seed0"},
-        {None, "lmd_wo_icc-seed0"},
+        {None, "lmd-corrected-seed0"},
+        {None, "lmd_wo_icc-corrected-seed0"},
     )
 
 

@@ -8,7 +8,7 @@ from torch.nn import functional as F
 from torch.optim import Optimizer
 
 from lmd.contract.averaging import RunningAverage, averaging_decay, horizon_limit
-from lmd.contract.sam import still_statistics
+from lmd.contract.sam import ascent, perturb, restore, still_statistics
 from lmd.contract.stage import Batch, Rate, Run, Schedule, Stage, Terms
 from lmd.model import Model
 
@@ -108,3 +108,29 @@ class Supervised(Stage):
             if self.left == 0:
                 self.average.exchange(self.model)
         return terms
+
+
+class Flat(Supervised):
+    """A supervised stage whose update is the gradient at the worst point within ``rho``."""
+
+    def __init__(self, model: Model, criterion: Criterion = F.cross_entropy, *, rho: float) -> None:
+        super().__init__(model, criterion)
+        self.rho = rho
+
+    def step(self, optimizer: Optimizer, *batches: Batch) -> Terms:
+        """One sharpness-aware update; BatchNorm statistics come from the unperturbed pass only."""
+        optimizer.zero_grad(set_to_none=True)
+        terms: Terms = self(*batches)
+        terms["loss"].backward()
+
+        moved = [p for p in self.parameters() if p.grad is not None]
+        gradients = [p.grad for p in moved if p.grad is not None]
+        saved = perturb(moved, ascent(gradients, self.rho))
+        optimizer.zero_grad(set_to_none=True)
+        with still_statistics(self):
+            flat: Terms = self(*batches)
+        flat["loss"].backward()
+        restore(moved, saved)
+
+        optimizer.step()
+        return {**terms, "flat": flat["loss"]}

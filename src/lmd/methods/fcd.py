@@ -11,12 +11,11 @@ from typing import Annotated
 
 from torch import Tensor
 from torch.nn import functional as F
-from torch.optim import Optimizer
 
 from lmd.contract.method import Method
-from lmd.contract.sam import ascent, perturb, restore, still_statistics
 from lmd.contract.settings import Count, NonNegative, Positive
 from lmd.contract.stage import Batch, Rate, Stage, Stages, Task, Terms
+from lmd.contract.supervised import Flat
 from lmd.contract.weighting import image_weights
 from lmd.model import Model
 
@@ -35,37 +34,6 @@ def distillation_loss(student: Tensor, teacher: Tensor, temperature: float) -> T
         log_target=True,
     )
     return temperature**2 * kl
-
-
-class Flat(Stage):
-    """Cross-entropy whose update is the gradient at the worst point within ``rho``."""
-
-    def __init__(self, model: Model, *, rho: float) -> None:
-        super().__init__()
-        self.model, self.rho = model, rho
-
-    def loss(self, *batches: Batch) -> Terms:
-        """Cross-entropy."""
-        (batch,) = batches
-        return {"loss": F.cross_entropy(self.model(batch.views["label"]), batch.labels)}
-
-    def step(self, optimizer: Optimizer, *batches: Batch) -> Terms:
-        """One sharpness-aware update; BatchNorm statistics come from the unperturbed pass only."""
-        optimizer.zero_grad(set_to_none=True)
-        terms: Terms = self(*batches)
-        terms["loss"].backward()
-
-        moved = [p for p in self.parameters() if p.grad is not None]
-        gradients = [p.grad for p in moved if p.grad is not None]
-        saved = perturb(moved, ascent(gradients, self.rho))
-        optimizer.zero_grad(set_to_none=True)
-        with still_statistics(self):
-            flat: Terms = self(*batches)
-        flat["loss"].backward()
-        restore(moved, saved)
-
-        optimizer.step()
-        return {**terms, "flat": flat["loss"]}
 
 
 class Distilled(Stage):

@@ -9,6 +9,7 @@ from toys import FakeRun, small_model
 
 from lmd.base.errors import LmdError
 from lmd.contract.stage import Task, prepare
+from lmd.contract.supervised import Flat
 from lmd.methods.lmd import METHODS as LMD
 from lmd.model import CosineClassifier, Model, build_model
 
@@ -23,7 +24,7 @@ def test_keys_titles_and_presets():
         "lmd_wo_levels": ("LMD w/o inner levels", "lmd", {"levels": 0}),
         "lmd_wo_views": ("LMD w/o views in moments", "lmd", {"m_views": "eval"}),
         "lmd_with_rrl": ("LMD with RRL", "lmd", {"rrl": True}),
-        "lmd_with_icc": ("LMD with ICC", "lmd", {"icc": True}),
+        "lmd_with_icc": ("LMD with ICC", "lmd", {"icc": True, "fdc": True}),
     }
 
 
@@ -119,6 +120,18 @@ def test_levels_widen_the_features_and_leave_the_logits_alone():
     assert model.levels == ("layer1", "layer2")
     assert model.classifier.in_features == 128 + 32 + 64
     torch.testing.assert_close(before, after)
+
+
+def test_stage_1_without_rrl_has_its_label_loss_and_sharp_steps():
+    batch = data()
+    _, stages = recipe("corrected", "lmd_wo_rrl", tau=1.0, sam=0.05)
+    stage = next(stages)
+    assert isinstance(stage, Flat)
+    assert stage.rho == 0.05
+    prior = torch.tensor(COUNTS) / sum(COUNTS)
+    logits = small_model(4)(batch.views["weak"]) + prior.log()
+    expected = F.cross_entropy(logits, batch.labels)
+    torch.testing.assert_close(stage.loss(batch)["loss"], expected)
 
 
 def test_ablations():

@@ -13,7 +13,7 @@ from torch.nn import functional as F
 
 from lmd.contract.method import Method
 from lmd.contract.stage import Stages, Task
-from lmd.contract.supervised import PerClass, Supervised
+from lmd.contract.supervised import Criterion, Flat, PerClass, Supervised
 from lmd.contract.weighting import log_priors
 from lmd.methods.lmd.icc import ICC
 from lmd.methods.lmd.icc_settings import ICCSettings, check_model
@@ -25,6 +25,16 @@ def _corrected(logits: Tensor, labels: Tensor, offset: Tensor) -> Tensor:
     return F.cross_entropy(logits + offset, labels)
 
 
+def _plain(model: Model, task: Task, settings: RRLSettings) -> Supervised:
+    """Stage 1 without RRL: its label loss alone, with sharpness-aware steps if asked for."""
+    criterion: Criterion = F.cross_entropy
+    if settings.tau:
+        criterion = PerClass(_corrected, settings.tau * log_priors(task.class_counts))
+    if settings.sam:
+        return Flat(model, criterion, rho=settings.sam)
+    return Supervised(model, criterion)
+
+
 def lmd(
     model: Model,
     task: Task,
@@ -32,7 +42,7 @@ def lmd(
     rrl: Annotated[bool, "Stage 1 is RRL; without it, cross-entropy."] = False,
     icc: Annotated[bool, "Stage 2 iterates; without it, it calibrates once."] = False,
     vfc: Annotated[bool, "The M step has virtual features; without it, real ones."] = True,
-    fdc: Annotated[bool, "The E step has feature distribution consistency."] = True,
+    fdc: Annotated[bool, "The E step has feature distribution consistency."] = False,
     stage_1: RRLSettings,
     stage_2: ICCSettings,
 ) -> Stages:
@@ -46,10 +56,8 @@ def lmd(
         yield first
         if stage_1.keep == "teacher":
             model.load_state_dict(first.teacher.state_dict())
-    elif stage_1.tau:
-        yield Supervised(model, PerClass(_corrected, stage_1.tau * log_priors(task.class_counts)))
     else:
-        yield Supervised(model)
+        yield _plain(model, task, stage_1)
     if stage_2.levels:
         model.widen(list(model.inner)[-stage_2.levels :])
     if stage_2.classifier == "fresh":
@@ -62,6 +70,7 @@ def lmd(
 _CORRECTED: dict[str, Any] = {
     "rrl": True,
     "icc": True,
+    "fdc": True,
     "tau": 0.0,
     "centre": False,
     "relations": 1.0,
@@ -139,9 +148,7 @@ def _row(key: str, title: str, stages: tuple[str, str], **preset: Any) -> Method
         "validation scores are optimistic.",
         preset=preset,
         profiles={"corrected": _CORRECTED, "paper": _PAPER, "official": _OFFICIAL},
-        first_settings=("tau",)
-        if preset.get("rrl") is False
-        else ("rrl", *RRLSettings.model_fields),
+        first_settings=tuple(RRLSettings.model_fields) + (() if "rrl" in preset else ("rrl",)),
     )
 
 
@@ -156,5 +163,5 @@ METHODS = (
     _row("lmd_wo_levels", "LMD w/o inner levels", _EITHER, levels=0),
     _row("lmd_wo_views", "LMD w/o views in moments", _EITHER, m_views="eval"),
     _row("lmd_with_rrl", "LMD with RRL", ("RRL", _EITHER[1]), rrl=True),
-    _row("lmd_with_icc", "LMD with ICC", (_EITHER[0], "ICC"), icc=True),
+    _row("lmd_with_icc", "LMD with ICC", (_EITHER[0], "ICC"), icc=True, fdc=True),
 )
