@@ -54,7 +54,7 @@ def test_row_22_last_ships_the_last_epoch_and_best_the_best(make_trainer: MakeTr
 
 
 def test_history_has_a_row_per_epoch_and_a_column_per_term(make_trainer: MakeTrainer) -> None:
-    trainer = make_trainer(METHODS["lmd"], settings={"virtual_features": 100})
+    trainer = make_trainer(METHODS["lmd_with_icc"], settings={"virtual_features": 100})
     trainer.fit()
     rows = list(csv.DictReader((trainer.folder / "history.csv").read_text().splitlines()))
     assert [(r["stage"], r["epoch"]) for r in rows] == [

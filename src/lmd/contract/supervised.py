@@ -110,12 +110,20 @@ class Supervised(Stage):
         return terms
 
 
-class Flat(Supervised):
-    """A supervised stage whose update is the gradient at the worst point within ``rho``."""
+class Flat(Stage):
+    """``criterion`` on the protocol's view; the update is the gradient at the worst point nearby.
+
+    "Nearby" is within ``rho`` (sharpness-aware minimisation, ``lmd.contract.sam``).
+    """
 
     def __init__(self, model: Model, criterion: Criterion = F.cross_entropy, *, rho: float) -> None:
-        super().__init__(model, criterion)
-        self.rho = rho
+        super().__init__()
+        self.model, self.criterion, self.rho = model, criterion, rho
+
+    def loss(self, *batches: Batch) -> Terms:
+        """The criterion on the logits."""
+        (batch,) = batches
+        return {"loss": self.criterion(self.model(batch.views["label"]), batch.labels)}
 
     def step(self, optimizer: Optimizer, *batches: Batch) -> Terms:
         """One sharpness-aware update; BatchNorm statistics come from the unperturbed pass only."""

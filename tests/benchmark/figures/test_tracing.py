@@ -56,7 +56,7 @@ def test_an_ablation_lacks_its_term() -> None:
 
 def test_the_diagram_has_every_edge(traces: list[Trace]) -> None:
     with drawing():
-        drawn = diagram_figure("lmd", stage=1, profile="default", width=7, height=None)
+        drawn = diagram_figure("lmd", stage=1, profile="corrected", width=7, height=None)
     pairs = {(row["from"], row["to"]) for row in drawn.rows}
     assert ("weak view", "teacher encoder") in pairs
     assert ("student encoder", "channel") in pairs

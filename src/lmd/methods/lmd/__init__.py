@@ -12,7 +12,7 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from lmd.contract.method import Method
-from lmd.contract.stage import Stages, Task
+from lmd.contract.stage import Stage, Stages, Task
 from lmd.contract.supervised import Criterion, Flat, PerClass, Supervised
 from lmd.contract.weighting import log_priors
 from lmd.methods.lmd.icc import ICC
@@ -25,7 +25,7 @@ def _corrected(logits: Tensor, labels: Tensor, offset: Tensor) -> Tensor:
     return F.cross_entropy(logits + offset, labels)
 
 
-def _plain(model: Model, task: Task, settings: RRLSettings) -> Supervised:
+def _plain(model: Model, task: Task, settings: RRLSettings) -> Stage:
     """Stage 1 without RRL: its label loss alone, with sharpness-aware steps if asked for."""
     criterion: Criterion = F.cross_entropy
     if settings.tau:
