@@ -71,27 +71,28 @@ def take_over(published: Path, out: Path) -> None:
 def publish(out: Path, results: Path) -> None:
     """Copy records and predictions of finished runs, and make tables of them."""
     for grid in GRIDS:
-        runs = out / "runs" / grid
-        if not runs.exists():
+        if (out / "runs" / grid).exists():
+            copy_runs(out / "runs" / grid, results / grid / "runs", out)
+            _tables(grid, results / grid, out)
+
+
+def copy_runs(runs: Path, target: Path, out: Path) -> None:
+    """Copy what a table needs of finished runs; the folders of this machine are left out."""
+    target.mkdir(parents=True, exist_ok=True)
+    rejected = set()
+    if (runs / "choices.json").exists():
+        shutil.copy(runs / "choices.json", target)
+        rejected = _rejected(json.loads((runs / "choices.json").read_text(encoding="utf-8")))
+    for record in sorted(runs.glob("*/record.json")):
+        text = record.read_text(encoding="utf-8")
+        if json.loads(text)["status"] != "finished":
             continue
-        target = results / grid / "runs"
-        target.mkdir(parents=True, exist_ok=True)
-        rejected = set()
-        if (runs / "choices.json").exists():
-            shutil.copy(runs / "choices.json", target)
-            rejected = _rejected(json.loads((runs / "choices.json").read_text(encoding="utf-8")))
-        for record in sorted(runs.glob("*/record.json")):
-            text = record.read_text(encoding="utf-8")
-            if json.loads(text)["status"] != "finished":
-                continue
-            place = target / record.parent.name
-            place.mkdir(exist_ok=True)
-            # The folders of this machine are nobody's business.
-            text = text.replace(f"{out}{os.sep}", "")
-            (place / "record.json").write_text(text, encoding="utf-8")
-            if record.parent.name not in rejected:
-                shutil.copy(record.parent / "predictions.npz", place)
-        _tables(grid, results / grid, out)
+        place = target / record.parent.name
+        place.mkdir(exist_ok=True)
+        text = text.replace(f"{out}{os.sep}", "")
+        (place / "record.json").write_text(text, encoding="utf-8")
+        if record.parent.name not in rejected:
+            shutil.copy(record.parent / "predictions.npz", place)
 
 
 def _rejected(choices: dict[str, Any]) -> set[str]:

@@ -1,0 +1,60 @@
+"""The study of HAM10000: what it publishes and takes over again."""
+
+import importlib.util
+import json
+from pathlib import Path
+from types import ModuleType
+
+import pytest
+from toys import ROOT
+
+
+@pytest.fixture(scope="module")
+def study() -> ModuleType:
+    place = ROOT / "studies" / "ham10000" / "run.py"
+    spec = importlib.util.spec_from_file_location("ham10000_study", place)
+    assert spec is not None
+    assert spec.loader is not None
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module
+
+
+def write_run(folder: Path, data: Path, status: str = "finished") -> None:
+    folder.mkdir(parents=True)
+    (folder / "record.json").write_text(json.dumps({"status": status, "data": str(data)}))
+    (folder / "predictions.npz").write_bytes(b"numbers")
+    (folder / "model.safetensors").write_bytes(b"weights")
+
+
+def test_what_is_published_can_be_taken_over(study: ModuleType, tmp_path: Path) -> None:
+    out, results, there = tmp_path / "out", tmp_path / "results", tmp_path / "there"
+    runs = out / "runs" / "ham10000-lt"
+    for name in ("ce-seed0", "ce-lr=0.03-seed0"):
+        write_run(runs / name, out / "ham10000-lt.csv")
+    write_run(runs / "rs-seed0", out / "ham10000-lt.csv", status="running")
+    trials = [{"label": "0.01", "run": "ce-seed0"}, {"label": "0.03", "run": "ce-lr=0.03-seed0"}]
+    choices = json.dumps({"choices": [{"chosen": "0.01", "trials": trials}]})
+    (runs / "choices.json").write_text(choices)
+
+    study.copy_runs(runs, results / "ham10000-lt" / "runs", out)
+    study.take_over(results, there)
+    found = there / "runs" / "ham10000-lt"
+    # The predictions of a value that was not chosen are not needed, unfinished runs not wanted.
+    assert sorted(str(path.relative_to(found)) for path in found.rglob("*.*")) == [
+        "ce-lr=0.03-seed0",
+        "ce-lr=0.03-seed0/record.json",
+        "ce-seed0/predictions.npz",
+        "ce-seed0/record.json",
+        "choices.json",
+    ]
+    record = json.loads((found / "ce-seed0" / "record.json").read_text())
+    assert record["data"] == "ham10000-lt.csv"
+    assert (found / "choices.json").read_text() == choices
+
+
+def test_its_grids_are_shipped(study: ModuleType) -> None:
+    from lmd.benchmark.planning import plan_grid
+
+    for name in study.GRIDS:
+        assert Path(plan_grid(name).runs[0].request["data"]).name in study.MANIFESTS
