@@ -1,4 +1,4 @@
-"""Loads the scripts of the benchmarks, which are no package."""
+"""Loads the scripts of benchmarks and studies, which are no packages."""
 
 import importlib.util
 import sys
@@ -7,10 +7,10 @@ from types import ModuleType
 from toys import ROOT
 
 
-def script(name: str) -> ModuleType:
-    """The module ``benchmarks/NAME.py``."""
-    path = ROOT / "benchmarks" / f"{name}.py"
-    spec = importlib.util.spec_from_file_location(f"benchmark_{name}", path)
+def script(name: str, folder: str = "benchmarks") -> ModuleType:
+    """The module ``FOLDER/NAME.py``."""
+    path = ROOT / folder / f"{name}.py"
+    spec = importlib.util.spec_from_file_location(f"{folder}/{name}".replace("/", "_"), path)
     assert spec is not None
     assert spec.loader is not None
     module = importlib.util.module_from_spec(spec)

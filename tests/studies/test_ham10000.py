@@ -1,23 +1,16 @@
 """The study of HAM10000: what it publishes and takes over again."""
 
-import importlib.util
 import json
 from pathlib import Path
 from types import ModuleType
 
 import pytest
-from toys import ROOT
+from scripts import script
 
 
 @pytest.fixture(scope="module")
 def study() -> ModuleType:
-    place = ROOT / "studies" / "ham10000" / "run.py"
-    spec = importlib.util.spec_from_file_location("ham10000_study", place)
-    assert spec is not None
-    assert spec.loader is not None
-    module = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(module)
-    return module
+    return script("run", "studies/ham10000")
 
 
 def write_run(folder: Path, data: Path, status: str = "finished") -> None:

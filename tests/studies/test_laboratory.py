@@ -1,6 +1,5 @@
 """The laboratory: its rule, and how decisions build on one another."""
 
-import importlib.util
 import json
 import subprocess
 import sys
@@ -9,6 +8,7 @@ from pathlib import Path
 from types import ModuleType
 
 import pytest
+from scripts import script
 from toys import ROOT
 
 from lmd.methods import find_method
@@ -18,12 +18,7 @@ SCRIPT = ROOT / "studies" / "laboratory.py"
 
 @pytest.fixture(scope="module")
 def laboratory() -> ModuleType:
-    spec = importlib.util.spec_from_file_location("laboratory", SCRIPT)
-    assert spec is not None
-    assert spec.loader is not None
-    module = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(module)
-    return module
+    return script("laboratory", "studies")
 
 
 def blocks(*points: float) -> dict[tuple[int, int], float]:
