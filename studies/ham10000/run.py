@@ -13,21 +13,18 @@ on another machine.
 """
 
 import argparse
-import json
 import os
 import shutil
 import subprocess
 import sys
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
 
 HERE = Path(__file__).resolve().parent
 RESULTS = HERE.parents[1] / "docs" / "results"
 STEPS = ("data", "decisions", "grids", "choose", "publish")
 GRIDS = ("ham10000-lt", "ham10000-profiles", "ham10000-long")
 MANIFESTS = {"ham10000-lt.csv": ["--head-size", "2000", "--factor", "100"], "ham10000.csv": []}
-TABLES = {"text": "txt", "markdown": "md", "latex": "tex", "csv": "csv"}
 BUDGET = 60  # minutes of `lmd choose`
 
 
@@ -68,52 +65,6 @@ def take_over(published: Path, out: Path) -> None:
             shutil.copy(choices, out / "runs" / grid / "choices.json")
 
 
-def publish(out: Path, results: Path) -> None:
-    """Copy records and predictions of finished runs, and make tables of them."""
-    for grid in GRIDS:
-        if (out / "runs" / grid).exists():
-            copy_runs(out / "runs" / grid, results / grid / "runs", out)
-            _tables(grid, results / grid, out)
-
-
-def copy_runs(runs: Path, target: Path, out: Path) -> None:
-    """Copy what a table needs of finished runs; the folders of this machine are left out."""
-    target.mkdir(parents=True, exist_ok=True)
-    rejected = set()
-    if (runs / "choices.json").exists():
-        shutil.copy(runs / "choices.json", target)
-        rejected = _rejected(json.loads((runs / "choices.json").read_text(encoding="utf-8")))
-    for record in sorted(runs.glob("*/record.json")):
-        text = record.read_text(encoding="utf-8")
-        if json.loads(text)["status"] != "finished":
-            continue
-        place = target / record.parent.name
-        place.mkdir(exist_ok=True)
-        text = text.replace(f"{out}{os.sep}", "")
-        (place / "record.json").write_text(text, encoding="utf-8")
-        if record.parent.name not in rejected:
-            shutil.copy(record.parent / "predictions.npz", place)
-
-
-def _rejected(choices: dict[str, Any]) -> set[str]:
-    """Trial runs whose value was not chosen; nothing needs their predictions any more."""
-    return {
-        trial["run"]
-        for choice in choices["choices"]
-        for trial in choice["trials"]
-        if trial["label"] != choice["chosen"]
-    }
-
-
-def _tables(grid: str, target: Path, out: Path) -> None:
-    forms = ("metrics",) if grid == "ham10000-profiles" else ("tiers", "metrics")
-    for form in forms:
-        for kind, ending in TABLES.items():
-            file = target / f"{form}.{ending}"
-            places: list[str | Path] = ["--runs", target / "runs", "--out", file]
-            lmd("table", grid, *places, "--form", form, "--format", kind, cwd=out)
-
-
 def main(words: Sequence[str] | None = None) -> None:
     """Run the steps that were asked for."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
@@ -140,7 +91,9 @@ def main(words: Sequence[str] | None = None) -> None:
     if "choose" in options.steps:
         lmd("choose", "ham10000.csv", "--budget", str(BUDGET), "--out", "choose", cwd=out)
     if "publish" in options.steps:
-        publish(out, options.results.resolve())
+        script = [sys.executable, str(HERE.parent / "publish.py"), *GRIDS]
+        places = ["--runs", out / "runs", "--results", options.results.resolve()]
+        subprocess.run([*script, *map(str, places)], check=True)
 
 
 if __name__ == "__main__":

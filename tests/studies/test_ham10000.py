@@ -13,6 +13,11 @@ def study() -> ModuleType:
     return script("run", "studies/ham10000")
 
 
+@pytest.fixture(scope="module")
+def publishing() -> ModuleType:
+    return script("publish", "studies")
+
+
 def write_run(folder: Path, data: Path, status: str = "finished") -> None:
     folder.mkdir(parents=True)
     (folder / "record.json").write_text(json.dumps({"status": status, "data": str(data)}))
@@ -20,7 +25,9 @@ def write_run(folder: Path, data: Path, status: str = "finished") -> None:
     (folder / "model.safetensors").write_bytes(b"weights")
 
 
-def test_what_is_published_can_be_taken_over(study: ModuleType, tmp_path: Path) -> None:
+def test_what_is_published_can_be_taken_over(
+    study: ModuleType, publishing: ModuleType, tmp_path: Path
+) -> None:
     out, results, there = tmp_path / "out", tmp_path / "results", tmp_path / "there"
     runs = out / "runs" / "ham10000-lt"
     for name in ("ce-seed0", "ce-lr=0.03-seed0"):
@@ -30,7 +37,7 @@ def test_what_is_published_can_be_taken_over(study: ModuleType, tmp_path: Path) 
     choices = json.dumps({"choices": [{"chosen": "0.01", "trials": trials}]})
     (runs / "choices.json").write_text(choices)
 
-    study.copy_runs(runs, results / "ham10000-lt" / "runs", out)
+    publishing.copy_runs(runs, results / "ham10000-lt" / "runs")
     study.take_over(results, there)
     found = there / "runs" / "ham10000-lt"
     # The predictions of a value that was not chosen are not needed, unfinished runs not wanted.
@@ -51,3 +58,14 @@ def test_its_grids_are_shipped(study: ModuleType) -> None:
 
     for name in study.GRIDS:
         assert Path(plan_grid(name).runs[0].request["data"]).name in study.MANIFESTS
+
+
+def test_pages_get_the_newest_table(publishing: ModuleType, tmp_path: Path) -> None:
+    page = tmp_path / "page.md"
+    (tmp_path / "grid").mkdir()
+    (tmp_path / "grid" / "tiers.md").write_text("| new |\n")
+    page.write_text("Before\n<!-- grid/tiers.md -->\n| old |\n<!-- end -->\nafter\n")
+    wanted = "Before\n<!-- grid/tiers.md -->\n\n| new |\n\n<!-- end -->\nafter\n"
+    for _ in range(2):
+        publishing.fill(page)
+        assert page.read_text() == wanted

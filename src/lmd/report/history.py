@@ -38,7 +38,7 @@ def curve_groups(history: Rows) -> list[tuple[str, Figures]]:
         return [("", [_figure(next(numbers), k, stages, unit) for k in known])] if known else []
     groups = [("", [_figure(next(numbers), key, stages, "epoch") for key in shared])]
     for name, rows in stages:
-        em = _has(rows, M_STEP)
+        em = len(rows) > 1 and _has(rows, M_STEP)
         unit = "EM iteration" if em else "epoch"
         own = [key for key in known if key not in shared and _has(rows, key)]
         figures = [_figure(next(numbers), key, [(name, rows)], unit) for key in own]
