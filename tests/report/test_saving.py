@@ -89,6 +89,7 @@ def test_terms_of_one_stage_are_drawn_over_its_own_epochs() -> None:
         assert figure.count("<circle") == 5
         assert f"stage,epoch,{key}\nICC,1," in figure
     assert "epoch 35: " in both[1][1]
+    assert curve_groups(history[:31])[2][0] == "ICC"  # one calibration is no iteration
     assert curve_groups([]) == []
     alone = curve_groups([{"stage": 1, "epoch": 1, "m_loss": 2.0}])
     assert "EM iteration 1: 2" in alone[0][1][0][1]
