@@ -8,6 +8,7 @@ published table gets the newest one: a page says ``<!-- FILE -->`` before the ta
 """
 
 import argparse
+import csv
 import json
 import os
 import re
@@ -32,14 +33,17 @@ FIGURES = {
     "ham10000-natural": COMPARISON,
     "ham10000-resnet18": COMPARISON,
 }
+HEADLINE = "balanced_accuracy"
+TIERS = ("bacc_head", "bacc_medium", "bacc_tail")
 EMBEDDED = ("ce", "decoupling", "lmd")  # the rows of t-SNE, with the first seed
 BLOCK = re.compile(r"(<!-- (\S+\.md) -->\n).*?(<!-- end -->)", re.DOTALL)
 
 
-def lmd(*words: str | Path) -> None:
-    """Run a command of lmd; an error ends the program."""
+def lmd(*words: str | Path) -> bool:
+    """Run a command of lmd; whether it ended without an error."""
     print("$ lmd", *map(str, words), flush=True)
-    subprocess.run([sys.executable, "-m", "lmd", *map(str, words)], check=True)
+    command = [sys.executable, "-m", "lmd", *map(str, words)]
+    return subprocess.run(command, check=False).returncode == 0
 
 
 def copy_runs(runs: Path, target: Path) -> None:
@@ -71,19 +75,49 @@ def _rejected(choices: dict[str, Any]) -> set[str]:
     }
 
 
-def make_tables(grid: str, target: Path) -> None:
+def make_tables(grid: str, target: Path) -> bool:
     """Write every form of the grid's table in every format."""
     from lmd.benchmark.grid import load_grid
 
+    good = True
     for form in dict.fromkeys((load_grid(grid).form, "metrics")):
         for kind, ending in TABLES.items():
             shape = ["--form", form, "--format", kind]
             file = target / f"{form}.{ending}"
-            lmd("table", grid, "--runs", target / "runs", *shape, "--out", file)
+            good &= lmd("table", grid, "--runs", target / "runs", *shape, "--out", file)
+    return good
 
 
-def make_figures(grid: str, runs: Path, target: Path) -> None:
+def summarise(grid: str, target: Path, best: int = 5) -> None:
+    """Write ``summary.md``: the first row, the best ones without ablations, and the reference."""
+    from lmd.benchmark.planning import plan_grid
+
+    plan = plan_grid(grid)
+    with (target / "tiers.csv").open(encoding="utf-8", newline="") as file:
+        found = {row["Method"]: row for row in csv.DictReader(file) if row[HEADLINE]}
+    others = [row.title for row in plan.rows if not row.own and row.title in found]
+    ranked = sorted(others[1:], key=lambda title: -float(found[title][HEADLINE]))[:best]
+    reference = [r.title for r in plan.rows if r.key == plan.reference and r.title in found]
+    lines = [
+        "| method | balanced accuracy (95 %) | head | medium | tail |",
+        "|---|---|---|---|---|",
+        *(_line(found[title]) for title in (*others[:1], *ranked, *reference)),
+    ]
+    (target / "summary.md").write_text("\n".join(lines) + "\n", encoding="utf-8")
+
+
+def _line(row: dict[str, str]) -> str:
+    value, low, high, *tiers = (
+        f"{100 * float(row[key]):.1f}"
+        for key in (HEADLINE, f"{HEADLINE}_low", f"{HEADLINE}_high", *TIERS)
+    )
+    return f"| {row['Method']} | {value} ({low} to {high}) | {' | '.join(tiers)} |"
+
+
+def make_figures(grid: str, runs: Path, target: Path) -> bool:
     """Draw the figures of a grid; t-SNE only where the models are."""
+    good = True
+    (target / "figures").mkdir(exist_ok=True)
     for name in FIGURES.get(grid, ()):
         places: list[str | Path] = [target / "runs"]
         if name == "tsne":
@@ -92,7 +126,9 @@ def make_figures(grid: str, runs: Path, target: Path) -> None:
                 print(f"{grid}: no t-SNE, because the models are not in {runs}")
                 continue
         width = ["--width", "7in"] if name in ("cd", "tsne", "cost", "classes") else []
-        lmd("figure", name, *places, *width, "--out", target / "figures" / f"{name}.svg")
+        file = target / "figures" / f"{name}.svg"
+        good &= lmd("figure", name, *places, *width, "--out", file)
+    return good
 
 
 def _embedded(runs: Path) -> list[str]:
@@ -117,25 +153,29 @@ def fill(page: Path) -> None:
     page.write_text(BLOCK.sub(table, text), encoding="utf-8")
 
 
-def publish(grids: Sequence[str], runs: Path, results: Path) -> None:
-    """Publish the grids that have runs; a grid without any is left out."""
-    for grid in grids:
-        if (runs / grid).exists():
-            copy_runs(runs / grid, results / grid / "runs")
-            make_tables(grid, results / grid)
-            make_figures(grid, runs / grid, results / grid)
+def publish(grid: str, runs: Path, target: Path) -> bool:
+    """Publish one grid; whether all of its tables and figures could be made."""
+    copy_runs(runs, target / "runs")
+    good = make_tables(grid, target)
+    if (target / "tiers.csv").exists():
+        summarise(grid, target)
+    return make_figures(grid, runs, target) and good
 
 
 def main(words: Sequence[str] | None = None) -> None:
-    """Publish, and bring the pages up to date."""
+    """Publish the grids that have runs, and bring the pages up to date."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("grids", nargs="*", help="names of shipped grids; none: the pages only")
     parser.add_argument("--runs", type=Path, default=Path("runs"), help="folder of the benchmarks")
     parser.add_argument("--results", type=Path, default=RESULTS, help="folder to publish in")
     options = parser.parse_args(words)
-    publish(options.grids, options.runs.resolve(), options.results.resolve())
+    runs, results = options.runs.resolve(), options.results.resolve()
+    done = [g for g in options.grids if (runs / g).exists()]
+    bad = [grid for grid in done if not publish(grid, runs / grid, results / grid)]
     for page in PAGES:
         fill(page)
+    if bad:
+        sys.exit(f"not everything could be made of {', '.join(bad)}: see the errors above")
 
 
 if __name__ == "__main__":
