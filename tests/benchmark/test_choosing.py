@@ -118,6 +118,47 @@ def test_the_command_names_a_method_and_continues(images: Path, tmp_path: Path) 
     assert "other candidates, tasks or seeds" in str(other.exception)
 
 
+def test_a_study_is_of_its_own_data(images: Path, tmp_path: Path) -> None:
+    names = sorted(p.relative_to(images).as_posix() for p in images.rglob("*.png"))
+    rows = [f"{name},{name.split('/')[0]},{i % 4}" for i, name in enumerate(names)]
+    text = "\n".join(["image,dx,other", *rows]) + "\n"
+    for name in ("a.csv", "b.csv"):
+        (tmp_path / name).write_text(text)
+
+    def study(data: str, label: str) -> Path:
+        return write_study(
+            str(tmp_path / data), tmp_path / "study", methods=["ce"], tasks=1, seeds=1,
+            protocol="small", columns={"label_column": label, "root": str(images)},
+        )  # fmt: skip
+
+    made = study("a.csv", "dx")
+    assert study("b.csv", "dx") == made  # the same images and labels
+    with pytest.raises(LmdError, match="a study of other data"):
+        study("a.csv", "other")
+    with pytest.raises(LmdError, match="does not exist"):
+        study("c.csv", "dx")
+    (tmp_path / "a.csv").write_text(text.replace(f"{rows[-1]}\n", ""))
+    with pytest.raises(LmdError, match="a study of other data"):
+        study("a.csv", "dx")
+
+
+def test_an_unknown_method_is_refused_before_anything_is_written(
+    images: Path, tmp_path: Path
+) -> None:
+    words = ["choose", str(images), "--out", str(tmp_path / "study"), "--methods", "ce,lmdd"]
+    done = CliRunner().invoke(app, words)
+    assert "lmdd" in str(done.exception)
+    assert not (tmp_path / "study").exists()
+
+
+def test_failures_are_told(images: Path, tmp_path: Path) -> None:
+    (tmp_path / "p.toml").write_text(PROTOCOL + "lr = 1e30\n")
+    words = ["choose", str(images), "--methods", "ce", "--tasks", "1", "--seeds", "1"]
+    words += ["--protocol", str(tmp_path / "p.toml"), "--out", str(tmp_path / "study")]
+    done = CliRunner().invoke(app, words)
+    assert "failed: ce" in done.output
+
+
 def test_without_a_budget_nothing_is_trained(images: Path, tmp_path: Path) -> None:
     (tmp_path / "p.toml").write_text(PROTOCOL)
     words = ["choose", str(images), "--methods", "ce,rs", "--tasks", "1", "--budget", "0"]

@@ -20,6 +20,7 @@ from lmd.protocol import Protocol
 from lmd.runs.calibrate import calibrate_run
 from lmd.runs.encode import Asked
 from lmd.runs.rescore import compare_runs, rescore
+from lmd.runs.tta import evaluate_tta
 
 PAGE = page("calibrate.md")
 QUICK = {"backbone": "resnet8", "weights": "none", "image_size": 16, "epochs": 1}
@@ -186,6 +187,10 @@ def test_a_backbone_with_images(tmp_path: Path, images: Path) -> None:
     saved = run.read_predictions().parts["test"]
     found = lmd.load(run.path).predict([images / name for name in saved.ids])
     np.testing.assert_allclose(found.probabilities, saved.probabilities, atol=1e-4)
+    # Its record says how the images are read, so they can be read again.
+    flipped = evaluate_tta(run.path, resamples=10, quiet=True).read_predictions().parts["test"]
+    found = lmd.load(run.path).predict([images / name for name in flipped.ids], tta=True)
+    np.testing.assert_allclose(found.probabilities, flipped.probabilities, atol=1e-4)
     weights = tmp_path / "w.pth"
     model = lmd.deploy.predict.load(run.path).engine.model  # type: ignore[attr-defined]
     torch.save(model.encoder.state_dict(), weights)

@@ -71,6 +71,42 @@ def test_a_training_that_cannot_start_leaves_nothing(tmp_path: Path) -> None:
     assert inside(tmp_path / "mine") == {"letter.txt"}
 
 
+def test_a_run_is_not_lost_to_one_that_cannot_start(
+    train: Callable[..., RunFolder], tmp_path: Path
+) -> None:
+    run = train()
+    before = content(run)
+    with pytest.raises(LmdError, match="does not exist"):
+        lmd.train(tmp_path / "typo", out=run.path, overwrite=True, quiet=True)
+    assert content(run) == before
+    again = lmd.train(
+        tmp_path / "toy.npz", method="rs", settings=QUICK, out=run.path, overwrite=True, quiet=True
+    )
+    assert again.read_record().method.key == "rs"
+    assert content(run) != before
+
+
+@pytest.mark.parametrize(
+    ("given", "said"),
+    [
+        ({"settings": {"epochs": 999}}, "epochs: 1 → 999"),
+        ({"method": "rs"}, "method: ce → rs"),
+        ({"protocol": "small"}, "batch_size: 16 → 64"),
+        ({"columns": {"label_column": "dx"}}, "label_column: None → dx"),
+        ({"skip_bad": True}, "skip_bad: False → True"),
+    ],
+)
+def test_what_is_given_without_data_must_be_what_was_run(
+    train: Callable[..., RunFolder], given: dict[str, Any], said: str
+) -> None:
+    run = train()
+    with pytest.raises(LmdError, match="started with other settings") as caught:
+        lmd.train(out=run.path, resume=True, quiet=True, **given)
+    assert said in str(caught.value)
+    same = {"settings": {"epochs": 1, "image_size": 16}, "method": "ce"}
+    assert lmd.train(out=run.path, resume=True, quiet=True, **same).path == run.path
+
+
 @pytest.mark.parametrize("removed", [False, True])
 def test_interrupted_before_the_first_checkpoint(
     train: Callable[..., RunFolder],

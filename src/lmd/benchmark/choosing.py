@@ -13,9 +13,11 @@ from lmd.base.errors import LmdError
 from lmd.base.files import atomic_write
 from lmd.base.text import as_toml
 from lmd.benchmark.tables.results import Results, RunResult
+from lmd.data.prepare import fingerprint
 from lmd.data.pseudo_tails import pseudo_tails, write_tasks
 from lmd.data.sources import open_table
 from lmd.data.splits import split
+from lmd.methods import find_method
 from lmd.protocol import load_protocol
 from lmd.scoring.intervals import interval
 
@@ -56,17 +58,27 @@ def write_study(
     """
     grid = folder / "choose.toml"
     asked = load_protocol(protocol)
+    for name in methods:
+        find_method(name)
     if str(protocol).endswith(".toml"):
         protocol = str(Path(str(protocol)).resolve())  # a grid's paths start from its own folder
     where = Path(data)
     root = columns.get("root") or (where if where.is_dir() else where.parent)
+    table = split(
+        open_table(data, **columns), asked.split, seed=asked.split_seed, allow_leak=asked.allow_leak
+    )
+    assert table.parts is not None
+    reading = {key: value for key, value in columns.items() if key != "root"}
+    outside = ", allow_outside = true" if columns.get("allow_outside") else ""
     lines = [
+        f"# images, labels and parts: {fingerprint(table.ids, table.label_names(), table.parts)}",
+        f"# read with {as_toml(reading)}",
         'title = "Candidates on pseudo-tails"',
         f"methods = {as_toml(list(methods))}",
         f"seeds = {as_toml(list(range(seeds)))}",
         f"reference = {as_toml(methods[0])}",
         *([f"protocol = {as_toml(str(protocol))}"] if protocol is not None else []),
-        f"columns = {{ root = {as_toml(str(Path(root).resolve()))} }}",
+        f"columns = {{ root = {as_toml(str(Path(root).resolve()))}{outside} }}",
         "[sweep.data]",
         *(f'"task {j + 1}" = "tasks/task-{j + 1}.csv"' for j in range(tasks)),
     ]
@@ -74,13 +86,10 @@ def write_study(
     if grid.exists():
         if grid.read_text(encoding="utf-8") != text:
             raise LmdError(
-                f"{folder} holds a study with other candidates, tasks or seeds: repeat that "
-                "command, or choose another folder with --out"
+                f"{folder} holds a study of other data, or with other candidates, tasks or seeds: "
+                "repeat that command, or choose another folder with --out"
             )
         return grid
-    table = split(
-        open_table(data, **columns), asked.split, seed=asked.split_seed, allow_leak=asked.allow_leak
-    )
     write_tasks(pseudo_tails(table, tasks), folder / "tasks", overwrite=True)
     atomic_write(grid, text.encode())
     return grid

@@ -91,6 +91,16 @@ def cross_validate(
         values |= _located(data, protocol, dict(settings or {}), dict(columns or {}))
     elif before is not None:
         values = before.model_dump() | values
+        given: dict[str, Any] = {"method": method} if method != DEFAULT else {}
+        given |= {"profile": profile} if profile != "default" else {}
+        given |= {"skip_bad": True} if skip_bad else {}
+        given |= {"images": False} if not images else {}
+        values |= given | _located(
+            before.data,
+            protocol if protocol is not None else before.protocol,
+            before.settings | dict(settings or {}),
+            before.columns | dict(columns or {}),
+        )
     else:
         raise LmdError("there is no cross-validation to resume: give DATA, or its folder as --out")
     asked = _asked(values)

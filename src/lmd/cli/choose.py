@@ -80,13 +80,15 @@ def choose_command(
     )
     plan = plan_grid(grid)
     with locked(folder) as lock:
-        run_plan(
+        outcome = run_plan(
             plan,
             folder,
             lambda: Local(folder, workers, keep=(lock,)),
             open_board(),
             deadline=time.monotonic() + 60 * budget,
         )
+    for name, why in outcome.failed.items():
+        typer.secho(f"failed: {name}: {why}", fg="red", err=True)
     found, blocks = compare(read_results(plan, folder, resamples=1000))
     _print(found, blocks, len(plan.points) * len(plan.seeds))
 

@@ -24,14 +24,13 @@ from lmd.report import write_card, write_report
 from lmd.runfolder.folder import RunFiles, RunFolder
 from lmd.runfolder.record import Machine, MethodInfo, ModelInfo, Record, Request
 from lmd.runs.decide import answers_of
-from lmd.runs.encode import Asked, Source, open_source
+from lmd.runs.encode import KEY, Asked, Source, open_source
 from lmd.runs.frozen import Calibrated, solve
 from lmd.runs.provenance import commit, machine, now
 from lmd.runs.recording import NO_VALIDATION, data_info
 from lmd.runs.score import scored
 from lmd.scoring.tiers import assign_tiers
 
-KEY = "calibrate"
 RULE = (
     "of the classifiers within one standard error of the best balanced accuracy, the simplest and "
     "most regularised, {where}"
@@ -130,7 +129,7 @@ def _record(
     table, best = found.data.table, done.outcome.best
     counts = table.part("train").counts()
     tiers = assign_tiers(counts, table.classes, "thirds")
-    request = Request(data=found.origin, method=KEY)
+    request = found.request or Request(data=found.origin, method=KEY)
     data = data_info(request, Prepared(table, np.zeros(0, np.uint8), found.skipped, tiers))
     notes = [note for note in data.notes if note != NO_VALIDATION] + found.notes
     where = "by cross-validation" if done.crossed else "on the validation part"

@@ -18,7 +18,9 @@ from lmd.model import Model, ModelSpec, build_model, channels_last, load_model
 from lmd.model.backbones import names
 from lmd.protocol import Protocol, load_protocol
 from lmd.runfolder.folder import RunFolder
+from lmd.runfolder.record import Request
 
+KEY = "calibrate"  # the method in records
 BATCH = 64
 # Images that pull a class mean to the centre if the encoder was trained on them, as in LMD.
 MEAN_IMAGES = 30.0
@@ -54,7 +56,10 @@ class Asked:
 
 @dataclass(frozen=True)
 class Source:
-    """Features, where they are from, and the image model that the classifier completes, if any."""
+    """Features, where they are from, and the image model that the classifier completes, if any.
+
+    ``request`` says how the images are read, if there are images.
+    """
 
     data: FeatureTable
     origin: str
@@ -66,6 +71,7 @@ class Source:
     spec: ModelSpec | None = None
     widths: Sequence[int] | None = None
     mean_images: float = 0.0
+    request: Request | None = None
 
 
 def open_source(source: str, asked: Asked, device: torch.device, display: Display) -> Source:
@@ -141,6 +147,7 @@ def _from_run(path: Path, device: torch.device, display: Display) -> Source:
         spec=spec,
         widths=model.widths,
         mean_images=MEAN_IMAGES,
+        request=_reading(asked.data, protocol, asked.columns, asked.skip_bad),
     )
 
 
@@ -168,8 +175,26 @@ def _from_backbone(source: str, asked: Asked, device: torch.device, display: Dis
         method="",
         class_counts=tuple(int(n) for n in data.counts("train")),
     )
-    table = FeatureTable(data.table, found)
-    return Source(table, str(asked.data), name, weights, data.skipped, model=model, spec=spec)
+    return Source(
+        FeatureTable(data.table, found),
+        str(asked.data),
+        name,
+        weights,
+        data.skipped,
+        model=model,
+        spec=spec,
+        request=reading(asked, protocol),
+    )
+
+
+def reading(asked: Asked, protocol: Protocol) -> Request:
+    """How the images of ``--data`` are read, for the record."""
+    return _reading(str(asked.data), protocol, asked.columns, asked.skip_bad)
+
+
+def _reading(data: str, protocol: Protocol, columns: dict[str, Any], skip_bad: bool) -> Request:
+    values = protocol.model_dump(mode="json")
+    return Request(data=data, method=KEY, protocol=values, columns=columns, skip_bad=skip_bad)
 
 
 def prepared(asked: Asked, protocol: Protocol, display: Display) -> Prepared:

@@ -11,7 +11,7 @@ from lmd.base.progress import Display
 from lmd.data.features import FeatureTable
 from lmd.data.loaders import evaluation_batches
 from lmd.protocol import load_protocol
-from lmd.runs.encode import BATCH, Asked, Source, prepared
+from lmd.runs.encode import BATCH, Asked, Source, prepared, reading
 
 # Mean and standard deviation of ImageNet's images, with which nearly all encoders are trained.
 MEAN, STD = (0.485, 0.456, 0.406), (0.229, 0.224, 0.225)
@@ -53,7 +53,8 @@ def open_onnx(path: Path, asked: Asked, display: Display) -> Source:
         "deviation."
     )
     table = FeatureTable(data.table, features)
-    return Source(table, str(asked.data), path.name, "in the file", data.skipped, [note])
+    origin, how = str(asked.data), reading(asked, protocol)
+    return Source(table, origin, path.name, "in the file", data.skipped, [note], request=how)
 
 
 def _session(path: Path) -> Any:

@@ -51,7 +51,8 @@ def add_examples(
     """Write ``examples.npz`` of a finished run again; ``data`` is where its images are now."""
     run = RunFolder.open(path)
     record, engine = run.read_record(), load(path, device).engine
-    assert isinstance(engine, TorchEngine)
+    if not isinstance(engine, TorchEngine):
+        raise LmdError(f"{path} has the average of several models: give one of its folds")
     found = images_of_run(record, data, display or Display(quiet=True))
     examples = make_examples(engine, found, run.read_predictions())
     if examples is not None:

@@ -104,11 +104,6 @@ def export_run(
     if quantise != "int8":
         raise LmdError(f"--quantise must be int8; it is {quantise!r}")
     record = RunFolder.open(run).read_record()
-    if not record.request.protocol:
-        raise LmdError(
-            f"--quantise needs a run of `lmd train`: {run} was made by `lmd calibrate`, and its "
-            "record does not say how its images are read"
-        )
     graph, change = _quantised(run, images_of_run(record, data, display), display)
     for line in change.lines():
         display.say(line)

@@ -132,6 +132,11 @@ def build_index(
 def images_of_run(record: Record, data: str | None, display: Display) -> Prepared:
     """All images of a run, read again as its record says; they must be the same."""
     request = record.request
+    if not request.protocol:
+        raise LmdError(
+            f"the record of {record.name} does not say how its images are read: it was made from "
+            "features, or by an earlier `lmd calibrate`"
+        )
     display.start("decoding images", 1)
     found = prepare_data(
         data or request.data,

@@ -25,7 +25,7 @@ from lmd.runfolder.record import Record, Request
 from lmd.runs.decide import answers_of
 from lmd.runs.examples import make_examples
 from lmd.runs.features import Kept, keep, size_line
-from lmd.runs.opening import WEIGHTS, is_complete, open_run
+from lmd.runs.opening import WEIGHTS, given_names, is_complete, open_run
 from lmd.runs.prepare import Ready, announce, plan, prepare
 from lmd.runs.provenance import source_digest
 from lmd.runs.recording import finished_record, first_record
@@ -83,14 +83,15 @@ def train(
     )
     folder = Path(out) if out is not None else default_folder(request)
     here = own_device(choose_device(device))
-    free = protocol is None and not given.keys() & {*WEIGHTS}
+    told = given_names(request, given, named=protocol is not None)
+    opened = partial(open_run, resume=resume, overwrite=overwrite, given=told)
     with joined(here), ExitStack() as held:
-        run, request = in_turn(partial(open_run, held, folder, request, resume, overwrite, free))
-        if in_turn(partial(is_complete, run)):
+        run, request, begun = in_turn(partial(opened, held, folder, request))
+        if begun and in_turn(partial(is_complete, run)):
             return run
         with Display(quiet=quiet or rank() > 0) as display:
             planned = plan(request)
-            if free and not run.record_path.exists():
+            if not begun and not told & {*WEIGHTS, "protocol"}:
                 resolved, chosen = in_turn(partial(with_weights, resolved))
                 request = request.model_copy(update={"protocol": request.protocol | chosen})
                 given |= chosen
@@ -98,7 +99,8 @@ def train(
             words += ["--out", str(out)] if out is not None else []
             ready = prepare(request, planned, here, display)
             typed = command or shlex.join(words)
-            record = _start(run, ready, typed, resolved.notes, resume=resume)
+            start = partial(_start, run, ready, typed, resolved.notes, begun=begun)
+            record = in_turn(start)
             announce(ready, record.method.notes, display)
             if ready.request.keep_features:
                 count = int(ready.data.counts("train").sum())
@@ -170,16 +172,21 @@ def fit(
     return trainer
 
 
-def _start(run: RunFolder, ready: Ready, command: str, notes: list[str], *, resume: bool) -> Record:
-    """Write the first record; the data of a resumed run must not have changed."""
+def _start(run: RunFolder, ready: Ready, command: str, notes: list[str], *, begun: bool) -> Record:
+    """Write the first record, in place of a run that is overwritten.
+
+    The data of a run that has begun must not have changed.
+    """
     record = first_record(run, ready, command, notes)
-    if resume and run.record_path.exists():
+    if begun:
         before = run.read_record()
         if before.data.fingerprint != record.data.fingerprint:
             raise LmdError(f"the data has changed since {run.path} was started: start a new run")
         kept = {"created": before.created, "command": before.command, "method": before.method}
         record = record.replaced(**kept)
     if rank() == 0:
+        if not begun:
+            RunFolder.create(run.path, overwrite=True)
         run.write_record(record)
     return record
 
