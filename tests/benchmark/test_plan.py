@@ -73,6 +73,12 @@ def test_data_can_be_swept_under_labels(tmp_path: Path) -> None:
     assert [run.name for run in plan.runs] == ["ce-data=r_=_10-seed0", "ce-data=r_=_20-seed0"]
 
 
+def test_listed_data_of_one_name_need_labels(tmp_path: Path) -> None:
+    text = 'methods = ["ce"]\n[sweep]\ndata = ["r100/train.csv", "r500/train.csv"]\n'
+    with pytest.raises(LmdError, match="more than one is called 'train'"):
+        plan_grid(write(tmp_path, text))
+
+
 def test_an_inline_protocol_changes_its_base(tmp_path: Path) -> None:
     grid = 'data = "synthetic"\nmethods = ["lmd"]\n[protocol]\nbase = "demo"\nepochs = 2\n'
     request = plan_grid(write(tmp_path, grid + "[settings]\nlambda_e = 0.5\n")).runs[0].request

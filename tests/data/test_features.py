@@ -37,6 +37,12 @@ def test_plain_arrays_and_separate_parts_are_the_same(tmp_path: Path) -> None:
     assert whole.rows("validation").tolist() == [4]
 
 
+def test_a_row_without_a_group_is_one_of_its_own() -> None:
+    table = feature_table(plain(groups=["", "p", "", "p", "q", "q"]), "x").table
+    assert table.groups is not None
+    assert table.groups.tolist() == ["row 0", "p", "row 2", "p", "q", "q"]
+
+
 def test_integer_labels_are_rows_of_an_existing_classifier() -> None:
     found = feature_table(plain(labels=[0, 1, 0, 1, 0, 1], weight=np.ones((2, 2))), "x")
     assert found.table.classes == ("0", "1")

@@ -194,6 +194,11 @@ def test_a_calibrated_model_can_be_tested_elsewhere_too(run: RunFolder, tmp_path
     found = lmd.load(new.path).predict(list(arrays((6, 6, 6))["images"])).probabilities
     np.testing.assert_allclose(saved, found, atol=1e-6)
     values = json.loads(new.record_path.read_text(encoding="utf-8"))
+    # Without a validation part, a calibration has predictions of training images in its place.
+    values["data"]["counts"]["validation"] = [0, 0, 0]
+    new.record_path.write_text(json.dumps(values), encoding="utf-8")
+    crossed = evaluated(new, tmp_path / "clinic.npz", tmp_path / "crossed")
+    assert rescore(crossed.path, resamples=10).external is not None
     values["request"]["protocol"] = {}  # as earlier calibrations had it
     new.record_path.write_text(json.dumps(values), encoding="utf-8")
     with pytest.raises(LmdError, match="does not say how its images are read"):

@@ -116,6 +116,10 @@ def test_classes_without_images_and_an_unknown_mix() -> None:
     found = score_decisions(sample, Rule(prior=UNIFORM), CLASSES, "").per_class
     assert found[3].recall.value is None
     assert found[3].fixed.value is None
+    assert found[3].ppv.value is None
+    assert found[3].npv.value is None
+    assert found[3].specificity.value is not None
+    assert all(0 <= one.npv.low <= one.npv.high <= 1 for one in found[:3])  # type: ignore[operator]
     assert found[0].ppv.value is not None
     unknown = score_decisions(sample, Rule(), CLASSES, "unknown").per_class[0]
     assert unknown.ppv.value is None

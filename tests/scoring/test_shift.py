@@ -56,6 +56,25 @@ def test_the_same_place_shows_no_difference() -> None:
     assert mean.expected == pytest.approx(mean.home.value)
 
 
+@pytest.mark.parametrize(("right", "difference"), [(0, -1.0), (3, 0.0)])
+def test_a_handful_of_images_leaves_a_wide_difference(right: int, difference: float) -> None:
+    """Four of four at home, none or all of three here: resampling them shows no width at all."""
+
+    def place(images: int, hits: int) -> Sample:
+        labels = np.repeat([0, 1], [200, images])
+        called = labels.copy()
+        called[200 + hits :] = 0
+        return Sample(labels, np.eye(2)[called] * 0.8 + 0.1, ["head", "tail"])
+
+    found = compare_metrics(place(4, 4), place(3, right), resamples=200)
+    gap = found["bacc_tail"].difference
+    assert gap.value == pytest.approx(difference)
+    assert gap.low is not None
+    assert gap.high is not None
+    assert gap.high - gap.low > 0.5
+    assert gap.low <= gap.value <= gap.high
+
+
 def test_confidence_that_only_the_mix_changes_is_explained_by_the_mix() -> None:
     home = sample((400, 400, 0, 0, 0))
     # The same images of each class, but more of the second.

@@ -189,6 +189,12 @@ def _with_paths(grid: Grid, base: Path) -> Grid:
     if "data" in grid.sweep:
         listed = isinstance(grid.sweep["data"], list)
         places = sweep_values(grid.sweep["data"])
+        stems = [Path(k).stem for k, _ in places]
+        if listed and (twice := next((s for s in stems if stems.count(s) > 1), None)):
+            raise LmdError(
+                f"[sweep] data: more than one is called {twice!r}: give each a label, as in "
+                '`[sweep.data]`, `"r = 100" = "a/data.csv"`'
+            )
         grid.sweep["data"] = {Path(k).stem if listed else k: absolute(v) for k, v in places}
     if "root" in grid.columns:
         grid.columns["root"] = absolute(grid.columns["root"])

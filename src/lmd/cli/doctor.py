@@ -92,7 +92,8 @@ def doctor_command(
 
 def _check_fix(fix: Path | None, data: str) -> None:
     """Refuse, before the long examination, to write the manifest over the data set."""
-    if fix is not None and fix.exists() and fix.samefile(Path(data).expanduser()):
+    source = Path(data).expanduser()
+    if fix is not None and fix.exists() and source.exists() and fix.samefile(source):
         raise LmdError(f"--fix is {fix}, the data set itself: choose another name")
 
 

@@ -156,12 +156,20 @@ def state_of(status: str, folder: Path, now: float) -> str:
 
     if status == "finished":
         return status
-    newest = max(p.stat().st_mtime for p in (folder, *folder.glob("*"), *folder.glob("*/*")))
+    newest = max(map(_touched, (folder, *folder.glob("*"), *folder.glob("*/*"))))
     history = RunFolder(folder).read_history()
     last = history[-1].get("seconds") if history else None
     epoch = float(last) if isinstance(last, int | float) else 0.0
     silent = now - newest > max(SILENT_SECONDS, SILENT_EPOCHS * epoch)
     return "interrupted" if silent else "running"
+
+
+def _touched(path: Path) -> float:
+    """When a file was last written; 0 if it has just been removed."""
+    try:
+        return path.stat().st_mtime
+    except OSError:
+        return 0.0
 
 
 def age(seconds: float) -> str:

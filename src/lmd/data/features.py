@@ -72,13 +72,17 @@ def feature_table(arrays: Mapping[str, NDArray[Any]], source: str) -> FeatureTab
             f"({', '.join(classes[:8])}); give the array classes (K,) in the order of its rows"
         )
     index = {name: k for k, name in enumerate(classes)}
+    ids, groups = _ids(whole, n, source), _words(whole, "groups", n, source)
+    if groups is not None:
+        # Without a group, a row is one of its own.
+        groups = np.where(groups == "", np.char.add("row ", ids), groups)
     table = Table(
-        ids=_ids(whole, n, source),
+        ids=ids,
         labels=np.array([index[name] for name in named], dtype=np.int64),
         classes=classes,
         images=ArrayImages(()),
         rows=np.arange(n),
-        groups=_words(whole, "groups", n, source),
+        groups=groups,
         parts=_parts(whole, n, source),
         source=source,
         kind="features",

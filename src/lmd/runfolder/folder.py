@@ -151,7 +151,8 @@ class RunFolder:
         other = "other classes" if list(found.classes) != record.data.classes else ""
         for part in PARTS:
             images, of = sum(record.data.counts.get(part, [])), found.parts.get(part)
-            if part == "validation" and not images and record.candidates:
+            calibrated = bool(record.candidates) or record.external is not None
+            if part == "validation" and not images and calibrated:
                 continue  # of training images, by cross-validation
             if not other and images != (0 if of is None else len(of.labels)):
                 other = f"another number of {part} images ({images} in the record)"

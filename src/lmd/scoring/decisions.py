@@ -40,7 +40,9 @@ def score_decisions(sample: Sample, rule: Rule, classes: Sequence[str], stated: 
         rates = {"specificity": unknown, "ppv": unknown, "npv": unknown}
         if known is not None and draws is not None:
             values, spread = predictive(shares, known, k), predictive(draws, known, k)
-            rates = {key: _estimate(values[key], spread[key]) for key in values}
+            # Without images of the class nobody knows how often its name would be right.
+            known_keys = values if present[k] else ["specificity"]
+            rates |= {key: _estimate(values[key], spread[key]) for key in known_keys}
         fixed = unknown if known is None else _fixed(sample, decided.probabilities, known, k)
         per_class.append(
             ClassDecision(
@@ -145,8 +147,9 @@ def _rate_draws(sample: Sample, chosen: NDArray[np.integer[Any]]) -> Floats:
 def _estimate(value: Floats, draws: Floats) -> Estimate:
     if np.isnan(value):
         return Estimate(value=None)
-    low, high = interval(draws, float(value))
-    return Estimate(value=float(value), low=low, high=high)
+    # Sums of shares can pass 0 and 1 by rounding.
+    low, high = interval(draws.clip(0, 1), float(value.clip(0, 1)))
+    return Estimate(value=float(value.clip(0, 1)), low=low, high=high)
 
 
 def _mean_cost(costs: Costs | None, rates: Floats, mix: Floats | None) -> float | None:

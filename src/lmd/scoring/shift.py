@@ -15,6 +15,7 @@ from lmd.scoring.resampling import bootstrap
 from lmd.scoring.sample import Sample
 from lmd.scoring.scores import metric_estimates
 from lmd.scoring.sets import mean_estimate, resampled_sums
+from lmd.scoring.small_classes import small_classes
 
 COMPARED = (
     "balanced_accuracy",
@@ -78,8 +79,9 @@ def mix_distance(shifts: Sequence[ClassShift]) -> float:
 def compare_metrics(home: Sample, here: Sample, *, resamples: int = 1000) -> dict[str, Compared]:
     """Metrics in both places, which should have the same classes (``shared``).
 
-    The two places have different images, so that their resamples are independent. Metrics that
-    cannot be computed in one of the places are left out.
+    The two places have different images, so that their resamples are independent. With small
+    classes, or where the resamples have no width, the limits of the difference are combined from
+    those of both places. Metrics that cannot be computed in one of the places are left out.
     """
     found, both = {}, (home, here)
     draws = [bootstrap(s, COMPARED, resamples=resamples, seed=i) for i, s in enumerate(both)]
@@ -90,8 +92,30 @@ def compare_metrics(home: Sample, here: Sample, *, resamples: int = 1000) -> dic
             continue
         low, high = interval(draws[1][key] - draws[0][key], b - a)
         gap = Estimate(value=b - a, low=low, high=high)
+        metric = METRICS[key]
+        if low == high or (metric.mean_of and any(small_classes(s, metric.tier) for s in both)):
+            gap = independent_difference(values[1][key], values[0][key])
         found[key] = Compared(home=values[0][key], here=values[1][key], difference=gap)
     return found
+
+
+def independent_difference(a: Estimate, b: Estimate) -> Estimate:
+    """``a - b`` of different images, with limits from theirs (MOVER; Zou and Donner 2008).
+
+    >>> found = independent_difference(
+    ...     Estimate(value=0.0, low=0.0, high=0.6), Estimate(value=1.0, low=0.5, high=1.0)
+    ... )
+    >>> round(found.value, 3), round(found.low, 3), round(found.high, 3)
+    (-1.0, -1.0, -0.219)
+    """
+    assert a.value is not None
+    assert b.value is not None
+    value = a.value - b.value
+    if a.low is None or a.high is None or b.low is None or b.high is None:
+        return Estimate(value=value)
+    below = np.hypot(a.value - a.low, b.high - b.value)
+    above = np.hypot(a.high - a.value, b.value - b.low)
+    return Estimate(value=value, low=float(value - below), high=float(value + above))
 
 
 def confidence_shift(home: Sample, here: Sample) -> ConfidenceShift:

@@ -150,6 +150,23 @@ def test_a_near_copy_stays_with_the_copy_that_is_kept(patient: Patient, tmp_path
     assert cases[near].part == cases[kept].part == "test"  # one in each: test keeps what it has
 
 
+def test_near_copies_without_a_group_are_joined_in_the_written_file(
+    patient: Patient, tmp_path: Path
+) -> None:
+    nearly_same(patient, 17)
+    for row in (patient.rows[17], patient.rows[-1]):
+        row["group"] = ""
+        row["image"] = row["image"].rpartition(".")[0]  # as in the metadata of HAM10000
+    cleaned = examine(patient.save()).clean()
+    cleaned.write(tmp_path / "fixed.csv")
+    table = open_table(tmp_path / "fixed.csv", root=cleaned.root)
+    assert table.groups is not None
+    first = patient.rows[17]["image"]
+    place = table.ids.tolist().index(f"{first}.jpg")
+    copy = table.ids.tolist().index(f"{patient.rows[-1]['image']}.jpg")
+    assert table.groups[place] == table.groups[copy]
+
+
 def test_folders_broken_in_all_ways(tmp_path: Path) -> None:
     root = make_folders(tmp_path)
     image = next((root / "nevus").iterdir())

@@ -41,6 +41,12 @@ def test_arrays(tmp_path):
     assert table.read(2).shape == (2, 3, 3)
 
 
+def test_an_image_without_a_group_is_one_of_its_own(tmp_path):
+    given = {"images": GREY, "labels": [0, 1, 0, 1], "groups": ["", "p1", "", "p1"]}
+    table = open_table(save(tmp_path / "a.npz", **given))
+    assert table.groups.tolist() == ["image 0", "p1", "image 2", "p1"]
+
+
 def test_grey_arrays_become_rgb(tmp_path):
     for name, images in {"flat": GREY, "one": GREY[..., None]}.items():
         table = open_table(save(tmp_path / f"{name}.npz", images=images, labels=[0, 1, 0, 1]))

@@ -48,11 +48,13 @@ class Cleaned:
         text = io.StringIO(newline="")
         writer = csv.writer(text, lineterminator="\n")
         writer.writerow(["image", "label"] + ["group"] * self.grouped + ["split"] * self.split)
+        sizes = Counter(case.group for case in self.cases)
         for case in self.cases:
             assert case.path is not None
             row = [_written(case.path, self.root), case.label]
             # An empty cell makes the image its own group.
-            group = "" if case.group == f"image {case.name}" else case.group
+            alone = case.group == f"image {case.name}" and sizes[case.group] == 1
+            group = "" if alone else case.group
             writer.writerow(row + [group] * self.grouped + [case.part] * self.split)
         atomic_write(path, text.getvalue().encode(), parents=True)
 

@@ -60,7 +60,8 @@ def _fill(scan: Scan, arrays: Mapping[str, NDArray[Any]]) -> None:
     for i, (name, label, word) in enumerate(zip(ids, named, splits or parts, strict=True)):
         known = part_name(word) if scan.split else ""
         fault, detail = ("unknown_split", f"splits[{i}] is {word!r}") if known is None else ("", "")
-        group = "" if groups is None else groups[i]
+        # Without a group, an image is one of its own.
+        group = "" if groups is None else groups[i] or f"image {name}"
         scan.cases.append(Case(name, label, group, known or "", fault=fault, detail=detail))
     scan.report("unknown_split", "{n} [entry|entries] of splits [is|are] not the name of a part.")
 
