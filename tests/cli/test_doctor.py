@@ -92,6 +92,31 @@ def test_fix_does_not_replace_the_data(patient: Patient, tmp_path: Path) -> None
     )
 
 
+def test_fix_does_not_hide_patients(patient: Patient, tmp_path: Path) -> None:
+    for i, row in enumerate(patient.rows):
+        row["patient_id"] = row.pop("group")
+        row["note"] = f"note {i}"
+    patient.rows[1]["patient_id"] = patient.rows[0]["patient_id"]
+    patient.columns = ["image", "label", "split", "patient_id", "note"]
+    fix = tmp_path / "clean.csv"
+    refused = doctor(patient.save(), "--fix", fix)
+    assert "clean.csv was not written" in str(refused.exception)
+    assert "patient_id" in str(refused.exception)
+    assert not fix.exists()
+    assert doctor(patient.manifest, "--fix", fix, "--group-column", "patient_id").exit_code == 3
+    header, first = fix.read_text().splitlines()[:2]
+    assert header == "image,label,group,split,note"
+    assert first.endswith(",note 0")
+    assert doctor(patient.manifest, "--fix", fix, "--group-column", "").exit_code == 3
+    assert fix.read_text().splitlines()[0] == "image,label,split,patient_id,note"
+
+
+def test_a_misspelt_data_set_is_told_although_the_file_to_write_exists(tmp_path: Path) -> None:
+    (tmp_path / "clean.csv").write_text("image,label\n")
+    refused = doctor(tmp_path / "typo", "--fix", tmp_path / "clean.csv").exception
+    assert "does not exist" in str(refused)
+
+
 @pytest.mark.parametrize("words", ["7:3", "a:b:c", "0:1:1", "7:-1:2", ""])
 def test_ratios_that_are_none(words: str) -> None:
     refused = doctor("synthetic", "--split", words).exception

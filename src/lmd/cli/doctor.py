@@ -1,6 +1,7 @@
 """`lmd data doctor`: find what is wrong with a data set before training on it."""
 
 import json
+import shlex
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -74,8 +75,11 @@ def doctor_command(
         found = examine(data, columns=columns, ratios=ratios, tick=display.step)
         display.stop()
     _print(found)
-    cleaned = None
-    if fix is not None:
+    cleaned, doubt = None, None
+    if fix is not None and group_column is None:
+        hints = (f for f in found.findings if f.kind == "group_hint" and f.severity == "warning")
+        doubt = next(hints, None)
+    if fix is not None and doubt is None:
         cleaned = found.clean()
         _write_fix(cleaned, fix, ratios)
     if html is not None:
@@ -87,6 +91,13 @@ def doctor_command(
         text = json.dumps(as_json(found, cleaned), indent=1, ensure_ascii=False)
         atomic_write(json_file, f"{text}\n".encode(), parents=True)
         typer.echo(f"All findings: {json_file}")
+    if doubt is not None:
+        (column,) = doubt.names
+        raise LmdError(
+            f"{fix} was not written, because it would hide that images of one patient or lesion "
+            f"belong together: repeat the command with --group-column {shlex.quote(column)}, or "
+            'with --group-column "" if the column means something else'
+        )
     raise typer.Exit(exit_code(found))
 
 

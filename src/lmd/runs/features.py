@@ -137,11 +137,14 @@ def images_of_run(record: Record, data: str | None, display: Display) -> Prepare
             f"the record of {record.name} does not say how its images are read: it was made from "
             "features, or by an earlier `lmd calibrate`"
         )
+    columns = dict(request.columns)
+    if data is not None and not Path(columns.get("root", ".")).is_dir():
+        del columns["root"]  # the images have moved with the data
     display.start("decoding images", 1)
     found = prepare_data(
         data or request.data,
         Protocol.model_validate(request.protocol),
-        columns=request.columns,
+        columns=columns,
         skip_bad=request.skip_bad,
         tick=display.step,
     )

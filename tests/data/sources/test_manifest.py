@@ -138,8 +138,12 @@ def test_absolute_paths_inside_the_root_are_those_below_it(tmp_path, monkeypatch
         table = open_table(manifest(tmp_path / "in", text), root=root)
         assert table.ids.tolist() == ["x/a.png", "b.png"]
         assert table.read(1)[0, 0, 0] == 2
+    (tmp_path / "in" / "x" / "y").mkdir()
     with pytest.raises(LmdError, match="2 paths leave the root"):
         open_table(manifest(tmp_path / "in", text), root="in/x/..///x/y")
+    # A misspelt root must not be replaced silently by the folder of the manifest.
+    with pytest.raises(LmdError, match="im is not a folder"):
+        open_table(manifest(tmp_path / "in", text), root="im")
 
 
 def test_a_name_of_any_length_is_one_readable_line(tmp_path):

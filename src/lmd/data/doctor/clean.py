@@ -19,6 +19,7 @@ from lmd.data.doctor.similar import clusters
 from lmd.data.sources.scan import Case, Scan
 from lmd.data.table import PARTS
 
+USED = ("image", "label", "group", "split")  # columns of the written file
 # Of copies in several parts, the one in the first of these is kept: the test part stays as it is.
 STAYS = {"test": 0, "validation": 1, "train": 2, "": 3}
 
@@ -34,7 +35,10 @@ class Change:
 
 @dataclass(frozen=True)
 class Cleaned:
-    """The cases that are kept, and what was changed; written paths are relative to ``root``."""
+    """The cases that are kept, and what was changed; written paths are relative to ``root``.
+
+    ``spare`` are the cells of the columns that lmd does not use, one for each case.
+    """
 
     cases: list[Case]
     removed: list[Change]
@@ -42,20 +46,23 @@ class Cleaned:
     root: Path
     grouped: bool
     split: bool
+    spare: dict[str, list[str]]
 
     def write(self, path: Path) -> None:
-        """Write a manifest: image, label, and group and split if there are any."""
+        """Write a manifest: image, label, group and split if there are any, and what was spare."""
         text = io.StringIO(newline="")
         writer = csv.writer(text, lineterminator="\n")
-        writer.writerow(["image", "label"] + ["group"] * self.grouped + ["split"] * self.split)
+        own = ["image", "label"] + ["group"] * self.grouped + ["split"] * self.split
+        writer.writerow([*own, *self.spare])
         sizes = Counter(case.group for case in self.cases)
-        for case in self.cases:
+        for i, case in enumerate(self.cases):
             assert case.path is not None
             row = [_written(case.path, self.root), case.label]
             # An empty cell makes the image its own group.
             alone = case.group == f"image {case.name}" and sizes[case.group] == 1
             group = "" if alone else case.group
-            writer.writerow(row + [group] * self.grouped + [case.part] * self.split)
+            row += [group] * self.grouped + [case.part] * self.split
+            writer.writerow(row + [cells[i] for cells in self.spare.values()])
         atomic_write(path, text.getvalue().encode(), parents=True)
 
     def command(self, path: Path) -> str:
@@ -88,7 +95,12 @@ def clean(
         raise LmdError(f"--fix would remove every image of {scan.source}: none can be used")
     grouped = any(case.group for case in kept)
     root = _root(scan.root, [case.path for case in kept if case.path is not None])
-    return Cleaned(kept, work.removed, work.changed, root, grouped, scan.split)
+    spare = {
+        name: [cells[i] for i in sorted(work.cases)]
+        for name, cells in scan.spare.items()
+        if name.casefold() not in USED
+    }
+    return Cleaned(kept, work.removed, work.changed, root, grouped, scan.split, spare)
 
 
 class _Work:

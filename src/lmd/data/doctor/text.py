@@ -87,7 +87,8 @@ def as_json(examination: Examination, cleaned: Cleaned | None = None) -> dict[st
 
 def cleaned_lines(cleaned: Cleaned) -> list[str]:
     """What was removed and changed, and why."""
-    lines = [f"{len(cleaned.cases)} images kept, {len(cleaned.removed)} removed:"]
+    end = ":" if cleaned.removed else "."
+    lines = [f"{len(cleaned.cases)} images kept, {len(cleaned.removed)} removed{end}"]
     lines += [f"  {change.name}: {change.why}" for change in cleaned.removed]
     if cleaned.changed:
         lines.append(f"{len(cleaned.changed)} changed:")

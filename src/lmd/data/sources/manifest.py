@@ -7,6 +7,7 @@ from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path, PureWindowsPath
 
+from lmd.base.errors import LmdError
 from lmd.base.text import clipped, counted, near_miss, shorten
 from lmd.data.findings import finding
 from lmd.data.sources.csv_file import read_csv
@@ -29,6 +30,8 @@ def scan_manifest(path: Path, columns: Columns) -> Scan:
     image with an empty group cell is a group of its own.
     """
     root = path.parent if columns.root is None else Path(columns.root).expanduser()
+    if not root.is_dir():
+        raise LmdError(f"--root: {root} is not a folder; give the folder that the paths start from")
     table = read_csv(path)
     scan = Scan(str(path), "manifest", root=root, findings=table.findings)
     at = _layout(scan, table.header, columns) if table.lines else {}
