@@ -202,13 +202,19 @@ def test_requests_are_compared_but_for_loader_workers() -> None:
 
 
 def test_progress_counts_the_epochs_of_a_classifier_s_own_budget(tmp_path: Path) -> None:
-    rows = 'methods = ["decoupling", "cicl", "lmd", "ce"]\n[settings]\nclassifier_epochs = 7\n'
+    rows = 'methods = ["decoupling", "cicl", "lmd", "lmd_with_icc", "ce"]\n'
+    rows += "[settings]\nclassifier_epochs = 7\n"
     plan = plan_grid(write(tmp_path, BASE + rows))
     totals = {run.method: progress(run, tmp_path).total for run in plan.runs}
     protocol = plan.runs[0].request["protocol"]
     first, last = protocol["epochs"], protocol["stage2_epochs"]
-    expected = {"decoupling": first + 7, "cicl": first + 1 + 7, "lmd": first + last, "ce": first}
-    assert totals == expected
+    assert totals == {
+        "decoupling": first + 7,
+        "cicl": first + 1 + 7,
+        "lmd": first + 1,  # one calibration
+        "lmd_with_icc": first + last,
+        "ce": first,
+    }
 
 
 @pytest.mark.parametrize("value", [1e-5, True, 'a "b"', [1, [2.5]], {"a b": {"c": 1}}])

@@ -57,7 +57,11 @@ def test_trains_stays_finite_and_ships_a_plain_model(key: str, make_trainer: Mak
     logits = trainer.predict(trainer.train)
     assert logits.shape == (22, 4)
     assert torch.isfinite(logits).all()
-    assert len({row["stage"] for row in trainer.history}) == len(METHODS[key].stages)
+    stages = [row["stage"] for row in trainer.history]
+    assert len(set(stages)) == len(METHODS[key].stages)
+    if len(set(stages)) > 1:
+        told = METHODS[key].last_epochs(METHODS[key].settings(quick(key)))
+        assert stages.count(stages[-1]) == (told or trainer.protocol.stage2_epochs)
 
 
 @every_method

@@ -161,6 +161,7 @@ def plan_folds(asked: Asked) -> Plan:
                 request=request.model_dump(mode="json"),
                 command=train_command(request, asked.protocol, given),
                 first=str(number),
+                last_epochs=method.last_epochs(found.settings),
             )
         )
     return Plan(

@@ -57,6 +57,7 @@ class PlannedRun:
     command: list[str]
     first: str = ""  # the first stage by name and settings
     tuned: str = ""  # the label of the tuned value; empty if the row is not tuned
+    last_epochs: int | None = None  # epochs of the last stage, if not the protocol's
 
 
 @dataclass(frozen=True)

@@ -215,4 +215,5 @@ def _run(
         command=train_command(request, base, given),
         first=json.dumps([method.stages[0], {key: asked.settings[key] for key in shaping}]),
         tuned=label,
+        last_epochs=method.last_epochs(asked.settings),
     )

@@ -90,8 +90,7 @@ class Progress:
 def progress(run: PlannedRun, folder: Path) -> Progress:
     """Stage and epoch from a run's ``history.csv``."""
     protocol = run.request["protocol"]
-    # Methods that train the classifier with a budget of their own have it in this setting.
-    later = run.request["settings"].get("classifier_epochs", protocol["stage2_epochs"])
+    later = run.last_epochs or protocol["stage2_epochs"]
     # A stage between the first and the last is a single pass.
     epochs = [protocol["epochs"], *[1] * (run.stages - 2), later][: run.stages]
     rows = RunFolder(folder / run.name).read_history()

@@ -11,6 +11,16 @@ from lmd.contract.stage import Stages, Task
 from lmd.model import Model
 
 
+def own_epochs(settings: Mapping[str, Any]) -> int | None:
+    """The setting of methods that train the classifier again with a budget of their own."""
+    return settings.get("classifier_epochs")
+
+
+def one_epoch(settings: Mapping[str, Any]) -> int | None:
+    """For a last stage that is a single pass."""
+    return 1
+
+
 @dataclass(frozen=True)
 class Method:
     """One row: ``make(model, task, *, …)`` yields the stages of the method.
@@ -21,7 +31,8 @@ class Method:
     that the probabilities assume: uniform if training balances the classes, otherwise that of the
     training part. ``note`` is shown with the row in tables. ``first_settings`` are the settings
     that affect the first of several stages (``None``: all); rows in which its name and these
-    settings agree are expected to share it in a benchmark.
+    settings agree are expected to share it in a benchmark. ``last_epochs`` tells the epochs of the
+    last of several stages from the settings; ``None``: the protocol's ``stage2_epochs``.
     """
 
     key: str
@@ -37,6 +48,7 @@ class Method:
     preset: Mapping[str, Any] = field(default_factory=dict)
     profiles: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)
     first_settings: tuple[str, ...] | None = None
+    last_epochs: Callable[[Mapping[str, Any]], int | None] = own_epochs
 
     def __post_init__(self) -> None:
         keywords_of(self.make)  # a mistake in the settings is an error at import

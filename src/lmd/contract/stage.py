@@ -123,6 +123,11 @@ class Stage(nn.Module):
         vars(self).update({name: value for name, value in given.items() if value is not None})
         self.register_buffer("weights", weights, persistent=False)
 
+    @property
+    def name(self) -> str:
+        """The stage as progress and history call it."""
+        return type(self).__name__
+
     def view_names(self) -> tuple[str, ...]:
         """``views``; overridden where a setting decides."""
         return self.views

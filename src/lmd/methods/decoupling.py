@@ -14,7 +14,7 @@ from torch.nn.utils import parametrize
 from torch.optim import Optimizer
 
 from lmd.base.errors import LmdError
-from lmd.contract.method import Method
+from lmd.contract.method import Method, one_epoch
 from lmd.contract.settings import Candidates, Count, NonNegative, Positive
 from lmd.contract.stage import Rate, Run, Stage, Stages, Task
 from lmd.contract.supervised import Supervised
@@ -253,6 +253,7 @@ METHODS = (
         tau_norm,
         PAPER,
         ("cross-entropy", "τ-normalisation"),
+        last_epochs=one_epoch,
         note="τ is chosen on the validation part, so validation scores are optimistic.",
         first_settings=(),
     ),
@@ -270,6 +271,7 @@ METHODS = (
         ncm,
         PAPER,
         ("cross-entropy", "nearest class mean"),
+        last_epochs=one_epoch,
         note="A linear classifier that predicts what the nearest L2-normalised class mean does; "
         "the authors' code leaves the class means unnormalised.",
         first_settings=(),

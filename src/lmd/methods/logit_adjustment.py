@@ -7,7 +7,7 @@ import torch
 from torch import Tensor
 from torch.optim import Optimizer
 
-from lmd.contract.method import Method
+from lmd.contract.method import Method, one_epoch
 from lmd.contract.settings import Candidates
 from lmd.contract.stage import Run, Stage, Stages, Task
 from lmd.contract.supervised import Supervised
@@ -91,6 +91,7 @@ METHODS = (
         logit_adjust_posthoc,
         PAPER,
         ("cross-entropy", "logit adjustment"),
+        last_epochs=one_epoch,
         note="τ is chosen on the validation part, so its validation results are optimistic.",
         first_settings=(),
     ),

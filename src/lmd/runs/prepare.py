@@ -122,10 +122,9 @@ def _first_line(ready: Ready) -> str:
     data, protocol = ready.data, ready.protocol
     parts = ", ".join(f"{int(data.counts(p).sum())} {p}" for p in PARTS)
     epochs = counted(protocol.epochs, "{n} [epoch|epochs]")
-    own = ready.request.settings.get("classifier_epochs")  # of stages with a budget of their own
     if len(ready.method.stages) > 1:
-        later = f"{protocol.stage2_epochs} unless it has a number of its own"
-        epochs += f", then stage 2 ({own or later})"
+        later = ready.method.last_epochs(ready.request.settings) or protocol.stage2_epochs
+        epochs += f", then {counted(later, '{n} [epoch|epochs]')} of stage 2"
     weights = {"none": "random weights", "imagenet": "ImageNet weights"}
     size = sum(p.numel() for p in ready.model.parameters())
     return (

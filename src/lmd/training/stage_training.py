@@ -70,7 +70,7 @@ class StageTraining:
         run = self._start(epoch)
         prepare(self.stage)
         lr = self.optimizer and set_lr(self.optimizer, self.schedule, epoch, self.epochs)
-        name = f"stage {self.index + 1} {type(self.stage).__name__} {epoch + 1}/{self.epochs}"
+        name = f"stage {self.index + 1} {self.stage.name} {epoch + 1}/{self.epochs}"
         trainer.display.start(name, run.steps)
         with self.clock("start of epoch"):
             means = dict(self.stage.start_epoch(run, self.optimizer) or {})
@@ -80,7 +80,7 @@ class StageTraining:
         score = self._validate()
         row: dict[str, Any] = {
             "stage": self.index + 1,
-            "stage_name": type(self.stage).__name__,
+            "stage_name": self.stage.name,
             "epoch": epoch + 1,
             "lr": lr,
             "seconds": round(time.perf_counter() - started, 3),
@@ -124,7 +124,7 @@ class StageTraining:
         rows = [row for row in self.trainer.history if row["stage"] == self.index + 1]
         views = dict.fromkeys(views_seen(self.stage, self.trainer.protocol).values())
         return {
-            "name": type(self.stage).__name__,
+            "name": self.stage.name,
             "epochs": len(rows),
             "seconds": round(sum(row["seconds"] for row in rows), 3),
             "lr": self.optimizer and self.optimizer.param_groups[0]["initial_lr"],

@@ -6,6 +6,7 @@ equations to the letter, and ``official`` behaves like the released code. Each d
 setting, with the number of its row in ``docs/paper-vs-code.md``.
 """
 
+from collections.abc import Mapping
 from typing import Annotated, Any
 
 from torch import Tensor
@@ -135,6 +136,10 @@ _CITATION = (
 )
 
 
+def _iterations(settings: Mapping[str, Any]) -> int | None:
+    return settings["iterations"] if settings["icc"] else 1
+
+
 def _row(key: str, title: str, stages: tuple[str, str], **preset: Any) -> Method:
     return Method(
         key,
@@ -148,6 +153,7 @@ def _row(key: str, title: str, stages: tuple[str, str], **preset: Any) -> Method
         "validation scores are optimistic.",
         preset=preset,
         profiles={"corrected": _CORRECTED, "paper": _PAPER, "official": _OFFICIAL},
+        last_epochs=_iterations,
         first_settings=tuple(RRLSettings.model_fields) + (() if "rrl" in preset else ("rrl",)),
     )
 

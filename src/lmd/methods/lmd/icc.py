@@ -97,6 +97,11 @@ class ICC(Stage):
         self.register_buffer("weight_velocity", torch.zeros_like(model.classifier.weight))
         self.register_buffer("bias_velocity", torch.zeros_like(self._bias()))
 
+    @property
+    def name(self) -> str:
+        """Without an E step nothing is iterated."""
+        return "ICC" if self.e_step else "Calibration"
+
     def _bias(self) -> Tensor:
         assert isinstance(self.model.classifier, nn.Linear)
         return self.model.classifier.bias
