@@ -14,10 +14,12 @@ from lmd.base.progress import Display
 from lmd.base.text import counted, shorten
 from lmd.data.cache import decode
 from lmd.data.loaders import evaluation_batches
-from lmd.data.prepare import Prepared
+from lmd.data.prepare import Prepared, plan_data
+from lmd.data.reading import FileImages
 from lmd.data.sources import open_table
 from lmd.data.table import PARTS, Table
 from lmd.deploy.predict import Predictor
+from lmd.protocol import Protocol
 from lmd.runfolder.folder import RunFiles
 from lmd.runfolder.record import DataInfo, Record
 from lmd.runs.recording import NO_VALIDATION, data_info, file_digest
@@ -50,13 +52,42 @@ def open_external(
             "its test part, and --data takes images from another place"
         )
     table = open_table(data, skip_bad=skip_bad, **columns)
-    if part is None:
-        return table
-    if part not in PARTS:
-        raise LmdError(f"--part must be one of {', '.join(PARTS)}; it is {part!r}")
-    if table.parts is None or not (table.parts == part).any():
-        raise LmdError(f"--part: {data} has no {part} part; leave out --part to use all its images")
-    return table.part(part)
+    if part is not None:
+        if part not in PARTS:
+            raise LmdError(f"--part must be one of {', '.join(PARTS)}; it is {part!r}")
+        if table.parts is None or not (table.parts == part).any():
+            raise LmdError(
+                f"--part: {data} has no {part} part; leave out --part to use all its images"
+            )
+        table = table.part(part)
+    _refuse_training_images(record, table)
+    return table
+
+
+def _refuse_training_images(record: Record, table: Table) -> None:
+    """Refuse files of the run's training part, which are known if its data is where it was."""
+    request = record.request
+    if not isinstance(table.images, FileImages) or not request.protocol:
+        return
+    try:
+        protocol = Protocol.model_validate(request.protocol)
+        planned = plan_data(
+            request.data, protocol, columns=request.columns, skip_bad=request.skip_bad
+        )
+    except LmdError:
+        return
+    own = planned.table.part("train")
+    if not isinstance(own.images, FileImages):
+        return
+    trained = {own.images.paths[row].resolve() for row in own.rows}
+    places = zip(table.ids.tolist(), table.rows, strict=True)
+    seen = [name for name, row in places if table.images.paths[row].resolve() in trained]
+    if seen:
+        raise LmdError(
+            f"--data: {record.name} was trained on "
+            f"{counted(len(seen), '{n} of these images')} ({shorten(seen)}): give images that the "
+            "model has not seen"
+        )
 
 
 def known_rows(table: Table, classes: tuple[str, ...], skip: bool) -> NDArray[np.bool_]:
