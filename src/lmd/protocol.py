@@ -58,12 +58,13 @@ class Protocol(BaseModel):
     split: Annotated[
         tuple[float, float, float], _about("Ratios of train, validation and test.", rule=_RATIOS)
     ] = (0.7, 0.1, 0.2)
-    tiers: Annotated[str, _about("The rule for head, medium and tail.")] = "thirds"
+    tiers: Annotated[str, _about("Tiers: thirds, head>500,tail<100 or head=A;tail=B.")] = "thirds"
     imbalance: Annotated[
         Factor | None, _about("Thin classes out to this ratio of largest to smallest.")
     ] = None
     shape: Annotated[
-        Literal["pareto", "official"], _about("How imbalance thins: train only, or all parts.")
+        Literal["pareto", "official"],
+        _about("pareto: thin training only; official: all parts."),
     ] = "pareto"
     head_size: Annotated[Count | None, _about("Images of the largest class if thinned.")] = None
     split_seed: Annotated[Whole, _about("Seed of the split.")] = 0
@@ -76,13 +77,13 @@ class Protocol(BaseModel):
     ] = None
 
     # Model.
-    backbone: Annotated[str, _about("The encoder.")] = "resnet18"
+    backbone: Annotated[str, _about("The encoder; an error lists the names.")] = "resnet18"
     weights: Annotated[str, _about("Its first weights: imagenet, none or a file.")] = "imagenet"
 
     # Optimisation: SGD as in the paper (row 8). ``stage2_epochs`` and ``stage2_lr`` are for second
     # stages without a budget of their own, as LMD's.
     epochs: Annotated[Count, _about("Epochs of the first stage.")] = 100
-    stage2_epochs: Annotated[Count, _about("Epochs of a later stage without its own.")] = 200
+    stage2_epochs: Annotated[Count, _about("Epochs of stage 2 where a method has none.")] = 200
     batch_size: Annotated[Count, _about("Images in a batch.")] = 128
     lr: Annotated[Positive, _about("Learning rate.")] = 0.01
     stage2_lr: Annotated[

@@ -14,7 +14,7 @@ from lmd.base.files import atomic_write
 from lmd.base.text import as_toml
 from lmd.benchmark.tables.results import Results, RunResult
 from lmd.data.prepare import fingerprint
-from lmd.data.pseudo_tails import pseudo_tails, write_tasks
+from lmd.data.pseudo_tails import HELD_OUT, pseudo_tails, write_tasks
 from lmd.data.sources import open_table
 from lmd.data.splits import split
 from lmd.methods import find_method
@@ -51,6 +51,7 @@ def write_study(
     seeds: int,
     protocol: str | None,
     columns: dict[str, Any],
+    held_out: int = HELD_OUT,
 ) -> Path:
     """Pseudo-tails of the data and a grid of the candidates on them; an existing study is kept.
 
@@ -72,7 +73,7 @@ def write_study(
     outside = ", allow_outside = true" if columns.get("allow_outside") else ""
     lines = [
         f"# images, labels and parts: {fingerprint(table.ids, table.label_names(), table.parts)}",
-        f"# read with {as_toml(reading)}",
+        f"# read with {as_toml(reading)}; {held_out} images or more to test on",
         'title = "Candidates on pseudo-tails"',
         f"methods = {as_toml(list(methods))}",
         f"seeds = {as_toml(list(range(seeds)))}",
@@ -90,7 +91,7 @@ def write_study(
                 "repeat that command, or choose another folder with --out"
             )
         return grid
-    write_tasks(pseudo_tails(table, tasks), folder / "tasks", overwrite=True)
+    write_tasks(pseudo_tails(table, tasks, held_out=held_out), folder / "tasks", overwrite=True)
     atomic_write(grid, text.encode())
     return grid
 

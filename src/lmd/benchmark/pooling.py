@@ -13,7 +13,7 @@ from lmd.data.imbalance import imbalance_factor
 from lmd.data.prepare import fingerprint
 from lmd.deploy.average import save_average
 from lmd.model import AVERAGE
-from lmd.report import write_report
+from lmd.report import write_card, write_report
 from lmd.runfolder.folder import RunFiles, RunFolder
 from lmd.runfolder.predictions import PartPredictions, Predictions
 from lmd.runfolder.record import FoldRun, Folds, Record, TablePart
@@ -54,6 +54,7 @@ def write_pooled(
     run.write_predictions(predictions)
     run.write_record(record)
     write_report(RunFiles(folder, record, predictions, ()))
+    write_card(record, folder)
     return run
 
 

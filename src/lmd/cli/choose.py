@@ -38,6 +38,9 @@ def choose_command(
     ] = 60,
     tasks: Annotated[int, typer.Option(min=1, help="Pseudo-tail tasks to draw.")] = 3,
     seeds: Annotated[int, typer.Option(min=1, help="Trainings of each method on each task.")] = 2,
+    held_out: Annotated[
+        int, typer.Option(min=1, help="Fewest images of a class to test on in a task.")
+    ] = 40,
     protocol: Annotated[
         str, typer.Option(help="A TOML file, or the name of a protocol of lmd.")
     ] = "small",
@@ -77,6 +80,7 @@ def choose_command(
         seeds=seeds,
         protocol=protocol,
         columns=given_columns(context),
+        held_out=held_out,
     )
     plan = plan_grid(grid)
     with locked(folder) as lock:

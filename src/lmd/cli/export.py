@@ -5,6 +5,7 @@ from typing import Annotated
 
 import typer
 
+from lmd.base.errors import LmdError
 from lmd.cli.options import Overwrite
 
 
@@ -29,8 +30,11 @@ def export(
     """Export a trained model as one ONNX file: uint8 RGB pixels in, probabilities out."""
     from lmd.base.progress import Display
     from lmd.deploy.engines import OnnxEngine
+    from lmd.deploy.exported import PACKAGES, onnx_is_there
     from lmd.runs.export import export_run
 
+    if not onnx_is_there():
+        raise LmdError(f"exporting needs {', '.join(PACKAGES)}: run pip install 'lmd[onnx]'")
     with Display() as display:
         written, _ = export_run(
             run, onnx, overwrite=overwrite, quantise=quantise, data=data, anyway=anyway,

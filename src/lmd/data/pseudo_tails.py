@@ -56,7 +56,7 @@ def pseudo_tails(
         raise LmdError(
             f"pseudo-tails need three classes with at least {sum(rarest) + held_out} training and "
             f"validation images ({rarest[0]} + {rarest[1]} as in the rarest class, {held_out} to "
-            f"test on); there are {len(donors)}: collect more images, or hold fewer out"
+            f"test on); there are {len(donors)}: collect more images, or use a smaller --held-out"
         )
     if tasks > len(donors) - 1:
         raise LmdError(f"tasks is {tasks}, but only {len(donors) - 1} classes can play the rarest")

@@ -16,7 +16,6 @@ from lmd.base.text import shorten
 from lmd.data.frames import frames_note, frames_of
 from lmd.data.pixels import quiet_decoders
 from lmd.deploy.average import AverageEngine, load_average
-from lmd.deploy.classifier import NAME as CLASSIFIER
 from lmd.deploy.decisions import rule_of
 from lmd.deploy.engines import OnnxEngine, TorchEngine
 from lmd.deploy.images import Given, Image, find_images, fitted, listed, mirrored
@@ -206,11 +205,6 @@ def load(path: str | PathLike[str], device: torch.device | str = "cpu") -> Predi
     path = Path(path)
     if path.suffix.lower() == ".onnx":
         return Predictor(OnnxEngine(path))
-    if (path / CLASSIFIER).is_file() and not (path / "model.json").exists():
-        raise LmdError(
-            f"{path} has a classifier of features, not of images: encode the images first, and "
-            "use lmd.load_classifier"
-        )
     if (path / AVERAGE).is_file() and not (path / "model.json").exists():
         return Predictor(load_average(path, device), path)
     folder = path if path.is_dir() else path.parent

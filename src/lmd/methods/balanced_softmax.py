@@ -35,7 +35,7 @@ def balanced_softmax(
     task: Task,
     *,
     tau: Annotated[NonNegative, "How much of the log prior is added; 0 is cross-entropy."] = 1.0,
-    view: Annotated[View, "View of the loss; label: the protocol's."] = "label",
+    view: Annotated[View, "Augmentation for the loss; label: that of the protocol."] = "label",
     average: Annotated[Share | None, "Average the weights over this share of the steps."] = None,
 ) -> Stages:
     """Balanced softmax on the images as they come; τ = 1 in Ren et al., and in Menon et al."""

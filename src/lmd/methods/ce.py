@@ -13,7 +13,7 @@ def ce(
     model: Model,
     task: Task,
     *,
-    view: Annotated[View, "View of the loss; label: the protocol's."] = "label",
+    view: Annotated[View, "Augmentation for the loss; label: that of the protocol."] = "label",
     average: Annotated[Share | None, "Average the weights over this share of the steps."] = None,
 ) -> Stages:
     """Mean ``-log p_y`` on the images as they come."""

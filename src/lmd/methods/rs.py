@@ -15,7 +15,7 @@ def rs(
     task: Task,
     *,
     q: Annotated[Share, "0 draws images as they come, 1 balances the classes."] = 1.0,
-    view: Annotated[View, "View of the loss; label: the protocol's."] = "label",
+    view: Annotated[View, "Augmentation for the loss; label: that of the protocol."] = "label",
     average: Annotated[Share | None, "Average the weights over this share of the steps."] = None,
 ) -> Stages:
     """Cross-entropy; an image of class k is drawn with weight ``n_k^-q``, with replacement.

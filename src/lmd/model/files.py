@@ -27,6 +27,7 @@ from lmd.model.answers import HeldOut, Prior
 from lmd.model.network import STRICT, Model, Preprocessing, assemble
 
 FORMAT = 1
+CLASSIFIER = "classifier.npz"  # of a folder that classifies features
 AVERAGE = "average.json"  # of a folder whose models answer together
 MAX_CLASSES = 100_000
 _Count = Annotated[int, Field(ge=0, le=10**12)]
@@ -175,7 +176,14 @@ def _locate(path: Path) -> tuple[Path, Path]:
                 f"{path} has the average of several models, and one is needed here: give one of "
                 "its folds, or train with --final refit"
             )
+        if (path / CLASSIFIER).is_file() and not (path / "model.json").exists():
+            raise LmdError(
+                f"{path} has a classifier of features, not of images: encode the images first, and "
+                "use lmd.load_classifier"
+            )
         path = path / "model.json"
+    elif not path.exists() and not path.suffix:
+        raise LmdError(f"{path} does not exist: give a run folder, its model.json or an .onnx file")
     if path.suffix not in (".json", ".safetensors"):
         raise LmdError(
             f"model file {path}: expected the folder of a run, its model.json or its "

@@ -85,7 +85,7 @@ class RunFolder:
         return dict(record.metrics.get(record.part or "test", {}))
 
     @staticmethod
-    def check_free(path: Path, *, overwrite: bool = False) -> None:
+    def check_free(path: Path, *, overwrite: bool = False, resumable: bool = True) -> None:
         """An ``LmdError`` unless a run may be created here; nothing is changed."""
         if path.exists() and not path.is_dir():
             raise LmdError(f"{path} is a file: choose another folder with --out")
@@ -95,9 +95,10 @@ class RunFolder:
                     f"{path} exists and is not a run folder: choose another one with --out"
                 )
             if not overwrite:
+                remedy = "continue it with --resume, " if resumable else ""
                 raise LmdError(
-                    f"{path} already holds a run: continue it with --resume, choose another "
-                    "folder with --out, or replace it with --overwrite"
+                    f"{path} already holds a run: {remedy}choose another folder with --out, or "
+                    "replace it with --overwrite"
                 )
 
     @classmethod

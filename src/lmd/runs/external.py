@@ -73,7 +73,7 @@ def evaluate_external(
     folder = Path(out) if out is not None else default_folder(Path(run), data)
     if folder.resolve() == Path(run).resolve():
         raise LmdError(f"--out: {folder} is the run itself; give another folder")
-    RunFolder.check_free(folder, overwrite=overwrite)
+    RunFolder.check_free(folder, overwrite=overwrite, resumable=False)
     predictor = load(run, here)
     table = open_external(files.record, str(data), part, columns or {}, skip_bad)
     known_rows(table, predictor.classes, skip_unknown)  # a mistake is found before images are read

@@ -129,13 +129,24 @@ def build_index(
     )
 
 
-def images_of_run(record: Record, data: str | None, display: Display) -> Prepared:
-    """All images of a run, read again as its record says; they must be the same."""
+def images_of_run(
+    record: Record, data: str | None, display: Display, *, movable: bool = True
+) -> Prepared:
+    """All images of a run, read again as its record says; they must be the same.
+
+    ``data`` is where they are now; ``movable`` says that the user can give it.
+    """
     request = record.request
     if not request.protocol:
         raise LmdError(
             f"the record of {record.name} does not say how its images are read: it was made from "
             "features, or by an earlier `lmd calibrate`"
+        )
+    if data is None and request.data != "synthetic" and not Path(request.data).exists():
+        remedy = "say where they are now with --data, or " if movable else ""
+        raise LmdError(
+            f"the images of {record.name} are not at {request.data}, where they were in training: "
+            f"{remedy}run the command from the folder in which training was started"
         )
     columns = dict(request.columns)
     if data is not None and not Path(columns.get("root", ".")).is_dir():

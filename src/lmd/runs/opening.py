@@ -36,6 +36,8 @@ def open_run(
     """
     begun = resume and (folder / "record.json").exists()
     if not begun and not request.data:
+        if not resume:
+            raise LmdError("give DATA, or --resume and the run to continue as --out")
         raise LmdError(f"there is no run to resume in {folder}: give DATA to start a new run")
     if rank() == 0:
         if not begun:

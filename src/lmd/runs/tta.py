@@ -47,7 +47,7 @@ def evaluate_tta(
     _check_out(folder)
     predictor, started = load(path, choose_device(device)), time.perf_counter()
     with Display(quiet=quiet) as display:
-        data = images_of_run(record, None, display)
+        data = images_of_run(record, None, display, movable=False)
         predictions = _predicted(predictor, data, display)
     words = ["lmd", "evaluate", str(path), "--tta"]
     note = NOTE.format(run=record.name)

@@ -131,9 +131,12 @@ def format_external(found: External, sets: SetScores | None) -> str:
         (one.name, *(f"{100 * share:.1f} %" for share in (one.train, one.home, one.here)))
         for one in found.classes
     ]
-    moved = f"{100 * found.mix_distance:.0f} % of the images would need another class"
-    lines += ["", f"Class mix: {moved} to have that of home", *_columns(shares)]
-    lines.append(f"With the mix of here, confidence at home would be {mean.expected:.3f}.")
+    apart = f"differs by {100 * found.mix_distance:.0f} % (0: the same, 100: no class in common)"
+    lines += ["", f"Class mix: {apart}", *_columns(shares)]
+    lines.append(
+        f"If {home} part had the class mix of here, its mean confidence would be "
+        f"{mean.expected:.3f}."
+    )
     if found.flagged is not None:
         lines.append(
             f"Unlike the training images: {_plain(found.flagged)} ({_span(found.flagged)})"

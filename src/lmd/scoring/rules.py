@@ -107,9 +107,9 @@ def make_rule(wanted: Wanted, known: Known) -> Rule:
     if wanted.coverage is not None:
         if known.held_out is None or not any(of.size for of in known.held_out):
             raise LmdError(
-                "--coverage needs the probabilities of validation images, which the model's file "
-                "does not have: run `lmd evaluate RUN` once to add them; a run without a "
-                "validation part has none"
+                "--coverage needs the probabilities of validation images, and this model has none: "
+                "`lmd evaluate RUN` adds them to an older model; a run without a validation part "
+                "has none, nor has the average of a cross-validation (train with --final refit)"
             )
         sets = guarantees(known.held_out, known.tiers, wanted.coverage)
     if wanted.refer_above is not None and (sets is None or wanted.refer_above < 1):
