@@ -321,6 +321,7 @@ def test_resume_of_a_finished_run_changes_nothing(trained: Path) -> None:
 
 def test_resume_of_nothing_needs_data(tmp_path: Path) -> None:
     fails("no run to resume", None, out=tmp_path / "run", resume=True)
+    fails("give DATA", None, out=tmp_path / "run")
 
 
 def test_a_model_that_is_not_ours(tmp_path: Path) -> None:

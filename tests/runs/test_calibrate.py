@@ -19,6 +19,7 @@ from lmd.data.prepare import prepare_data
 from lmd.protocol import Protocol
 from lmd.runs.calibrate import calibrate_run
 from lmd.runs.encode import Asked
+from lmd.runs.export import export_run
 from lmd.runs.rescore import compare_runs, rescore
 from lmd.runs.tta import evaluate_tta
 
@@ -101,6 +102,8 @@ def test_a_file_of_features_becomes_a_run(tmp_path: Path) -> None:
     assert again.candidates == record.candidates
     with pytest.raises(LmdError, match="classifier of features"):
         lmd.load(run.path)
+    with pytest.raises(LmdError, match="classifier of features"):
+        export_run(run.path, tmp_path / "m.onnx")
     before = {p: p.read_bytes() for p in run.path.glob("*.*")}
     with pytest.raises(LmdError, match="overwrite=True"):
         calibrate_run(tmp_path / "f.npz", out=run.path, quiet=True)

@@ -173,7 +173,8 @@ def test_a_manifest_with_its_columns_and_one_part(run: RunFolder, tmp_path: Path
     assert "--part test" in record.command
     refused = CliRunner().invoke(app, words)
     assert isinstance(refused.exception, LmdError)
-    assert "--overwrite" in str(refused.exception)
+    assert "overwrite" in str(refused.exception)
+    assert "resume" not in str(refused.exception)  # there is nothing to continue
     shown = CliRunner().invoke(app, ["show", str(tmp_path / "out")])
     assert "external images, values in %" in shown.output
     # The same command for another model, or the same, can be compared on the same images.

@@ -116,4 +116,7 @@ def test_other_images_are_refused(run: Path) -> None:
         other.rmdir()
     with pytest.raises(LmdError, match="is not what run was trained on"):
         evaluate_tta(run, quiet=True)
+    data.unlink()
+    with pytest.raises(LmdError, match=r"are not at .* where they were in training: run"):
+        evaluate_tta(run, quiet=True)
     data.write_bytes(content)
