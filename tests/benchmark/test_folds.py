@@ -125,6 +125,7 @@ def test_each_fold_has_its_own_temperature(folder: Path) -> None:
     expected = METRICS["ece"].value(Sample(np.concatenate(labels), np.concatenate(raw)))
     assert record.calibration["test"].before.value == pytest.approx(expected)
     assert "Without the temperature of each fold" in (folder / "report.html").read_text()
+    assert (folder / "model-card.md").exists()
 
 
 def test_folds_divide_the_images(folder: Path) -> None:
@@ -237,6 +238,8 @@ def test_other_settings_cannot_be_resumed(
     asked: dict[str, Any] = {"folds": 3, "method": "ce", "settings": SETTINGS, "final": "refit"}
     with pytest.raises(LmdError, match=why):
         cross_validate(toy, out=folder, resume=True, **asked | change)
+    with pytest.raises(LmdError, match=why):  # what is not given again is as it was
+        cross_validate(out=folder, resume=True, **change)
 
 
 def test_what_cannot_be_cross_validated_is_refused_before_training(

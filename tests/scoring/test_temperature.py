@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 from numpy.typing import NDArray
 
-from lmd.scoring.temperature import HIGHEST, LOWEST, PRIOR_IMAGES, fit_temperature
+from lmd.scoring.temperature import HIGHEST, LOWEST, PRIOR_RATE, fit_temperature
 
 
 def loss(logits: NDArray[np.float64], labels: NDArray[np.int64], weights: NDArray, t: float):
@@ -13,7 +13,7 @@ def loss(logits: NDArray[np.float64], labels: NDArray[np.int64], weights: NDArra
     log_p = scaled - np.log(np.exp(scaled).sum(1, keepdims=True))
     images = weights.sum() ** 2 / (weights**2).sum()
     entropy = -(weights * log_p[np.arange(len(labels)), labels]).sum() / weights.sum()
-    return images * entropy + PRIOR_IMAGES * (1 / t + np.log(t))
+    return images * entropy + PRIOR_RATE * (1 / t + np.log(t))
 
 
 @pytest.mark.parametrize("scale", [0.3, 1.0, 4.0])

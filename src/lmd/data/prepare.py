@@ -67,6 +67,11 @@ class Planned:
     skip_bad: bool
     warnings: tuple[Finding, ...] = ()
 
+    def fingerprint(self) -> str:
+        """That of ``Prepared``, if every image can be read."""
+        assert self.table.parts is not None
+        return fingerprint(self.table.ids, self.table.label_names(), self.table.parts)
+
     def decoded(self, tick: Tick | None = None, say: Say | None = None) -> Prepared:
         """The data with all images decoded; errors list those that cannot be read."""
         size = self.protocol.image_size

@@ -77,8 +77,8 @@ def _refuse_training_images(record: Record, table: Table) -> None:
     except LmdError:
         return
     own = planned.table.part("train")
-    if not isinstance(own.images, FileImages):
-        return
+    if not isinstance(own.images, FileImages) or planned.fingerprint() != record.data.fingerprint:
+        return  # other data is there now
     trained = {own.images.paths[row].resolve() for row in own.rows}
     places = zip(table.ids.tolist(), table.rows, strict=True)
     seen = [name for name, row in places if table.images.paths[row].resolve() in trained]

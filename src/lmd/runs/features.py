@@ -150,7 +150,7 @@ def images_of_run(
         )
     columns = dict(request.columns)
     if data is not None and not Path(columns.get("root", ".")).is_dir():
-        del columns["root"]  # the images have moved with the data
+        columns.pop("root")  # the images have moved with the data
     display.start("decoding images", 1)
     found = prepare_data(
         data or request.data,

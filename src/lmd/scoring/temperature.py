@@ -7,8 +7,8 @@ from numpy.typing import NDArray
 
 LOWEST, HIGHEST = 0.05, 20.0
 # With few images, all right or all wrong, the best T would be 0 or infinite. So 1 / T has a Gamma
-# prior with its mode at 1, which weighs as much as this many images.
-PRIOR_IMAGES = 2.0
+# prior of this rate with its mode at 1.
+PRIOR_RATE = 2.0
 
 
 def fit_temperature(
@@ -43,6 +43,6 @@ def fit_temperature(
         p = np.exp(scaled)
         p /= p.sum(axis=1, keepdims=True)
         slope = float(weights @ ((p * z).sum(axis=1) - own)) / weights.sum() * images
-        slope += PRIOR_IMAGES * (1 - np.exp(-middle))
+        slope += PRIOR_RATE * (1 - np.exp(-middle))
         low, high = (middle, high) if slope < 0 else (low, middle)
     return float(np.exp(-(low + high) / 2))
