@@ -23,12 +23,15 @@ ROOT = Path(__file__).resolve().parents[1]
 RESULTS = ROOT / "docs" / "results"
 PAGES = (ROOT / "README.md", *sorted(RESULTS.rglob("*.md")))
 TABLES = {"text": "txt", "markdown": "md", "latex": "tex", "csv": "csv"}
+SWEEPS = {
+    "iterations": ("sweep",),
+    "lambda-1": ("sweep",),
+    "virtual-features": ("sweep", "classes"),
+}
 FIGURES = {
     "synthetic": ("recall", "cost", "ablation", "tsne"),
-    "synthetic-iterations": ("sweep",),
-    "synthetic-lambda-1": ("sweep",),
-    "synthetic-virtual-features": ("sweep", "classes"),
     "ham10000-lt": ("recall", "cost", "ablation", "cd", "tsne"),
+    **{f"{data}-{of}": SWEEPS[of] for data in ("synthetic", "ham10000") for of in SWEEPS},
 }
 HEADLINE = "balanced_accuracy"
 TIERS = ("bacc_head", "bacc_medium", "bacc_tail")

@@ -23,7 +23,8 @@ from pathlib import Path
 HERE = Path(__file__).resolve().parent
 RESULTS = HERE.parents[1] / "docs" / "results"
 STEPS = ("data", "decisions", "grids", "choose", "publish")
-GRIDS = ("ham10000-lt", "ham10000-profiles", "ham10000-long")
+SWEEPS = ("iterations", "virtual-features", "lambda-1", "lambda-e", "sampling")
+GRIDS = ("ham10000-lt", "ham10000-profiles", "ham10000-long", *(f"ham10000-{of}" for of in SWEEPS))
 MANIFESTS = {"ham10000-lt.csv": ["--head-size", "2000", "--factor", "100"], "ham10000.csv": []}
 BUDGET = 60  # minutes of `lmd choose`
 

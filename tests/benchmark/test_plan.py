@@ -224,7 +224,7 @@ def test_values_as_toml(value: object) -> None:
 
 def test_grids_that_ship() -> None:
     names = shipped_grids()
-    assert len(names) == 21
+    assert len(names) == 26
     for name in names:
         grid = load_grid(name)
         needed = PAPER if grid.methods in ("paper", "all") else grid.methods
@@ -237,9 +237,9 @@ def test_grids_that_ship() -> None:
     assert (len(factors.runs), len(factors.points)) == (19 * 3 * 3, 3)
     sampling = plan_grid("sweep-sampling")
     assert [point.usual for point in sampling.points] == [False, True, False, False]
-    studies = [f"sweep-{of}" for of in ("lambda-e", "lambda-1", "virtual-features")]
-    studies += [f"synthetic-{of}" for of in ("lambda-e", "lambda-1", "virtual-features")]
-    for name in [*studies, "synthetic-iterations", "synthetic-sampling"]:
+    studies = ("iterations", "lambda-e", "lambda-1", "virtual-features", "sampling")
+    repeated = [f"{data}-{of}" for data in ("synthetic", "ham10000") for of in studies]
+    for name in [*(f"sweep-{of}" for of in studies[1:4]), *repeated]:
         assert sum(point.usual for point in plan_grid(name).points) == 1, name
     virtual = plan_grid("sweep-virtual-features")
     assert len([r for r in virtual.runs if r.method == "decoupling"]) == 3
