@@ -97,6 +97,8 @@ def test_groups_of_several_classes_leave_every_class_in_training() -> None:
 def test_what_cannot_be_divided_is_refused() -> None:
     with pytest.raises(LmdError, match="has 3 images, fewer than 5 folds"):
         make_folds(table_of((2, 1)), 5)
+    with pytest.raises(LmdError, match="4 images that are not the only image of a class, fewer"):
+        make_folds(table_of((4, 1)), 5)
     parts = replace(table_of((2, 2)), parts=np.array(["train", "test"] * 2))
     with pytest.raises(LmdError, match=r"toy has parts of its own.*columns={'split_column': ''}"):
         without_parts(parts, None)

@@ -11,17 +11,15 @@ from typer.testing import CliRunner
 from lmd.base.errors import LmdError
 from lmd.cli.commands import app
 from lmd.data.pseudo_tails import PseudoTail, pseudo_tails, write_tasks
+from lmd.data.reading import FileImages
 from lmd.data.sources import open_table
+from lmd.data.splits import check_no_leak, split
 from lmd.data.table import PARTS, Table
 
 TRAIN = (400, 150, 60, 25, 10)
 VALIDATION = (60, 50, 40, 36, 6)
 CLASSES = ("a", "b", "c", "d", "e")
-
-
-class NoImages:
-    def read(self, row: int) -> np.ndarray:
-        raise AssertionError("no pixel is needed to draw tasks")
+ROOT = Path("nowhere")
 
 
 def long_tail(*, images_a_group: int = 2) -> Table:
@@ -37,7 +35,7 @@ def long_tail(*, images_a_group: int = 2) -> Table:
         ids=np.array([f"i{i}" for i in range(n)]),
         labels=np.array(labels, dtype=np.int64),
         classes=CLASSES,
-        images=NoImages(),
+        images=FileImages(tuple(Path(f"nowhere/i{i}") for i in range(n))),  # no pixel is needed
         rows=np.arange(n),
         groups=np.array(groups),
         parts=np.array(parts),
@@ -99,10 +97,10 @@ def test_what_cannot_be_made_is_refused(arguments: dict[str, int], said: str) ->
 
 
 def test_tasks_are_not_replaced_unasked(tasks: list[PseudoTail], tmp_path: Path) -> None:
-    write_tasks(tasks, tmp_path / "out")
+    write_tasks(tasks, tmp_path / "out", ROOT)
     with pytest.raises(LmdError, match="overwrite=True"):
-        write_tasks(tasks, tmp_path / "out")
-    write_tasks(tasks, tmp_path / "out", overwrite=True)
+        write_tasks(tasks, tmp_path / "out", ROOT)
+    write_tasks(tasks, tmp_path / "out", ROOT, overwrite=True)
 
 
 def test_the_command_writes_manifests_that_training_opens(tmp_path: Path) -> None:
@@ -131,5 +129,82 @@ def test_the_command_writes_manifests_that_training_opens(tmp_path: Path) -> Non
 def test_arrays_are_refused(tasks: list[PseudoTail], tmp_path: Path) -> None:
     arrays = [replace(task, table=replace(task.table, kind="arrays")) for task in tasks]
     with pytest.raises(LmdError, match="need image files"):
-        write_tasks(arrays, tmp_path / "out")
+        write_tasks(arrays, tmp_path / "out", ROOT)
     assert not (tmp_path / "out").exists()
+
+
+def with_patients(seed: int, *, each: int, classes: tuple[int, ...] = (0, 1, 2, 3, 4)) -> Table:
+    """Patients with images of several classes, split without a leak."""
+    rng = np.random.default_rng(seed)
+    counts = (500, 200, 150, 120, 30)
+    labels = np.repeat(classes, [counts[k] for k in classes])
+    n = len(labels)
+    groups = np.array([f"p{i}" for i in rng.integers(n // each, size=n)])
+    return split(
+        Table(
+            ids=np.array([f"i{i}" for i in range(n)]),
+            labels=labels.astype(np.int64),
+            classes=CLASSES,
+            images=FileImages(tuple(Path(f"nowhere/i{i}") for i in range(n))),
+            rows=np.arange(n),
+            groups=groups,
+        )
+    )
+
+
+@pytest.mark.parametrize("each", [2, 5, 12])
+def test_patients_with_several_classes_stay_in_one_part(each: int) -> None:
+    source = with_patients(each, each=each)
+    smallest = source.part("train").counts().min()
+    for task in pseudo_tails(source, 3):
+        check_no_leak(task.table)
+        train, test = (task.table.part(part).counts() for part in ("train", "test"))
+        rarest = task.table.classes.index(task.rarest[0])
+        assert train[rarest] == train.min()
+        assert abs(int(train[rarest]) - int(smallest)) <= each
+        assert train.max() > 3 * train.min()
+        assert test.min() >= 20
+
+
+def test_groups_too_large_to_leave_anything_to_test_on() -> None:
+    labels = np.repeat([0, 1, 2, 3], [300, 60, 60, 6])
+    groups = np.array([f"{k}-{i // (30 if 0 < k < 3 else 1)}" for i, k in enumerate(labels)])
+    table = replace(
+        with_patients(0, each=2),
+        ids=np.array([f"i{i}" for i in range(len(labels))]),
+        labels=labels.astype(np.int64),
+        rows=np.arange(len(labels)),
+        classes=CLASSES[:4],
+        groups=groups,
+        parts=np.array(["train", "train", "train", "validation", "train", "train"] * 71),
+    )
+    task = pseudo_tails(table, 1, held_out=30)[0]
+    # Nothing is left for validation: each of the two groups of class b has 30 images.
+    b = task.table.classes.index("b")
+    assert [task.table.part(part).counts()[b] for part in PARTS] == [30, 0, 30]
+    one = replace(table, groups=np.array([f"{k}-{k and i // 60}" for i, k in enumerate(labels)]))
+    with pytest.raises(LmdError, match="with whole groups, class"):
+        pseudo_tails(one, 1)
+
+
+def test_tasks_name_images_that_lie_beside_the_manifest(tmp_path: Path) -> None:
+    place = tmp_path / "my data"
+    (place / "images" / "a").mkdir(parents=True)
+    table = long_tail()
+    lines = ["image,label,group,split"]
+    assert table.parts is not None
+    for i, label in enumerate(table.label_names()):
+        (place / "images" / "a" / f"{i}.png").write_bytes(b"not read")
+        lines.append(f"a/{i}.png,{label},g{i},{table.parts[i]}")
+    (place / "m.csv").write_text("\n".join(lines))
+    words = ["data", "pseudo-tails", str(place / "m.csv"), "--out", str(tmp_path / "tasks")]
+    done = CliRunner().invoke(app, words)
+    assert done.exit_code == 0, done.output
+    assert f"--root '{place}'" in done.output.replace("\n", "")
+    assert len(open_table(tmp_path / "tasks" / "task-1.csv", root=place)) > 0
+
+
+def test_an_out_that_is_a_file_is_one_line(tasks: list[PseudoTail], tmp_path: Path) -> None:
+    (tmp_path / "out").write_text("")
+    with pytest.raises(LmdError, match="is not a folder"):
+        write_tasks(tasks, tmp_path / "out", ROOT)

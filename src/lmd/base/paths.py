@@ -40,3 +40,8 @@ def listing_problem(folder: Path) -> str | None:
             return None
     except OSError as error:
         return error.strerror or str(error)
+
+
+def whole(path: str | Path) -> Path:
+    """The absolute path without ``..``; links stay as they are, unlike in ``Path.resolve``."""
+    return Path(os.path.normpath(Path(path).expanduser().absolute()))

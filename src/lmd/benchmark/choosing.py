@@ -14,7 +14,7 @@ from lmd.base.files import atomic_write
 from lmd.base.text import as_toml
 from lmd.benchmark.tables.results import Results, RunResult
 from lmd.data.prepare import fingerprint
-from lmd.data.pseudo_tails import HELD_OUT, pseudo_tails, write_tasks
+from lmd.data.pseudo_tails import HELD_OUT, images_root, pseudo_tails, write_tasks
 from lmd.data.sources import open_table
 from lmd.data.splits import split
 from lmd.methods import find_method
@@ -63,12 +63,13 @@ def write_study(
         find_method(name)
     if str(protocol).endswith(".toml"):
         protocol = str(Path(str(protocol)).resolve())  # a grid's paths start from its own folder
-    where = Path(data)
-    root = columns.get("root") or (where if where.is_dir() else where.parent)
+    where = Path(data).expanduser()
+    root = Path(columns.get("root") or (where if where.is_dir() else where.parent))
     table = split(
         open_table(data, **columns), asked.split, seed=asked.split_seed, allow_leak=asked.allow_leak
     )
     assert table.parts is not None
+    root = images_root(table, root).absolute()
     reading = {key: value for key, value in columns.items() if key != "root"}
     outside = ", allow_outside = true" if columns.get("allow_outside") else ""
     lines = [
@@ -79,7 +80,7 @@ def write_study(
         f"seeds = {as_toml(list(range(seeds)))}",
         f"reference = {as_toml(methods[0])}",
         *([f"protocol = {as_toml(str(protocol))}"] if protocol is not None else []),
-        f"columns = {{ root = {as_toml(str(Path(root).resolve()))}{outside} }}",
+        f"columns = {{ root = {as_toml(str(root))}{outside} }}",
         "[sweep.data]",
         *(f'"task {j + 1}" = "tasks/task-{j + 1}.csv"' for j in range(tasks)),
     ]
@@ -91,7 +92,8 @@ def write_study(
                 "repeat that command, or choose another folder with --out"
             )
         return grid
-    write_tasks(pseudo_tails(table, tasks, held_out=held_out), folder / "tasks", overwrite=True)
+    found = pseudo_tails(table, tasks, held_out=held_out)
+    write_tasks(found, folder / "tasks", root, overwrite=True)
     atomic_write(grid, text.encode())
     return grid
 

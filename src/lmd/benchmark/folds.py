@@ -12,6 +12,7 @@ from lmd.base.distributed import world
 from lmd.base.errors import LmdError
 from lmd.base.files import atomic_write
 from lmd.base.lock import locked
+from lmd.base.paths import whole
 from lmd.base.rules import complaints
 from lmd.benchmark.local import Local
 from lmd.benchmark.plan import Plan, PlannedRun, Point, Row
@@ -216,7 +217,8 @@ def _asked(values: dict[str, Any]) -> Asked:
 
 
 def _absolute(path: str | Path) -> str:
-    return str(Path(path).expanduser().resolve())
+    # Links stay: images lie beside the link of a manifest, not beside what it points to.
+    return str(whole(path))
 
 
 def _read(folder: Path) -> Asked | None:

@@ -1,5 +1,6 @@
 """Grid files: the data, methods, seeds and swept settings of a benchmark; no torch."""
 
+import re
 import tomllib
 from importlib import resources
 from pathlib import Path
@@ -8,6 +9,7 @@ from typing import Annotated, Any, Literal
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
 
 from lmd.base.errors import LmdError
+from lmd.base.paths import whole
 from lmd.base.rules import complaints
 from lmd.base.text import unknown
 from lmd.protocol import OLD_NAMES, current_names
@@ -36,7 +38,15 @@ class Grid(BaseModel):
 
     model_config = ConfigDict(extra="forbid", frozen=True)
 
-    name: Annotated[str, Field(pattern=r"^[A-Za-z0-9][A-Za-z0-9_.-]*$")]
+    name: Annotated[
+        str,
+        Field(
+            pattern=r"^[A-Za-z0-9][A-Za-z0-9_.-]*$",
+            json_schema_extra={
+                "rule": "letters, digits, '_', '.' and '-', a letter or digit first"
+            },
+        ),
+    ]
     title: str = ""
     data: str | None = None
     columns: dict[str, Any] = Field(default_factory=dict)
@@ -56,7 +66,7 @@ class Grid(BaseModel):
     def _current_names(cls, values: dict[str, Any]) -> dict[str, Any]:
         changed = {k: current_names(v) for k, v in values.items() if isinstance(v, dict)}
         if "form" in values:
-            changed["form"] = OLD_NAMES.get(values["form"], values["form"])
+            changed["form"] = OLD_NAMES.get(str(values["form"]), values["form"])
         return values | changed
 
 
@@ -70,7 +80,8 @@ def load_grid(name: str | Path) -> Grid:
         values = tomllib.loads(text)
     except tomllib.TOMLDecodeError as error:
         raise LmdError(f"grid file {name} is not valid TOML: {error}") from None
-    values.setdefault("name", Path(name).name.removesuffix(".toml"))
+    plain = re.sub(r"[^\w.-]", "_", Path(name).name.removesuffix(".toml"), flags=re.ASCII)
+    values.setdefault("name", plain.lstrip("_.-") or "grid")
     try:
         grid = Grid.model_validate(values)
     except ValidationError as error:
@@ -182,7 +193,14 @@ def _with_paths(grid: Grid, base: Path) -> Grid:
     """The same grid with absolute paths."""
 
     def absolute(path: Any) -> str:
-        return path if path == "synthetic" else str((base / Path(str(path)).expanduser()).resolve())
+        # Links stay: images lie beside the link of a manifest, not beside what it points to.
+        if path == "synthetic":
+            return "synthetic"
+        return str(whole(base / Path(str(path)).expanduser()))
+
+    def weights(value: Any) -> Any:
+        # Only file names have a dot: "imagenet", "none" and the shipped protocols have none.
+        return absolute(value) if isinstance(value, str) and "." in value else value
 
     grid = grid.model_copy(deep=True)
     changes = {} if grid.data is None else {"data": absolute(grid.data)}
@@ -202,7 +220,12 @@ def _with_paths(grid: Grid, base: Path) -> Grid:
         changes["protocol"] = absolute(grid.protocol)
     inline = grid.protocol if isinstance(grid.protocol, dict) else {}
     for part, key in ((grid.settings, "weights"), (inline, "weights"), (inline, "base")):
-        # Only file names have a dot: "imagenet", "none" and the shipped protocols have none.
-        if isinstance(part.get(key), str) and "." in part[key]:
-            part[key] = absolute(part[key])
+        if key in part:
+            part[key] = weights(part[key])
+    if "weights" in grid.sweep:
+        swept = sweep_values(grid.sweep["weights"])
+        grid.sweep["weights"] = {label: weights(value) for label, value in swept}
+    for entry in () if grid.trials is None else grid.trials.settings.values():
+        if "weights" in entry:
+            entry["weights"] = [weights(value) for value in entry["weights"]]
     return grid.model_copy(update=changes)

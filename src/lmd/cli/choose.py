@@ -8,6 +8,7 @@ import typer
 from rich.console import Console
 from rich.table import Table
 
+from lmd.base.errors import LmdError
 from lmd.cli.options import (
     AllowOutside,
     GroupColumn,
@@ -93,7 +94,15 @@ def choose_command(
         )
     for name, why in outcome.failed.items():
         typer.secho(f"failed: {name}: {why}", fg="red", err=True)
-    found, blocks = compare(read_results(plan, folder, resamples=1000))
+    try:
+        found, blocks = compare(read_results(plan, folder, resamples=1000))
+    except LmdError as error:
+        if not outcome.failed:
+            raise
+        raise LmdError(
+            "no task was finished by every method, because trainings failed (above): repeat the "
+            "command when the cause is removed, or leave these methods out of --methods"
+        ) from error
     _print(found, blocks, len(plan.points) * len(plan.seeds))
 
 

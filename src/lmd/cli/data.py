@@ -1,5 +1,6 @@
 """`lmd data`: recipes for known data sets, checks, and pseudo-tails."""
 
+import shlex
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Annotated
@@ -74,7 +75,11 @@ def make_command(
     ] = None,
     seed: Annotated[
         int | None,
-        typer.Option(help="Seed of the drawn images; default 42 for isic2019-lt, else 0."),
+        typer.Option(
+            min=0,
+            max=2**32 - 1,
+            help="Seed of the drawn images; default 42 for isic2019-lt, else 0.",
+        ),
     ] = None,
     allow_missing_images: Annotated[
         bool | None,
@@ -136,7 +141,7 @@ def pseudo_tails_command(
     Only training and validation images are used. The images that are left out of a class that plays
     a rare one are for testing, so that smaller differences between methods become visible.
     """
-    from lmd.data.pseudo_tails import pseudo_tails, write_tasks
+    from lmd.data.pseudo_tails import images_root, pseudo_tails, write_tasks
     from lmd.data.sources import scan_source
     from lmd.data.sources.scan import Columns
     from lmd.data.splits import split
@@ -146,12 +151,14 @@ def pseudo_tails_command(
     )
     table = split(scan_source(data, columns).table())
     found = pseudo_tails(table, tasks, seed=seed, held_out=held_out)
-    paths = write_tasks(found, out, overwrite=overwrite)
-    where = root or (Path(data) if Path(data).is_dir() else Path(data).parent)
+    where = Path(root) if root else Path(data) if Path(data).is_dir() else Path(data).parent
+    where = images_root(table, where)
+    paths = write_tasks(found, out, where, overwrite=overwrite)
     for path, task in zip(paths, found, strict=True):
         typer.echo(f"\n{path}: {' and '.join(task.rarest)} play the rarest classes")
         _print_counts(task.table.part_counts())
-        typer.echo(f"Next: lmd train {path} --root {where}")
+        words = ["lmd", "train", str(path), "--root", str(where)]
+        typer.echo(f"Next: {shlex.join(words)}")
 
 
 def _print_counts(rows: Sequence[tuple[str, int, int, int, int]]) -> None:

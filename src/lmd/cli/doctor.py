@@ -127,7 +127,9 @@ def _write_fix(cleaned: "Cleaned", fix: Path, ratios: tuple[float, ...]) -> None
     cleaned.write(fix)
     typer.echo("\n" + "\n".join(cleaned_lines(cleaned)))
     try:
-        split(open_table(fix, root=cleaned.root), ratios)
+        parts = split(open_table(fix, root=cleaned.root), ratios).parts
+        if parts is not None and "test" not in parts:
+            raise LmdError("the test part is empty: name its images 'test' in the column 'split'")
     except LmdError as error:
         raise LmdError(f"{fix} was written, but training still refuses it: {error}") from error
     typer.echo(f"\nThe cleaned manifest: {fix}. Train on it:\n  {cleaned.command(fix)}")

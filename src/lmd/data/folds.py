@@ -32,11 +32,15 @@ def make_folds(table: Table, count: int, seed: int = 0) -> NDArray[np.int64]:
     fold, the other images have every class.
     """
     what = "images" if table.groups is None else "groups"
-    units = len(units_of(table)[0])
+    held = units_of(table)[2] > 0
+    units, but = len(held), ""
+    if units >= count:
+        alone = held[:, held.sum(axis=0) == 1].any(axis=1)
+        units, but = int((~alone).sum()), f" that are not the only {what[:-1]} of a class"
     if units < count:
         raise LmdError(
-            f"{table.source or 'the data'} has {units} {what}, fewer than {count} folds: ask for "
-            "fewer folds"
+            f"{table.source or 'the data'} has {units} {what}{but}, fewer than {count} folds: ask "
+            "for fewer folds"
         )
     every = table.counts() > 0
     for attempt in range(ORDERS):

@@ -13,10 +13,13 @@ import numpy as np
 from numpy.typing import NDArray
 
 from lmd.base.errors import LmdError
-from lmd.base.files import atomic_write
+from lmd.base.files import atomic_write, check_output
 from lmd.data.cache import IN_MEMORY
 from lmd.data.imbalance import draw_groups
+from lmd.data.reading import FileImages
 from lmd.data.sources.csv_file import csv_bytes
+from lmd.data.sources.finder import common_root, written_path
+from lmd.data.splits import units_of
 from lmd.data.table import PARTS, Table
 
 # With fewer held-out images a recall says little: one image of forty changes it by 2.5 points.
@@ -64,27 +67,41 @@ def pseudo_tails(
     return [_task(pool, _roles(donors, j), profile, held_out, f"{seed}/{j}") for j in range(tasks)]
 
 
+def images_root(table: Table, root: Path) -> Path:
+    """The folder that the manifests of tasks start from: ``root``, or one above all images."""
+    return common_root(root, [_paths(table)[row] for row in table.rows])
+
+
 def write_tasks(
-    tasks: Sequence[PseudoTail], folder: Path, *, overwrite: bool = False
+    tasks: Sequence[PseudoTail], folder: Path, root: Path, *, overwrite: bool = False
 ) -> list[Path]:
-    """Write one manifest for each task; images keep the names that they have in the source."""
-    if tasks[0].table.kind in IN_MEMORY:
-        raise LmdError("pseudo-tails need image files: give a folder or a manifest, not arrays")
+    """Write one manifest for each task; images keep the names that they have below ``root``."""
+    files = _paths(tasks[0].table)
     paths = [folder / f"task-{j + 1}.csv" for j in range(len(tasks))]
     existing = [path for path in paths if path.exists()]
     if existing and not overwrite:
         raise LmdError(
             f"{existing[0]} exists: choose another folder, or replace it with --overwrite"
         )
-    folder.mkdir(parents=True, exist_ok=True)
+    check_output(paths[0], "--out")
     for path, task in zip(paths, tasks, strict=True):
         table = task.table
         assert table.parts is not None
-        columns = {"image": table.ids, "label": table.label_names()}
+        columns: dict[str, Sequence[str] | NDArray[np.str_]] = {
+            "image": [written_path(files[row], root) for row in table.rows],
+            "label": table.label_names(),
+        }
         columns |= {} if table.groups is None else {"group": table.groups}
         columns |= {"split": table.parts}
-        atomic_write(path, csv_bytes([*columns], zip(*columns.values(), strict=True)))
+        content = csv_bytes([*columns], zip(*columns.values(), strict=True))
+        atomic_write(path, content, parents=True)
     return paths
+
+
+def _paths(table: Table) -> tuple[Path, ...]:
+    if table.kind in IN_MEMORY or not isinstance(table.images, FileImages):
+        raise LmdError("pseudo-tails need image files: give a folder or a manifest, not arrays")
+    return table.images.paths
 
 
 def _roles(donors: Sequence[int], j: int) -> list[int]:
@@ -106,20 +123,50 @@ def _profile(
 def _task(
     pool: Table, roles: Sequence[int], profile: Sequence[tuple[int, int]], held_out: int, salt: str
 ) -> PseudoTail:
+    """Draw whole groups for one class after another, the rarest first.
+
+    If groups have several classes, images that would exceed the count of a class are left out.
+    """
+    _, members, held = units_of(pool)
+    places = np.full(len(held), "", dtype="<U10")  # of groups that have been drawn
     parts = np.full(len(pool), "", dtype="<U10")
-    for k, role in zip(roles, profile, strict=True):
+    for k, role in reversed(list(zip(roles, profile, strict=True))):
         rows = np.flatnonzero(pool.labels == k)
         room = len(rows) - max(held_out, len(rows) // 8)
         # A class that is too small for its role has fewer images, a fifth for validation.
         train = min(role[0], max(1, 4 * room // 5))
         validation = min(role[1], room - train)
         parts[rows] = "test"
-        for part, count in (("train", train), ("validation", validation)):
-            free = rows[parts[rows] == "test"]
-            drawn = draw_groups(pool, free, count, f"{part} {salt}") if count else []
-            parts[drawn] = part
+        for part, count in (("train", train), ("validation", validation), ("test", held_out)):
+            here = rows[places[members[rows]] == part]  # came with a rarer class
+            free = rows[places[members[rows]] == ""]
+            kept, short = here.tolist(), count - len(here)
+            if short > 0 and len(free):
+                drawn = draw_groups(pool, free, short, f"{part} {salt}")
+                if part == "validation" and len(free) - len(drawn) < held_out / 2:
+                    drawn = []  # too few would be left to test on
+                places[members[drawn]] = part
+                kept += drawn
+            elif short < 0 and part != "test":
+                parts[here] = ""
+                kept = draw_groups(pool, here, count, f"{part} {salt}") if count else []
+            parts[kept] = part
+    # The group of these was drawn later, for a more frequent class.
+    parts[(parts == "test") & np.isin(places[members], PARTS[:2])] = ""
     chosen = pool.take(parts != "")
     names = tuple(pool.classes[k] for k in sorted(roles))
     labels = np.searchsorted(sorted(roles), chosen.labels).astype(np.int64)
     table = replace(chosen, labels=labels, classes=names, parts=parts[parts != ""])
+    _check(table, held_out)
     return PseudoTail(table, tuple(pool.classes[k] for k in roles[:-3:-1]))
+
+
+def _check(task: Table, held_out: int) -> None:
+    """An ``LmdError`` if groups are so large that a class has nothing to train or test on."""
+    for name, train, _, test, _ in task.part_counts()[:-1]:
+        if train == 0 or test < held_out / 2:
+            raise LmdError(
+                f"no pseudo-tail could be made: with whole groups, class {name!r} would have "
+                f"{train} images to train and {test} to test on, where {held_out} are asked for; "
+                "use a smaller --held-out or fewer tasks, or compare methods on more patients"
+            )

@@ -146,7 +146,7 @@ def shown(path: Path | bytes) -> str:
 
 
 def file_signature(ids: Sequence[str], paths: Sequence[Path]) -> str:
-    """SHA-256 over the names, sizes and modification times of files."""
+    """SHA-256 over the names, places, sizes and modification times of files."""
     digest = hashlib.sha256()
     for name, path in zip(ids, paths, strict=True):
         try:
@@ -154,7 +154,9 @@ def file_signature(ids: Sequence[str], paths: Sequence[Path]) -> str:
             size, changed = state.st_size, state.st_mtime_ns
         except OSError:  # A broken link; it is reported when it is read.
             size, changed = -1, 0
-        digest.update(f"{name}\0{size}\0{changed}\n".encode())
+        # Other images of the same names may have equal sizes and times, in a copy or an archive.
+        entry = f"{name}\0{path.absolute()}\0{size}\0{changed}\n"
+        digest.update(entry.encode(errors="surrogateescape"))
     return digest.hexdigest()
 
 

@@ -294,3 +294,34 @@ def test_every_kind_is_provoked_here_and_explained() -> None:
     for kind in KINDS:
         assert f"`{kind}`" in page, f"docs/doctor.md does not explain {kind}"
         assert kind in provoked or f'"{kind}"' in here or kind == "imbalance", kind
+
+
+def test_the_column_of_patients_is_named_not_an_attribute_of_theirs(tmp_path: Path) -> None:
+    root = make_folders(tmp_path)
+    lines = ["image,label,PatientSex,lesion_id,PatientID,patient_age"]
+    for i, path in enumerate(sorted(root.rglob("*.jpg"))):
+        cells = (path.relative_to(root), path.parent.name, "mf"[i % 2], i // 2, i // 3, 40 + i // 4)
+        lines.append(",".join(map(str, cells)))
+    (root / "m.csv").write_text("\n".join(lines))
+    (hint,) = (f for f in examine(root / "m.csv").findings if f.kind == "group_hint")
+    assert hint.names == ("PatientID",)
+    assert "So might be 'lesion_id'" in hint.text
+
+
+def test_a_cleaned_manifest_keeps_odd_names_and_leaves_the_root_if_asked(tmp_path: Path) -> None:
+    root = make_folders(tmp_path)
+    first = sorted((root / "nevus").iterdir())[0]
+    first.rename(first.with_name("Screenshot 0\u202fPM.jpg"))
+    (root / "nevus" / "caf\u00e9\u00a01.jpg").write_bytes(
+        sorted((root / "nevus").iterdir())[1].read_bytes()[:-1] + b"\xd9"
+    )
+    (tmp_path / "lists").mkdir()
+    paths = sorted(root.rglob("*.jpg"))
+    lines = [f"../{path.relative_to(tmp_path)},{path.parent.name}" for path in paths]
+    (tmp_path / "lists" / "m.csv").write_text("\n".join(["image,label", *lines]))
+    found = examine(tmp_path / "lists" / "m.csv", columns=Columns(allow_outside=True))
+    cleaned = found.clean()
+    assert not [change for change in cleaned.removed if "control character" in change.why]
+    cleaned.write(tmp_path / "clean.csv")
+    table = open_table(tmp_path / "clean.csv", root=cleaned.root)
+    assert any("Screenshot 0\u202fPM" in name for name in table.ids)

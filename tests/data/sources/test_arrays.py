@@ -167,3 +167,20 @@ def test_the_word_synthetic():
     assert table.synthetic
     assert table.kind == "synthetic"
     assert table.read(0).shape[2] == 3
+
+
+def test_groups_with_gaps(tmp_path):
+    images, labels = np.zeros((4, 8, 8), np.uint8), np.array([0, 0, 1, 1])
+    np.savez(tmp_path / "a.npz", images=images, labels=labels, groups=[1, np.nan, np.nan, 1])
+    assert open_table(tmp_path / "a.npz").groups.tolist() == ["1", "image 1", "image 2", "1"]
+    np.savez(tmp_path / "a.npz", images=images, labels=labels, groups=[1.5, 1, 2, 3])
+    with pytest.raises(LmdError, match="groups has fractions"):
+        open_table(tmp_path / "a.npz")
+
+
+@pytest.mark.parametrize("given", [{"group_column": "patient"}, {"root": "x"}])
+def test_columns_are_for_manifests(tmp_path, given):
+    np.savez(tmp_path / "a.npz", images=np.zeros((2, 8, 8), np.uint8), labels=[0, 1])
+    with pytest.raises(LmdError, match="only manifests"):
+        open_table(tmp_path / "a.npz", **given)
+    assert len(open_table(tmp_path / "a.npz", split_column="", group_column="")) == 2

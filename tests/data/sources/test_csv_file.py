@@ -54,3 +54,15 @@ def test_files_that_cannot_be_used(tmp_path: Path) -> None:
         read_csv(tmp_path / "nowhere.csv")
     with pytest.raises(LmdError, match="has no column c; its columns are a, b"):
         read_rows(write(tmp_path, b"a,b\n1,2\n"), ["c"])
+
+
+def test_a_quotation_mark_that_is_not_closed_is_an_error(tmp_path: Path) -> None:
+    lines = [f"{i}.png,nevus,{note}" for i, note in enumerate(["", '"5 mm', "", "", '6" wide', ""])]
+    path = tmp_path / "m.csv"
+    path.write_text("\n".join(["image,label,note", *lines]))
+    (found,) = read_csv(path).findings
+    assert found.kind == "source"
+    assert "quotation mark" in found.text
+    # A note of several lines is no error.
+    path.write_text('image,label,note\n0.png,nevus,"two\nlines, one comma"\n')
+    assert read_csv(path).findings == []

@@ -8,7 +8,7 @@ from PIL import Image
 from toys import SHARED
 
 from lmd.base.errors import LmdError
-from lmd.data.sources import open_table
+from lmd.data.sources import open_table, scan_source
 
 HAM = SHARED / "data" / "ham10000" / "HAM10000_metadata.csv"
 
@@ -268,3 +268,13 @@ def test_the_case_of_header_names_is_ignored(pictures):
     path = manifest(pictures, "image,Label,LABEL\na.png,x,1\nb.png,y,2\n")
     with pytest.raises(LmdError, match="no column 'label'"):
         open_table(path)
+
+
+@pytest.mark.parametrize("groups", [("p1", ""), ("", "p1")])
+def test_an_empty_group_cell_contradicts_nothing(tmp_path: Path, groups: tuple[str, str]) -> None:
+    Image.new("RGB", (8, 8)).save(tmp_path / "a.png")
+    lines = [f"a.png,nevus,{group}" for group in groups]
+    (tmp_path / "m.csv").write_text("\n".join(["image,label,group", *lines]))
+    scan = scan_source(tmp_path / "m.csv")
+    assert [case.fault for case in scan.cases] == ["", "repeated_row"]
+    assert scan.cases[0].group == "p1"

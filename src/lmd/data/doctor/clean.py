@@ -2,13 +2,13 @@
 
 import csv
 import io
-import os
 import shlex
 from collections import Counter, defaultdict
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from itertools import pairwise
 from pathlib import Path
+from unicodedata import category
 
 from lmd.base.errors import LmdError
 from lmd.base.files import atomic_write
@@ -16,6 +16,7 @@ from lmd.data.doctor.classes import same_name
 from lmd.data.doctor.copies import Sets
 from lmd.data.doctor.look import Look
 from lmd.data.doctor.similar import clusters
+from lmd.data.sources.finder import common_root, written_path
 from lmd.data.sources.scan import Case, Scan
 from lmd.data.table import PARTS
 
@@ -57,7 +58,7 @@ class Cleaned:
         sizes = Counter(case.group for case in self.cases)
         for i, case in enumerate(self.cases):
             assert case.path is not None
-            row = [_written(case.path, self.root), case.label]
+            row = [written_path(case.path, self.root), case.label]
             # An empty cell makes the image its own group.
             alone = case.group == f"image {case.name}" and sizes[case.group] == 1
             group = "" if alone else case.group
@@ -83,6 +84,12 @@ def clean(
             f"--fix writes a manifest of image files, but {scan.source} ({scan.kind}) has none: "
             "remove the images listed by --json from the arrays"
         )
+    unread = sum("needs pydicom" in look.reason for look in looks)
+    if unread:
+        raise LmdError(
+            f"--fix would remove {unread} DICOM images, because they cannot be read without "
+            "pydicom: install it with pip install 'lmd[dicom]', and repeat the command"
+        )
     work = _Work(scan, looks)
     work.drop_faulty()
     work.join_names()
@@ -94,7 +101,7 @@ def clean(
     if not kept:
         raise LmdError(f"--fix would remove every image of {scan.source}: none can be used")
     grouped = any(case.group for case in kept)
-    root = _root(scan.root, [case.path for case in kept if case.path is not None])
+    root = common_root(scan.root, [case.path for case in kept if case.path is not None])
     spare = {
         name: [cells[i] for i in sorted(work.cases)]
         for name, cells in scan.spare.items()
@@ -123,7 +130,7 @@ class _Work:
                 self.drop(i, case.reason)
             elif "one_colour" in self.looks[i].oddities:
                 self.drop(i, "blank image")
-            elif "\\" in (path := str(case.path)) or not path.isprintable():
+            elif any(c == "\\" or category(c) == "Cc" for c in case.name):
                 self.drop(i, "a manifest cannot contain a path with backslash or control character")
 
     def join_names(self) -> None:
@@ -201,17 +208,3 @@ class _Work:
             elif not self.scan.split and held[case.label] < needed:
                 left = f"only {held[case.label]} images or groups left"
                 self.drop(i, f"class {case.label!r} has {left}, too few for {needed} parts")
-
-
-def _root(root: Path, paths: Sequence[Path]) -> Path:
-    """The root of the data, or the nearest folder above it that contains all images."""
-    if all(path.is_relative_to(root) for path in paths):
-        return root
-    return Path(os.path.commonpath([root.absolute(), *(path.absolute().parent for path in paths)]))
-
-
-def _written(path: Path, root: Path) -> str:
-    inside = path if path.is_relative_to(root) else path.absolute()
-    name = inside.relative_to(root).as_posix()
-    # The manifest reader strips cells.
-    return f"./{name}" if name != name.lstrip() else name

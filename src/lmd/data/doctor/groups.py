@@ -16,6 +16,12 @@ from lmd.data.splits import part_sizes
 from lmd.data.table import PARTS
 
 GROUP_WORDS = re.compile("patient|lesion|subject|study|case|person|mrn|eye|participant")
+PERSON = re.compile("patient|subject|person|mrn|participant")
+# Words that say something about a patient or lesion instead of naming it.
+ATTRIBUTES = frozenset({
+    "age", "sex", "gender", "race", "birth", "dob", "date", "year", "time", "type", "kind", "class",
+    "location", "site", "side", "position", "weight", "height", "size", "history", "status",
+})  # fmt: skip
 # "P012_03", "P012-left", "P012 b": the text before the last separator may be the patient.
 SERIES = re.compile(r"^(?P<group>.+?)[ _.-]+(?:\d{1,3}|[a-z]|left|right|od|os)$", re.IGNORECASE)
 
@@ -121,20 +127,37 @@ def unused_groups(scan: Scan) -> Iterator[Finding]:
     if scan.grouped:
         return
     usable = scan.usable()
+    found = {}
     for column, cells in scan.spare.items():
-        if GROUP_WORDS.search(column.lower()):
+        if GROUP_WORDS.search(column.lower()) and not _attribute(column):
             values = [cells[i] for i in usable if cells[i]]
             if 1 < len(set(values)) < len(values):
-                yield finding(
-                    "group_hint",
-                    f"Column {column!r} has {len(set(values))} values for {len(values)} images "
-                    "but is not used as the group: a split by image would leak.",
-                    names=[column],
-                    severity="warning",
-                    remedy=f"Use it with --group-column {shlex.quote(column)}.",
-                )
-                return
-    yield from _by_names(scan, usable)
+                found[column] = len(set(values)), len(values)
+    if not found:
+        yield from _by_names(scan, usable)
+        return
+    column = min(found, key=lambda name: (not PERSON.search(name.lower()), -found[name][0]))
+    different, images = found[column]
+    others = [repr(name) for name in found if name != column]
+    also = f" So might be {' and '.join(others)}." if others else ""
+    yield finding(
+        "group_hint",
+        f"Column {column!r} has {different} values for {images} images but is not used as the "
+        f"group: a split by image would leak.{also}",
+        names=[column],
+        severity="warning",
+        remedy=f"Use it with --group-column {shlex.quote(column)}.",
+    )
+
+
+def _attribute(column: str) -> bool:
+    """Whether a name such as ``PatientSex`` or ``age_of_patient`` is that of an attribute.
+
+    >>> _attribute("PatientSex"), _attribute("patient_image_id"), _attribute("lesionsite")
+    (True, False, True)
+    """
+    words = re.findall("[A-Z]?[a-z]+|[A-Z]+", column)
+    return any(GROUP_WORDS.sub("", word.lower()) in ATTRIBUTES for word in words)
 
 
 def _by_names(scan: Scan, usable: Sequence[int]) -> Iterator[Finding]:

@@ -11,6 +11,7 @@ from lmd.data.sources.manifest import scan_manifest
 from lmd.data.sources.scan import Columns, Scan, scan_table
 from lmd.data.table import Table
 
+WHAT = ("image", "label", "group", "split")
 ACCEPTED = (
     "a folder of class folders (ROOT/CLASS/*.jpg, or ROOT/{train,validation,test}/CLASS/*.jpg), "
     "a .csv or .tsv manifest with the columns image and label, "
@@ -26,18 +27,34 @@ def scan_source(path: str | Path, columns: Columns | None = None) -> Scan:
 
         return scan_table(synthetic_table())
     place = Path(path).expanduser()
+    columns = columns or Columns()
     kind = what_is(place)
     if kind not in (FILE, FOLDER):
         missing = "does not exist" if kind == MISSING else f"is no file or folder ({kind})"
         raise LmdError(f"data source {path} {missing}; give {ACCEPTED}")
-    if kind == FOLDER:
-        return scan_folders(place)
     suffix = place.suffix.lower()
-    if suffix in {".csv", ".tsv"}:
-        return scan_manifest(place, columns or Columns())
-    if suffix == ".npz":
-        return scan_arrays(place)
-    raise LmdError(f"data source {path} is of an unknown kind; give {ACCEPTED}")
+    if kind == FILE and suffix in {".csv", ".tsv"}:
+        return scan_manifest(place, columns)
+    if kind == FILE and suffix != ".npz":
+        raise LmdError(f"data source {path} is of an unknown kind; give {ACCEPTED}")
+    _refuse_columns(path, columns)
+    return scan_folders(place) if kind == FOLDER else scan_arrays(place)
+
+
+def _refuse_columns(path: str | Path, columns: Columns) -> None:
+    """An ``LmdError`` if the columns of a manifest are named for a source that has none.
+
+    An empty name is no error: it says that the column is not used.
+    """
+    given = {f"{what}_column": getattr(columns, f"{what}_column") for what in WHAT}
+    given |= {"root": columns.root}
+    named = [f"--{key.replace('_', '-')}" for key, value in given.items() if value]
+    if named:
+        raise LmdError(
+            f"{' and '.join(named)} cannot be used with {path}, because only manifests (.csv, "
+            ".tsv) have columns and a root: an .npz has groups and parts in its arrays 'groups' "
+            "and 'splits'; for a folder of images, write a manifest"
+        )
 
 
 def open_table(path: str | Path, *, skip_bad: bool = False, **columns: Any) -> Table:

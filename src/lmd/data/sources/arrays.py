@@ -142,4 +142,11 @@ def _column(arrays: Mapping[str, NDArray[Any]], name: str, n: int) -> list[str] 
     values = arrays[name].reshape(-1)
     if len(values) != n:
         raise LmdError(f"{name} has {len(values)} entries for {n} images; expected {n}")
+    if values.dtype.kind == "f":  # whole numbers with gaps, as pandas writes them
+        known = ~np.isnan(values)
+        if not np.array_equal(values[known], np.round(values[known])):
+            raise LmdError(f"{name} has fractions; expected integers or strings")
+        return [str(int(value)) if ok else "" for value, ok in zip(values, known, strict=True)]
+    if values.dtype.kind not in "iuU":
+        raise LmdError(f"{name} is of type {values.dtype}; expected integers or strings")
     return [str(value) for value in values.tolist()]

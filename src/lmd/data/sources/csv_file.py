@@ -10,6 +10,8 @@ from lmd.base.errors import LmdError
 from lmd.base.text import counted
 from lmd.data.findings import Finding, finding
 
+QUOTES = "Close the quotation mark, or write it twice inside a quoted cell."
+
 
 @dataclass
 class CsvFile:
@@ -31,10 +33,14 @@ def read_csv(path: Path) -> CsvFile:
     file.seek(0)
     # Spreadsheets write semicolons in many countries.
     reader = csv.reader(file, delimiter=max(",;\t", key=first.count))
-    long = []
+    long, swallowed, last = [], [], 0
     try:
         table.header = [cell.strip() for cell in next(reader, [])]
+        last = reader.line_num
         for cells in reader:
+            begin, last = last + 1, reader.line_num
+            if any(_swallows(cell, reader.dialect.delimiter, table.header) for cell in cells):
+                swallowed.append(f"lines {begin} to {last}")
             filled = [cell.strip() for cell in cells]
             filled += [""] * (len(table.header) - len(cells))
             if any(filled):
@@ -46,10 +52,19 @@ def read_csv(path: Path) -> CsvFile:
         table.findings.append(finding("source", text))
     if not table.lines:
         table.findings.append(finding("source", "The file has no lines below its header."))
+    if swallowed:
+        text = "A cell has whole lines of the file in it: a quotation mark before it is not closed."
+        table.findings.append(finding("source", text, names=swallowed, remedy=QUOTES))
     if long:
         text = counted(len(long), "{n} [line has|lines have] more cells than the header.")
         table.findings.append(finding("ragged_row", text, names=long))
     return table
+
+
+def _swallows(cell: str, delimiter: str, header: Sequence[str]) -> bool:
+    """Whether a line within a cell has as many cells as a line of the file."""
+    inner = cell.splitlines()[1:]
+    return any(line.count(delimiter) >= len(header) - 1 > 0 for line in inner)
 
 
 def csv_bytes(header: Sequence[str], rows: Iterable[Sequence[str]]) -> bytes:

@@ -2,11 +2,12 @@
 
 import os
 from collections import defaultdict
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
 from pathlib import Path, PurePosixPath
 
-from lmd.base.paths import FILE, what_is
+from lmd.base.paths import FILE, what_is, whole
 from lmd.data.reading import SUFFIXES
 from lmd.data.sources.walk import images_of, tree_below
 
@@ -73,3 +74,18 @@ class Finder:
             for name in {file.name, file.stem}:
                 found[name].append(file)
         return found
+
+
+def common_root(root: Path, paths: Sequence[Path]) -> Path:
+    """The root of the data, or the nearest folder above it that contains all images."""
+    places = [whole(path) for path in paths]
+    if all(path.is_relative_to(whole(root)) for path in places):
+        return root
+    return Path(os.path.commonpath([whole(root), *(path.parent for path in places)]))
+
+
+def written_path(path: Path, root: Path) -> str:
+    """How a manifest refers to an image below its root."""
+    name = whole(path).relative_to(whole(root)).as_posix()
+    # The manifest reader strips cells.
+    return f"./{name}" if name != name.lstrip() else name

@@ -133,16 +133,24 @@ def _mark_repeats(scan: Scan) -> list[list[int]]:
         by_file[scan.cases[i].path].append(i)
     conflicts = []
     for same in by_file.values():
-        first = scan.cases[same[0]]
+        first = _with_group(scan.cases, same)
         differences = {i: _difference(first, scan.cases[i]) for i in same[1:]}
         if any(differences.values()):
             conflicts.append(same)
-            scan.cases[same[0]] = replace(first, fault="conflicting_rows")
+            first = replace(first, fault="conflicting_rows")
+        scan.cases[same[0]] = first
         for i, difference in differences.items():
             fault = "conflicting_rows" if any(differences.values()) else "repeated_row"
             detail = difference or f"line {first.line}"
             scan.cases[i] = replace(scan.cases[i], fault=fault, detail=detail)
     return conflicts
+
+
+def _with_group(cases: Sequence[Case], same: Sequence[int]) -> Case:
+    """The first of several lines about a file, with the group of the first that names one."""
+    named = (cases[i].group for i in same if cases[i].group != f"image {cases[i].name}")
+    first = cases[same[0]]
+    return replace(first, group=next(named, first.group))
 
 
 def _difference(first: Case, case: Case) -> str:
