@@ -256,3 +256,35 @@ def test_the_older_name_of_tiers_is_the_same_setting(tmp_path: Path) -> None:
     assert differences(before, new.runs[0].request)
     asked = resolve(METHODS["ce"], None, {"groups": "head>9,tail<3"})
     assert asked.protocol.tiers == "head>9,tail<3"
+
+
+def test_settings_of_a_grid_leave_what_defines_a_row(tmp_path: Path) -> None:
+    text = 'methods = ["lmd", "lmd_wo_rrl"]\n[settings]\nrrl = true\nlambda_1 = 3.0\n'
+    plan = plan_grid(write(tmp_path, BASE + text))
+    found = {run.method: run.request["settings"] for run in plan.runs}
+    assert {key: (of["rrl"], of["lambda_1"]) for key, of in found.items()} == {
+        "lmd": (True, 3.0),
+        "lmd_wo_rrl": (False, 3.0),
+    }
+
+
+def test_names_and_files_of_a_grid(tmp_path: Path) -> None:
+    text = 'methods = ["ce"]\n[sweep]\nweights = ["none", "w.safetensors"]\n'
+    plan = plan_grid(write(tmp_path, BASE + text, "skin 2024.toml"))
+    assert plan.name == "skin_2024"
+    weights = [run.request["protocol"]["weights"] for run in plan.runs]
+    assert weights == ["none", str(tmp_path / "w.safetensors")]
+    for wrong, said in (
+        ('form = ["tiers"]', "form"),
+        ('name = "a b"', "letters, digits"),
+    ):
+        with pytest.raises(LmdError, match=said):
+            plan_grid(write(tmp_path, BASE + f'methods = ["ce"]\n{wrong}\n'))
+
+
+def test_a_manifest_that_is_a_link_keeps_its_place(tmp_path: Path) -> None:
+    (tmp_path / "store").mkdir()
+    (tmp_path / "store" / "XYZ").write_text("image,label\n")
+    (tmp_path / "m.csv").symlink_to(tmp_path / "store" / "XYZ")
+    plan = plan_grid(write(tmp_path, 'data = "m.csv"\nmethods = ["ce"]\n'))
+    assert plan.runs[0].request["data"] == str(tmp_path / "m.csv")

@@ -82,3 +82,14 @@ def test_statistics_come_back_after_an_error_and_layers_in_eval_mode_keep_theirs
     with pytest.raises(RuntimeError, match="on purpose"), still_statistics(layer):
         raise RuntimeError("on purpose")
     assert torch.equal(layer.running_mean, torch.zeros(3))
+
+
+def test_half_precision_sees_the_perturbed_weights():
+    # Autocast keeps copies of the weights in half precision.
+    layer, inputs = nn.Linear(4, 1, bias=False), torch.ones(1, 4)
+    with torch.autocast("cpu", dtype=torch.bfloat16):
+        before = layer(inputs).item()
+        saved = perturb([layer.weight], [torch.ones(1, 4)])
+        assert layer(inputs).item() == pytest.approx(before + 4, abs=0.1)
+        restore([layer.weight], saved)
+        assert layer(inputs).item() == pytest.approx(before)

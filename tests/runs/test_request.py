@@ -58,3 +58,24 @@ def test_the_run_prints_and_records_it(tmp_path: Path, capsys: pytest.CaptureFix
     run.write_record(run.read_record().replaced(status="running", notes=[]))
     again = lmd.train(out=out, resume=True, quiet=True)
     assert [note for note in again.read_record().notes if note in notes] == notes
+
+
+def test_settings_of_a_family_leave_what_defines_a_row(tmp_path: Path) -> None:
+    path = tmp_path / "p.toml"
+    path.write_text("[methods.lmd]\nrrl = true\nicc = true\nlambda_1 = 3.0\n")
+    rows = {key: resolve(METHODS[key], path, {}).settings for key in ("lmd", "lmd_wo_rrl")}
+    assert {key: (of["rrl"], of["icc"], of["lambda_1"]) for key, of in rows.items()} == {
+        "lmd": (True, True, 3.0),
+        "lmd_wo_rrl": (False, True, 3.0),
+    }
+    # A table of the row itself is meant.
+    path.write_text(path.read_text() + "[methods.lmd_wo_rrl]\nrrl = true\n")
+    assert resolve(METHODS["lmd_wo_rrl"], path, {}).settings["rrl"] is True
+    assert resolve(METHODS["lmd_wo_rrl"], None, {"rrl": True}).settings["rrl"] is True
+
+
+def test_settings_of_a_method_that_does_not_exist_are_refused(tmp_path: Path) -> None:
+    path = tmp_path / "p.toml"
+    path.write_text("[methods.lmdd]\nlambda_1 = 3.0\n")
+    with pytest.raises(LmdError, match=r"methods.lmdd.*did you mean 'lmd'"):
+        resolve(METHODS["ce"], path, {})

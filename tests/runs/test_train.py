@@ -16,6 +16,7 @@ from toys import toy_images, write_npz
 from typer.testing import CliRunner
 
 import lmd
+from lmd.base.errors import DivergedError, LmdError
 from lmd.cli.commands import app
 from lmd.data.loaders import Normalise
 from lmd.model import load_model
@@ -175,3 +176,71 @@ def test_a_run_from_the_command_line_has_a_command_that_repeats_it(
     assert again.request == record.request
     # The command itself is repeated too, but for the folder.
     assert again.command == record.command.replace(str(tmp_path / "run"), str(tmp_path / "again"))
+
+
+def other_pixels(path: Path, source: Path) -> Path:
+    """The same names, labels and parts with other images."""
+    with np.load(source) as data:
+        arrays = {k: 255 - v if k.endswith("images") else v for k, v in data.items()}
+    np.savez(path, **arrays)
+    return path
+
+
+def test_a_first_stage_is_shared_only_between_the_same_images(tmp_path: Path) -> None:
+    data = write_npz(tmp_path / "toy.npz")
+    other = other_pixels(tmp_path / "other.npz", data)
+    given: dict[str, Any] = {"method": "ce", "settings": QUICK, "quiet": True}
+    given |= {"first_stages": tmp_path / "stages", "images": False}
+    first = lmd.train(data, out=tmp_path / "first", **given).read_record()
+    same = lmd.train(data, out=tmp_path / "same", **given).read_record()
+    different = lmd.train(other, out=tmp_path / "different", **given).read_record()
+    assert (same.stage_1_from, different.stage_1_from) == ("first", None)
+    assert first.data.fingerprint == different.data.fingerprint
+    assert first.data.pixels == same.data.pixels != different.data.pixels
+    # A run of one stage that it did not train itself is complete all the same.
+    assert len(RunFolder(tmp_path / "same").read_history()) == QUICK["epochs"]
+    assert (tmp_path / "same" / "checkpoint" / "state.safetensors").exists()
+
+
+def test_a_run_is_not_resumed_with_other_pixels(tmp_path: Path) -> None:
+    data = write_npz(tmp_path / "toy.npz")
+    given: dict[str, Any] = {"method": "ce", "settings": QUICK, "quiet": True, "images": False}
+    run = lmd.train(data, out=tmp_path / "run", **given)
+    (run.path / "predictions.npz").unlink()
+    other_pixels(data, data)
+    with pytest.raises(LmdError, match="the data has changed"):
+        lmd.train(out=run.path, resume=True, quiet=True)
+
+
+@pytest.mark.parametrize(("method", "given"), [("fs", {}), ("fs_crt", {}), ("tau_norm", {})])
+def test_methods_that_learn_from_validation_need_some(
+    method: str, given: dict[str, Any], tmp_path: Path
+) -> None:
+    images = toy_images((12, 8))
+    np.savez(tmp_path / "d.npz", images=images.pixels, labels=images.labels)
+    settings = {**QUICK, "split": [0.8, 0, 0.2], **given}
+    with pytest.raises(LmdError, match=f"{method}.* learns from validation images"):
+        lmd.train(tmp_path / "d.npz", method=method, settings=settings, out=tmp_path / "run")
+    assert not (tmp_path / "run" / "checkpoint").exists()
+
+
+def test_without_validation_images_no_epoch_is_chosen(tmp_path: Path) -> None:
+    images = toy_images((12, 8))
+    np.savez(tmp_path / "d.npz", images=images.pixels, labels=images.labels)
+    settings = {**QUICK, "split": [0.8, 0, 0.2], "select": "best", "tau": 1.0}
+    run = lmd.train(
+        tmp_path / "d.npz", method="tau_norm", settings=settings, out=tmp_path / "run", quiet=True
+    )
+    assert run.read_record().model.selected == "the last epoch of each stage"
+
+
+@pytest.mark.parametrize("validation", [0.1, 0])
+def test_a_model_that_diverges_in_its_last_step_is_named(validation: float, tmp_path: Path) -> None:
+    images = toy_images((12, 8))
+    np.savez(tmp_path / "d.npz", images=images.pixels, labels=images.labels)
+    split = [0.8 - validation, validation, 0.2]
+    settings = {**QUICK, "split": split, "lr": 1e30, "batch_size": 64}
+    with pytest.raises(DivergedError, match="no longer finite"):
+        lmd.train(
+            tmp_path / "d.npz", method="ce", settings=settings, out=tmp_path / "run", quiet=True
+        )

@@ -167,7 +167,9 @@ def _given(
     grid: Grid, method: Method, extra: Mapping[str, Any]
 ) -> tuple[str | None, dict[str, Any]]:
     """The name of the protocol, and every setting that this method gets on top of it."""
-    own = {k: v for k, v in grid.settings.items() if k in _settings(method)} | dict(extra)
+    # What distinguishes a row from its family stays: an ablation must not become the method.
+    known = _settings(method) - set(method.preset)
+    own = {k: v for k, v in grid.settings.items() if k in known} | dict(extra)
     if isinstance(grid.protocol, dict):
         inline = {k: v for k, v in grid.protocol.items() if k != "base"}
         return grid.protocol.get("base"), inline | own

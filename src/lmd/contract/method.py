@@ -16,6 +16,16 @@ def own_epochs(settings: Mapping[str, Any]) -> int | None:
     return settings.get("classifier_epochs")
 
 
+def never(_settings: Mapping[str, Any]) -> bool:
+    """For a method that can be trained without a validation part."""
+    return False
+
+
+def always(_settings: Mapping[str, Any]) -> bool:
+    """For a method that learns from the validation part."""
+    return True
+
+
 def one_epoch(settings: Mapping[str, Any]) -> int | None:
     """For a last stage that is a single pass."""
     return 1
@@ -33,6 +43,7 @@ class Method:
     that affect the first of several stages (``None``: all); rows in which its name and these
     settings agree are expected to share it in a benchmark. ``last_epochs`` tells the epochs of the
     last of several stages from the settings; ``None``: the protocol's ``stage2_epochs``.
+    ``needs_validation`` tells from the settings whether there must be validation images.
     """
 
     key: str
@@ -49,6 +60,7 @@ class Method:
     profiles: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)
     first_settings: tuple[str, ...] | None = None
     last_epochs: Callable[[Mapping[str, Any]], int | None] = own_epochs
+    needs_validation: Callable[[Mapping[str, Any]], bool] = never
 
     def __post_init__(self) -> None:
         keywords_of(self.make)  # a mistake in the settings is an error at import
@@ -61,23 +73,34 @@ class Method:
         """Every setting with its default, the preset applied."""
         return self.settings({})
 
-    def settings(self, given: Mapping[str, Any], profile: str = "default") -> dict[str, Any]:
-        """All settings, checked, ready for JSON: given values override preset, profile, default."""
-        return self._checked(given, profile).model_dump(mode="json")
+    def settings(
+        self,
+        given: Mapping[str, Any],
+        profile: str = "default",
+        family: Mapping[str, Any] | None = None,
+    ) -> dict[str, Any]:
+        """All settings, checked, ready for JSON.
+
+        Given values override the preset, which overrides values for the whole ``family``, since it
+        is what distinguishes the row from it; these override the profile, and that the defaults.
+        """
+        return self._checked(given, profile, family or {}).model_dump(mode="json")
 
     def stages_for(self, model: Model, task: Task, settings: Mapping[str, Any]) -> Stages:
         """Start the method with these flat settings; the others have their defaults."""
-        values = keywords_of(self.make).arguments(self._checked(settings, "default"))
+        values = keywords_of(self.make).arguments(self._checked(settings, "default", {}))
         return self.make(model, task, **values)
 
-    def _checked(self, given: Mapping[str, Any], profile: str) -> Settings:
+    def _checked(
+        self, given: Mapping[str, Any], profile: str, family: Mapping[str, Any]
+    ) -> Settings:
         if profile != "default" and profile not in self.profiles:
             profiles = ["default", *self.profiles]
             raise LmdError(f"method {self.key!r}: {unknown('profile', profile, profiles)}")
         keywords = keywords_of(self.make)
-        for name in given:
+        for name in (*family, *given):
             if name not in keywords.flat.model_fields:
                 valid = sorted(keywords.flat.model_fields)
                 raise LmdError(f"method {self.key!r}: {unknown('setting', name, valid)}")
-        values = {**self.profiles.get(profile, {}), **self.preset, **given}
+        values = {**self.profiles.get(profile, {}), **family, **self.preset, **given}
         return keywords.check(values, f"method {self.key!r}")

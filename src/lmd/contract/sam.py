@@ -30,6 +30,7 @@ def perturb(parameters: Sequence[Tensor], offsets: Sequence[Tensor]) -> list[Ten
     saved = [p.clone() for p in parameters]
     for parameter, offset in zip(parameters, offsets, strict=True):
         parameter.add_(offset)
+    torch.clear_autocast_cache()  # it may hold half-precision copies of the values from before
     return saved
 
 
@@ -38,6 +39,7 @@ def restore(parameters: Sequence[Tensor], saved: Sequence[Tensor]) -> None:
     """Put the values that ``perturb`` returned back, bit by bit."""
     for parameter, value in zip(parameters, saved, strict=True):
         parameter.copy_(value)
+    torch.clear_autocast_cache()
 
 
 @contextmanager

@@ -13,7 +13,8 @@ from lmd.contract.stage import Batch, Rate, Run, Schedule, Stage, Terms
 from lmd.model import Model
 
 Criterion = Callable[[Tensor, Tensor], Tensor]
-View = Literal["label", "weak", "strong", "both"]
+OneView = Literal["label", "weak", "strong"]
+View = OneView | Literal["both"]
 
 
 class PerClass(nn.Module):
@@ -111,19 +112,31 @@ class Supervised(Stage):
 
 
 class Flat(Stage):
-    """``criterion`` on the protocol's view; the update is the gradient at the worst point nearby.
+    """``criterion`` on one view; the update is the gradient at the worst point nearby.
 
-    "Nearby" is within ``rho`` (sharpness-aware minimisation, ``lmd.contract.sam``).
+    "Nearby" is within ``rho`` (sharpness-aware minimisation, ``lmd.contract.sam``). By default the
+    view is the protocol's.
     """
 
-    def __init__(self, model: Model, criterion: Criterion = F.cross_entropy, *, rho: float) -> None:
+    def __init__(
+        self,
+        model: Model,
+        criterion: Criterion = F.cross_entropy,
+        *,
+        rho: float,
+        view: OneView = "label",
+    ) -> None:
         super().__init__()
-        self.model, self.criterion, self.rho = model, criterion, rho
+        self.model, self.criterion, self.rho, self.view = model, criterion, rho, view
+
+    def view_names(self) -> tuple[str, ...]:
+        """The view."""
+        return (self.view,)
 
     def loss(self, *batches: Batch) -> Terms:
         """The criterion on the logits."""
         (batch,) = batches
-        return {"loss": self.criterion(self.model(batch.views["label"]), batch.labels)}
+        return {"loss": self.criterion(self.model(batch.views[self.view]), batch.labels)}
 
     def step(self, optimizer: Optimizer, *batches: Batch) -> Terms:
         """One sharpness-aware update; BatchNorm statistics come from the unperturbed pass only."""

@@ -1,6 +1,7 @@
 """From a source to a table with parts and decoded pixels, ready for training."""
 
 import hashlib
+import zlib
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
@@ -50,6 +51,14 @@ class Prepared:
         """SHA-256 over name, label and part of every image."""
         assert self.table.parts is not None
         return fingerprint(self.table.ids, self.table.label_names(), self.table.parts)
+
+    def pixel_digest(self) -> str | None:
+        """SHA-256 over the checksums of the decoded images; ``None`` if none are decoded."""
+        if len(self.pixels) != len(self.table):
+            return None
+        order = np.argsort(self.table.ids, kind="stable")
+        sums = (zlib.crc32(np.ascontiguousarray(self.pixels[i]).data) for i in order)
+        return hashlib.sha256("\n".join(map(str, sums)).encode()).hexdigest()
 
 
 def fingerprint(ids: NDArray[np.str_], labels: NDArray[np.str_], parts: NDArray[np.str_]) -> str:

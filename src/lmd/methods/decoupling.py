@@ -13,7 +13,6 @@ from torch.nn import functional as F
 from torch.nn.utils import parametrize
 from torch.optim import Optimizer
 
-from lmd.base.errors import LmdError
 from lmd.contract.method import Method, one_epoch
 from lmd.contract.settings import Candidates, Count, NonNegative, Positive
 from lmd.contract.stage import Rate, Run, Stage, Stages, Task
@@ -99,11 +98,6 @@ class TauNorm(Stage):
         tau = self.tau
         if tau is None:
             features, labels = run.features(part="validation")
-            if len(labels) == 0:
-                raise LmdError(
-                    "setting 'tau' of method 'tau_norm' is chosen on validation images, and there "
-                    "are 0 of them: split off a validation part, or set tau (1 normalises fully)"
-                )
             weight = self.weight.to(features)
             tau, report["tau_recall"] = choose_tau(weight, features, labels, self.taus)
             self.best.fill_(tau)
@@ -255,6 +249,7 @@ METHODS = (
         ("cross-entropy", "τ-normalisation"),
         last_epochs=one_epoch,
         note="τ is chosen on the validation part, so validation scores are optimistic.",
+        needs_validation=lambda settings: settings["tau"] is None,
         first_settings=(),
     ),
     Method(

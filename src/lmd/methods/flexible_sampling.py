@@ -11,7 +11,7 @@ from typing import Annotated
 
 from torch import Tensor
 
-from lmd.contract.method import Method
+from lmd.contract.method import Method, always
 from lmd.contract.settings import Count, NonNegative, Positive
 from lmd.contract.stage import Rate, Run, Stages, Task
 from lmd.contract.supervised import Supervised
@@ -117,6 +117,7 @@ METHODS = (
         ("flexible sampling",),
         prior="training",
         note=f"{_NOTE} Cross-entropy in one stage is our use of it.",
+        needs_validation=always,
     ),
     Method(
         "fs_crt",
@@ -126,6 +127,7 @@ METHODS = (
         ("cross-entropy", "classifier re-training with flexible sampling"),
         prior="training",
         note=f"{_NOTE} It draws for a classifier on a frozen encoder, as in MONICA.",
+        needs_validation=always,
         first_settings=(),
     ),
 )

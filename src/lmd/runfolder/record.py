@@ -65,6 +65,7 @@ class DataInfo(Plain):
     synthetic: bool
     fingerprint: str = Field(description="SHA-256 of ids, labels and parts")
     file_sha256: str | None = Field(description="of the manifest or array file, if any")
+    pixels: str | None = Field(None, description="digest of the decoded images")
     classes: list[str] = Field(description="names of the K classes")
     counts: dict[TablePart, list[int]] = Field(description="images per class (K,), by part")
     imbalance_factor: float | None

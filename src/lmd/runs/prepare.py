@@ -65,11 +65,24 @@ class Ready:
 def plan(request: Request) -> Planned:
     """Open the data and check all that needs no pixels; several processes take turns."""
     protocol = Protocol.model_validate(request.protocol)
-    return in_turn(
+    planned = in_turn(
         lambda: plan_data(
             request.data, protocol, columns=request.columns, skip_bad=request.skip_bad
         )
     )
+    parts = planned.table.parts
+    if parts is not None and "validation" not in parts:
+        _check_without_validation(request)
+    return planned
+
+
+def _check_without_validation(request: Request) -> None:
+    if find_method(request.method).needs_validation(request.settings):
+        tau = ", or set tau (1 normalises fully)" if "tau" in request.settings else ""
+        raise LmdError(
+            f"method {request.method!r} learns from validation images, and there are none: split "
+            f"off a validation part (--set split=[0.7,0.1,0.2]){tau}"
+        )
 
 
 def prepare(request: Request, planned: Planned, device: torch.device, display: Display) -> Ready:

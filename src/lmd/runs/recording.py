@@ -58,7 +58,7 @@ def first_record(run: RunFolder, ready: Ready, command: str, notes: list[str]) -
             feature_dim=model.classifier.in_features,
             parameters=sum(p.numel() for p in model.parameters()),
             selected="the last epoch of each stage"
-            if protocol.select == "last"
+            if protocol.select == "last" or not ready.data.counts("validation").any()
             else "the epoch of each stage with the best validation balanced accuracy",
             prior=method.prior,
         ),
@@ -75,6 +75,7 @@ def data_info(request: Request, data: Prepared) -> DataInfo:
         synthetic=table.synthetic,
         fingerprint=data.fingerprint(),
         file_sha256=file_digest(Path(request.data)),
+        pixels=data.pixel_digest(),
         classes=list(table.classes),
         counts={part: data.counts(part).tolist() for part in get_args(TablePart)},
         imbalance_factor=factor if math.isfinite(factor) else None,

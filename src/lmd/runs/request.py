@@ -8,6 +8,7 @@ from typing import Any
 from lmd.base.errors import LmdError
 from lmd.base.text import as_toml, unknown
 from lmd.contract.method import Method
+from lmd.methods import METHODS
 from lmd.model.backbones import available
 from lmd.protocol import Protocol, current_names, load_protocol
 from lmd.runfolder.record import Request
@@ -39,9 +40,11 @@ def resolve(
             names = [*sorted(Protocol.model_fields), *sorted(known)]
             raise LmdError(unknown("setting", key, names, there_are=there_are))
     complete = load_protocol(protocol, shared)
-    in_file = complete.methods.get(method.family or method.key, {})
-    in_file = in_file | complete.methods.get(method.key, {})
-    settings = method.settings({**in_file, **own}, profile)
+    _check_names(complete, method)
+    family = complete.methods.get(method.family, {}) if method.family else {}
+    row = complete.methods.get(method.key, {})
+    in_file = family | row
+    settings = method.settings({**row, **own}, profile, family)
     notes: list[str] = []
     if profile != "default":
         before = method.settings({}, profile)
@@ -52,6 +55,15 @@ def resolve(
             if settings[key] == value != before[key]
         ]
     return Resolved(complete, settings, notes)
+
+
+def _check_names(protocol: Protocol, method: Method) -> None:
+    """An ``LmdError`` if the protocol has settings for a method that does not exist."""
+    names = {method.key, method.family, *METHODS, *(known.family for known in METHODS.values())}
+    for name in protocol.methods:
+        if name not in names:
+            known = sorted(filter(None, names))
+            raise LmdError(f"[methods.{name}] of the protocol: {unknown('method', name, known)}")
 
 
 def _text(value: Any) -> str:

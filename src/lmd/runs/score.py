@@ -16,6 +16,7 @@ from lmd.scoring.sample import Sample
 from lmd.scoring.scores import score
 from lmd.scoring.temperature import fit_temperature
 from lmd.training import Trainer
+from lmd.training.trainer import not_finite
 
 
 def predict_parts(ready: Ready, trainer: Trainer) -> tuple[Predictions, float]:
@@ -24,7 +25,10 @@ def predict_parts(ready: Ready, trainer: Trainer) -> tuple[Predictions, float]:
     The temperature is fitted on validation. Several processes share the images.
     """
     images = {part: ready.data.part(part) for part in PARTS}
-    logits = {part: trainer.predict(of) for part, of in images.items() if len(of)}
+    # As the shipped model computes them.
+    logits = {part: trainer.predict(of, exact=True) for part, of in images.items() if len(of)}
+    if not all(found.isfinite().all() for found in logits.values()):
+        raise not_finite("at the end of training")
     temperature = 1.0
     if "validation" in logits:
         temperature = _temperature(ready, logits["validation"], images["validation"].labels)

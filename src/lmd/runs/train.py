@@ -180,7 +180,10 @@ def _start(run: RunFolder, ready: Ready, command: str, notes: list[str], *, begu
     record = first_record(run, ready, command, notes)
     if begun:
         before = run.read_record()
-        if before.data.fingerprint != record.data.fingerprint:
+        same = before.data.fingerprint == record.data.fingerprint
+        if before.data.pixels is not None and before.data.pixels != record.data.pixels:
+            same = False
+        if not same:
             raise LmdError(f"the data has changed since {run.path} was started: start a new run")
         kept = {"created": before.created, "command": before.command, "method": before.method}
         record = record.replaced(**kept)
@@ -200,7 +203,7 @@ def _first_stages(folder: str | Path | None, record: Record) -> FirstStages | No
         "code": source_digest(),
         "machine": record.machine.model_dump(),
         "model": record.model.model_dump(exclude={"prior", "temperature"}),
-        "data": record.data.fingerprint,
+        "data": [record.data.fingerprint, record.data.pixels],
         "protocol": {k: v for k, v in record.protocol.items() if k not in later},
     }
     return FirstStages(Path(folder), context)

@@ -44,6 +44,8 @@ class StageTraining:
     def run(self, saved: Checkpoint | None) -> None:
         """Train the remaining epochs, with a checkpoint after each."""
         first = self._restore(saved) if saved is not None else 0
+        if first == self.epochs:  # trained by another run
+            self._save(first)
         with averaged([p for p in self.stage.parameters() if p.requires_grad]):
             for epoch in range(first, self.epochs):
                 self._epoch(epoch)

@@ -3,6 +3,7 @@
 from collections.abc import Callable
 from contextlib import nullcontext
 from dataclasses import dataclass, field
+from functools import partial
 from itertools import count
 from pathlib import Path
 from typing import Any, Literal
@@ -12,7 +13,7 @@ import torch
 from torch import Tensor, nn
 
 from lmd.base.distributed import all_reduce, rank, world
-from lmd.base.errors import LmdError
+from lmd.base.errors import DivergedError
 from lmd.base.progress import Display
 from lmd.base.seeds import derive_seed
 from lmd.contract.stage import Stages
@@ -25,6 +26,14 @@ from lmd.training.first_stage import FirstStages
 from lmd.training.measuring import Timings, evaluating
 from lmd.training.sharing import split_encoder
 from lmd.training.stage_training import StageTraining
+
+
+def not_finite(when: str) -> DivergedError:
+    """The error for a model whose outputs are infinite or undefined."""
+    return DivergedError(
+        f"the model's outputs are no longer finite {when}: training stopped. "
+        "Try a smaller learning rate (--set lr=…)."
+    )
 
 
 @dataclass
@@ -86,9 +95,10 @@ class Trainer:
         if shared and place:
             shared.keep(training.path, place)
 
-    def predict(self, images: ImageSet) -> Tensor:
-        """Logits ``(N, K)`` of the evaluation view, on the CPU."""
-        return self._forward(self.model, images.pixels, self.model.classifier.out_features)
+    def predict(self, images: ImageSet, *, exact: bool = False) -> Tensor:
+        """Logits ``(N, K)`` of the evaluation view, on the CPU; ``exact`` ones are in float32."""
+        width = self.model.classifier.out_features
+        return self._forward(self.model, images.pixels, width, exact=exact)
 
     def features(
         self,
@@ -112,12 +122,20 @@ class Trainer:
         return found.to(self.device)[torch.from_numpy(back).to(self.device)], labels
 
     def _forward(
-        self, module: nn.Module, pixels: Pixels, width: int, view: str = "eval", seed: int = 0
+        self,
+        module: nn.Module,
+        pixels: Pixels,
+        width: int,
+        view: str = "eval",
+        seed: int = 0,
+        *,
+        exact: bool = False,
     ) -> Tensor:
         """Outputs ``(N, width)`` in eval mode; processes share the batches."""
         outputs = torch.zeros(len(pixels), width)
         size = max(self.protocol.batch_size, 64)
-        with evaluating(self.model), torch.no_grad(), self.autocast():
+        precision = nullcontext() if exact else self.autocast()
+        with evaluating(self.model), torch.no_grad(), precision:
             shared = evaluation_batches(pixels, size, (rank(), world()), view, seed)
             for rows, images in shared:
                 outputs[rows] = module(self.normalise(images)).float().cpu()
@@ -126,7 +144,9 @@ class Trainer:
 
     def autocast(self) -> Any:
         """bfloat16 where a GPU computes in it; everything else in float32."""
-        if self.protocol.amp and self.device.type == "cuda" and torch.cuda.is_bf16_supported():
+        # Older GPUs emulate it, slowly.
+        computes = partial(torch.cuda.is_bf16_supported, including_emulation=False)
+        if self.protocol.amp and self.device.type == "cuda" and computes():
             return torch.autocast("cuda", dtype=torch.bfloat16)
         return nullcontext()
 
@@ -136,10 +156,7 @@ class Trainer:
             return None
         logits = self.predict(self.validation)
         if not torch.isfinite(logits).all():
-            raise LmdError(
-                "the model's outputs are no longer finite after this epoch: training stopped. "
-                "Try a smaller learning rate (--set lr=…)."
-            )
+            raise not_finite("after this epoch")
         predicted = logits.argmax(1).numpy()
         recall = class_recalls(self.validation.labels, predicted, logits.shape[1])
         self.val_recall = torch.from_numpy(recall)

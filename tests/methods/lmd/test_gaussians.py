@@ -72,16 +72,17 @@ def test_a_class_with_one_image_has_the_pooled_covariance(copies):
     torch.testing.assert_close(mean[3], features[0], rtol=1e-6, atol=1e-6)
 
 
-def test_a_class_that_was_not_drawn():
+@pytest.mark.parametrize("decay", [0.999, 0.0])
+def test_a_class_that_was_not_drawn(decay):
     features, labels = clouds(classes=3)
-    gaussians = ClassGaussians(4, 6).double().fit(features, labels)
+    gaussians = ClassGaussians(4, 6, decay=decay).double().fit(features, labels)
     torch.testing.assert_close(gaussians.mean[3], gaussians.mean[:3].mean(0))
     assert torch.linalg.eigvalsh(gaussians.covariance[3]).min() > 0
     before = copy.deepcopy(gaussians)
     gaussians.update(features[labels != 1] + 1, labels[labels != 1], step=1)
     assert torch.equal(gaussians.mean[1], before.mean[1])
     assert torch.equal(gaussians.covariance[1], before.covariance[1])
-    torch.testing.assert_close(gaussians.mean[0], before.mean[0] + 0.5)
+    torch.testing.assert_close(gaussians.mean[0], before.mean[0] + (0.5 if decay else 1))
 
 
 def test_the_average_is_a_running_mean_and_then_decays_with_0_999():

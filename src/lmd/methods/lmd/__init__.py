@@ -14,7 +14,7 @@ from torch.nn import functional as F
 
 from lmd.contract.method import Method
 from lmd.contract.stage import Stage, Stages, Task
-from lmd.contract.supervised import Criterion, Flat, PerClass, Supervised
+from lmd.contract.supervised import Criterion, Flat, OneView, PerClass, Supervised
 from lmd.contract.weighting import log_priors
 from lmd.methods.lmd.icc import ICC
 from lmd.methods.lmd.icc_settings import ICCSettings, check_model
@@ -31,9 +31,11 @@ def _plain(model: Model, task: Task, settings: RRLSettings) -> Stage:
     criterion: Criterion = F.cross_entropy
     if settings.tau:
         criterion = PerClass(_corrected, settings.tau * log_priors(task.class_counts))
+    # The weak view is the protocol's, as for every other row.
+    view: OneView = "label" if settings.ce_view == "weak" else settings.ce_view
     if settings.sam:
-        return Flat(model, criterion, rho=settings.sam)
-    return Supervised(model, criterion)
+        return Flat(model, criterion, rho=settings.sam, view=view)
+    return Supervised(model, criterion, view=view)
 
 
 def lmd(

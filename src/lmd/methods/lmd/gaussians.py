@@ -193,8 +193,8 @@ class ClassGaussians(nn.Module):
             self.covariance.lerp_(covariance, weight[:, None, None])
         else:
             # Replaced rather than averaged, so that not even a NaN of before stays.
-            self.mean.copy_(mean)
-            self.covariance.copy_(covariance)
+            self.mean.copy_(torch.where(drawn[:, None], mean, self.mean))
+            self.covariance.copy_(torch.where(drawn[:, None, None], covariance, self.covariance))
         return self
 
     def _cached(self, name: str, make: Callable[[], T]) -> T:

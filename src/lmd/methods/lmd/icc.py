@@ -130,8 +130,11 @@ class ICC(Stage):
         self.gaussians.update(features, labels, int(self.iteration), self._honest)
         drawn_from = self.gaussians
         if self.settings.virtual_moments == "raw":
-            drawn_from = ClassGaussians(*self.gaussians.mean.shape, ridge=self.gaussians.ridge)
-            drawn_from.to(self.gaussians.mean).fit(features, labels, self._honest)
+            # Those of this iteration alone, but for a class that was not drawn.
+            shape, ridge = self.gaussians.mean.shape, self.gaussians.ridge
+            drawn_from = ClassGaussians(*shape, ridge=ridge, decay=0.0).to(self.gaussians.mean)
+            drawn_from.load_state_dict(self.gaussians.state_dict())
+            drawn_from.update(features, labels, int(self.iteration), self._honest)
         solve = self._sgd_pass if self.settings.m_step == "sgd" else self._argmin
         numbers = solve(run, drawn_from, features, labels)
         if self.lambda_e and self.settings.fdc_form == "bounded":

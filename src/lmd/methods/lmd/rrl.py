@@ -129,7 +129,9 @@ class RRL(Stage):
         return None
 
     def _warmup_steps(self) -> int:
-        return round(self.settings.warmup * self.total)
+        steps = round(self.settings.warmup * self.total)
+        # The teacher starts as a copy of the student, so one that is kept must have started.
+        return min(steps, self.total - 1) if self.settings.keep == "teacher" else steps
 
     def label_loss(self, logits: Tensor, labels: Tensor) -> Tensor:
         """Cross-entropy of ``z + tau ln pi``: ``(B, K)``, ``(B,)`` → scalar."""
@@ -191,15 +193,18 @@ class RRL(Stage):
 
     def _sharp_step(self, optimizer: Optimizer, batch: Batch) -> Terms:
         """One update with the gradient at the weights where the label loss is sharpest."""
-        trained = list(self.model.parameters())
         with still_statistics(self.model):
             logits = self.model(batch.views[self.settings.ce_view])
-        gradients = torch.autograd.grad(self.label_loss(logits, batch.labels), trained)
-        saved = perturb(trained, ascent(gradients, self.settings.sam))
+        optimizer.zero_grad(set_to_none=True)
+        # By backward(), so that several processes average their gradients.
+        self.label_loss(logits, batch.labels).backward()
+        moved = [p for p in self.model.parameters() if p.grad is not None]
+        gradients = [p.grad for p in moved if p.grad is not None]
+        saved = perturb(moved, ascent(gradients, self.settings.sam))
         optimizer.zero_grad(set_to_none=True)
         terms: Terms = self(batch)
         terms["loss"].backward()
-        restore(trained, saved)
+        restore(moved, saved)
         optimizer.step()
         return terms
 
