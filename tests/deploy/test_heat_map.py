@@ -146,3 +146,29 @@ def test_heat_is_smooth_and_lies_between_0_and_1() -> None:
     assert (10 <= y < 20, 40 <= x < 60) == (True, True)
     assert found[1, :10, :10].max() < 0.01  # negative evidence is left out
     assert not heat(-np.ones((1, 2, 2), np.float32), (8, 8)).any()
+
+
+@pytest.mark.parametrize("backbone", ["resnet8", "resnet18", "efficientnet_lite0"])
+def test_inner_levels_among_the_features_are_in_the_map(backbone: str) -> None:
+    if backbone == "efficientnet_lite0":
+        pytest.importorskip("efficientnet_lite_pytorch", reason="the extra 'lite' is not installed")
+    torch.manual_seed(0)
+    model, _ = build_model(backbone, "none", 3, image_size=48)
+    model.widen(list(model.inner))
+    nn.init.normal_(model.classifier.weight)
+    images = torch.randn(2, 3, 48, 40)
+    classes = torch.arange(3).expand(2, 3)
+    found = evidence(model.eval(), images, classes)
+    with torch.no_grad():
+        logits = model(images) - model.classifier.bias
+    centred = logits - logits.mean(1, keepdim=True)
+    torch.testing.assert_close(found.sum((2, 3)), centred, rtol=1e-3, atol=1e-3)
+    # Finer than the last map, and without it the levels alone.
+    with torch.no_grad():
+        model.classifier.weight[:, : model.widths[0]] = 0
+        levels = evidence(model, images, classes)
+        logits = model(images) - model.classifier.bias
+    assert levels.shape[2:] == found.shape[2:] > (4, 4)
+    centred = logits - logits.mean(1, keepdim=True)
+    torch.testing.assert_close(levels.sum((2, 3)), centred, rtol=1e-3, atol=1e-3)
+    assert not any(module._forward_hooks for module in model.modules())

@@ -1,6 +1,6 @@
-"""Where in an image the evidence for a class is: gradient times activation of the last map."""
+"""Where in an image the evidence for a class is: gradient times activation of feature maps."""
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any
 
@@ -19,17 +19,75 @@ def evidence(model: Model, images: Tensor, classes: Tensor) -> Tensor:
     al. 2017) without their scale, and the sum of a map is s without the classifier's bias. s is the
     logit of the class minus the mean of all logits: adding a number to all logits changes no
     probability, so it must not change a map.
+
+    If averages of inner levels are among the features, their part of s is added where it comes
+    from, on the grid of the finest level, so that the sum stays the same.
     """
-    with torch.enable_grad(), _last_map(model.encoder) as found:
+    encoder, widths = model.encoder, model.widths
+    with torch.enable_grad(), _last_map(encoder) as found, _levels(model) as inner:
         # Frozen models have gradients too, because the input wants one.
-        logits = model(images.detach().requires_grad_()).float()
+        features = model.features(images.detach().requires_grad_())
         last, layout = found.chosen()
+        logits = model.classifier(features).float()
         scores = (logits - logits.mean(1, keepdim=True)).gather(1, classes)
+        slopes = [torch.autograd.grad(s.sum(), features, retain_graph=True)[0] for s in scores.T]
+        own = features[:, : widths[0]]
         gradients = [
-            torch.autograd.grad(score.sum(), last, retain_graph=True)[0] for score in scores.T
+            torch.autograd.grad(own, last, slope[:, : widths[0]], retain_graph=True)[0]
+            for slope in slopes
         ]
-    maps = [layout(last.detach() * gradient) for gradient in gradients]
-    return torch.stack(maps, 1).float()
+    maps = torch.stack([layout(last.detach() * gradient) for gradient in gradients], 1).float()
+    parts = [
+        torch.einsum("bc,bchw->bhw", slope, activation) / activation[0, 0].numel()
+        for slopes_of_class in (slope.split(widths, 1) for slope in slopes)
+        for slope, activation in zip(slopes_of_class[1:], inner, strict=True)
+    ]
+    if not parts:
+        return maps
+    levels = [torch.stack(parts[i :: len(inner)], 1).float() for i in range(len(inner))]
+    finest = max((one.shape[2:] for one in (maps, *levels)), key=lambda size: size.numel())
+    return sum((_spread(one, finest) for one in levels), _spread(maps, finest))
+
+
+def _spread(maps: Tensor, size: Sequence[int]) -> Tensor:
+    """Maps ``(…, h, w)`` on a grid that is at least as fine, smoothly and with the same sum."""
+    high, wide = (
+        _shares(before, after).to(maps) for before, after in zip(maps.shape[-2:], size, strict=True)
+    )
+    return high @ maps @ wide.T
+
+
+def _shares(before: int, after: int) -> Tensor:
+    """The share of each of ``before`` places that goes to each of ``after``: ``(after, before)``.
+
+    They are the weights of linear interpolation, scaled so that each place gives all it has.
+
+    >>> _shares(2, 4)
+    tensor([[0.5000, 0.0000],
+            [0.3750, 0.1250],
+            [0.1250, 0.3750],
+            [0.0000, 0.5000]])
+    """
+    places = ((torch.arange(after) + 0.5) * before / after - 0.5).clamp(0, before - 1)
+    weights = (1 - (places[:, None] - torch.arange(before)).abs()).clamp_min(0)
+    return weights / weights.sum(0)
+
+
+@contextmanager
+def _levels(model: Model) -> Iterator[list[Tensor]]:
+    """The outputs of the model's levels, in their order."""
+    found: list[Tensor] = []
+
+    def keep(module: nn.Module, _: Any, output: Tensor) -> None:
+        found.append(output.detach())
+
+    level = getattr(model.encoder, "level", None)
+    handles = [level(name).register_forward_hook(keep) for name in model.levels] if level else []
+    try:
+        yield found
+    finally:
+        for handle in handles:
+            handle.remove()
 
 
 class _Recorder:

@@ -56,6 +56,11 @@ def _encoder(base: type[nn.Module]) -> type[nn.Module]:
             features = self._avg_pooling(x).flatten(1)
             return torch.cat([features, *inner], dim=1) if inner else features
 
+        def level(self, name: str) -> nn.Module:
+            """The module whose output a level averages."""
+            block: nn.Module = self._blocks[int(name.removeprefix("block"))]
+            return block
+
     return Encoder
 
 

@@ -141,6 +141,10 @@ class ResNet(nn.Module):
         features: Tensor = self.avgpool(x).flatten(1)
         return torch.cat([features, *inner], dim=1) if inner else features
 
+    def level(self, name: str) -> nn.Module:
+        """The module whose output a level averages."""
+        return self.get_submodule(name)
+
 
 def _stage(
     block: type[BasicBlock] | type[Bottleneck], inputs: int, width: int, depth: int, stride: int
