@@ -22,6 +22,8 @@ from lmd.benchmark.local import environment
 from lmd.cli.commands import app
 from lmd.deploy.export import export_onnx
 from lmd.runfolder.folder import RunFolder
+from lmd.runfolder.record import Record
+from lmd.runs.external import evaluate_external
 from lmd.scoring.calibration import without_temperature
 from lmd.scoring.metrics import METRICS
 from lmd.scoring.sample import Sample
@@ -189,6 +191,23 @@ def test_a_resumed_folder_keeps_what_is_not_said_again(folder: Path, toy: Path) 
     assert found.Scalars("test/balanced_accuracy")[0].value == pytest.approx(value)
 
 
+def elsewhere(folder: Path, place: Path) -> Record:
+    """The shipped model on images that it has not seen."""
+    images = toy_images((40, 20, 10, 5), seed=5)
+    names = np.array(["a", "b", "c", "d"])[images.labels]
+    np.savez(place / "clinic.npz", images=images.pixels, labels=names)
+    out = evaluate_external(folder, place / "clinic.npz", out=place / "out", quiet=True)
+    return out.read_record()
+
+
+def test_refit_is_tested_elsewhere_with_its_own_temperature(folder: Path, tmp_path: Path) -> None:
+    external = elsewhere(folder, tmp_path)
+    assert external.folds is None
+    final = RunFolder.open(folder / "final").read_record()
+    assert external.model.temperature == final.model.temperature
+    assert "and so has the shipped model" in (folder / "model-card.md").read_text()
+
+
 def test_another_final_model_needs_no_training(folder: Path, toy: Path, tmp_path: Path) -> None:
     before = stamps(folder)
     again = ["train", "--resume", "--out", str(folder), "--quiet", "--final", "average"]
@@ -209,6 +228,13 @@ def test_another_final_model_needs_no_training(folder: Path, toy: Path, tmp_path
     )
     assert called.exit_code == 0, called.exception
     assert len(out.read_text().splitlines()) == 2
+    card = (folder / "model-card.md").read_text()
+    assert 'lmd.load("cv")' in card
+    assert "each fold has its own" in card
+    # Images from elsewhere: more than were tested, and no fold's temperature is theirs.
+    external = elsewhere(folder, tmp_path)
+    after = external.metrics["test"]["ece"].value
+    assert external.calibration["test"].before.value == pytest.approx(after, abs=1e-6)
     # What is about one model says where to find one.
     with pytest.raises(LmdError, match="give one of its folds"):
         export_onnx(folder, tmp_path / "x.onnx")

@@ -53,3 +53,22 @@ def test_files_are_taken_as_they_are_and_nothing_is_an_error(tmp_path: Path) -> 
     (tmp_path / "empty" / ".hidden.png").write_bytes(b"x")
     with pytest.raises(LmdError, match="there are no images in the folder"):
         find_images([tmp_path / "empty"])
+
+
+def test_a_name_that_is_not_utf8_is_named_or_counted(tmp_path: Path) -> None:
+    Image.new("RGB", (20, 20), "red").save(tmp_path / "good.png")
+    try:
+        odd = tmp_path / os.fsdecode(b"caf\xe9.png")
+        odd.write_bytes((tmp_path / "good.png").read_bytes())
+    except OSError:
+        pytest.skip("this file system takes UTF-8 names only")
+    model, preprocessing = build_model("resnet8", "none", 2, image_size=16)
+    width = model.classifier.in_features
+    spec = ModelSpec(("a", "b"), "resnet8", "linear", width, preprocessing, "CE", (9, 5))
+    predictor = Predictor(TorchEngine(model, spec))
+    for given in (tmp_path, [str(odd)], find_images([odd])):
+        with pytest.raises(LmdError, match="is not UTF-8: rename it"):
+            predictor.predict(given)
+    found = predictor.predict(tmp_path, skip_bad=True)
+    found.write_csv(tmp_path / "p.csv")
+    assert (len(found.names), len(found.skipped)) == (1, 1)

@@ -87,7 +87,7 @@ def test_a_page_finds_the_card_of_a_run_and_of_an_onnx_file(tmp_path: Path) -> N
     assert html == card_page(tmp_path / "run" / "model.json")
     (tmp_path / "skin.onnx").touch()
     assert card_page(tmp_path / "skin.onnx") is None
-    write_card(record, tmp_path, stem="skin")
+    write_card(record, tmp_path, exported=tmp_path / "skin.onnx")
     beside = card_page(tmp_path / "skin.onnx")
     assert beside is not None
     assert "skin.onnx" in beside

@@ -168,6 +168,8 @@ def test_a_run_gets_a_new_classifier(tmp_path: Path, images: Path) -> None:
     assert prior is not None
     assert prior.kind == "uniform"
     assert "minus old" in compare_runs(run.path, old.path, resamples=20)
+    with pytest.raises(LmdError, match="is the run itself"):
+        calibrate_run(old.path, out=old.path, overwrite=True, quiet=True)
     for image in images.glob("df/*"):
         moved = image
     kept = moved.read_bytes()
@@ -282,3 +284,12 @@ def test_a_damaged_classifier_file_is_refused(tmp_path: Path) -> None:
         lmd.load_classifier(tmp_path)
     with pytest.raises(LmdError, match="cannot be read"):
         lmd.load_classifier(tmp_path / "absent.npz")
+
+
+def test_labels_of_a_data_frame_are_python_strings() -> None:
+    given = arrays()
+    names = np.array(["nevus", "melanoma", "wart", "x", "y", "z"], dtype=object)
+    labels = names[np.unique(given["labels"], return_inverse=True)[1]]
+    assert labels.dtype == object
+    found = lmd.calibrate(**given | {"labels": labels})
+    assert set(found.classes) <= set(names)

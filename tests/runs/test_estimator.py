@@ -203,3 +203,27 @@ def test_wrong_arguments_are_refused() -> None:
         quick().fit(images.pixels, images.labels[:5])
     with pytest.raises(NotFittedError):
         quick().predict(images.pixels)
+
+
+def test_missing_groups_are_no_patient() -> None:
+    images = toy_images((20, 12)).pixels
+    labels = np.repeat([0, 1], [20, 12])
+    groups = np.where(np.arange(32) < 24, np.nan, np.arange(32))
+    model = quick(validation=0.25).fit(images, labels, groups)
+    assert min(model.record_["data"]["counts"]["validation"]) > 0
+
+
+def test_numbers_of_numpy_and_repeated_paths(tmp_path: Path) -> None:
+    images = toy_images((8, 4))
+    paths = [tmp_path / f"{i}.png" for i in range(12)]
+    for path, pixels in zip(paths, images.pixels, strict=True):
+        Image.fromarray(pixels).save(path)
+    labels = images.labels.tolist()
+    model = quick(seed=np.int64(1), settings=QUICK | {"epochs": np.int64(1)}, validation=0)
+    with pytest.warns(UserWarning, match="4 of 16 paths in X are repeated"):
+        model.fit(paths + paths[8:], labels + labels[8:])
+    assert model.n_images_ == 12
+    # A folder of an earlier model is replaced as a whole.
+    (tmp_path / "model").mkdir()
+    (tmp_path / "model" / "novelty.safetensors").write_bytes(b"of another model")
+    assert lmd.load(model.save(tmp_path / "model")).predict(paths[:1]).labels

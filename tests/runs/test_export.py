@@ -10,6 +10,7 @@ from typer.testing import CliRunner
 import lmd
 from lmd.base.errors import LmdError
 from lmd.cli.commands import app
+from lmd.report import card_page
 from lmd.runfolder.folder import RunFolder
 from lmd.scoring.intervals import Difference
 from lmd.scoring.metrics import METRICS
@@ -107,3 +108,18 @@ def test_mistakes_are_named(run: RunFolder, tmp_path: Path) -> None:
     with pytest.raises(LmdError, match="is not what run was trained on"):
         export_run(run.path, target, quantise="int8", data=str(tmp_path / "other.npz"))
     assert not target.exists()
+
+
+def test_a_file_in_the_run_folder_leaves_the_card_of_the_run(run: RunFolder) -> None:
+    own = (run.path / "model-card.md").read_text(encoding="utf-8")
+    try:
+        export_run(run.path, run.path / "model.onnx")
+        assert (run.path / "model-card.md").read_text(encoding="utf-8") == own
+        card = (run.path / "model-onnx-card.md").read_text(encoding="utf-8")
+        assert 'lmd.load("model.onnx")' in card
+        page = card_page(run.path / "model.onnx")
+        assert page is not None
+        assert "model.onnx" in page
+    finally:
+        for name in ("model.onnx", "model-onnx-card.md", "model-onnx-card.html"):
+            (run.path / name).unlink()

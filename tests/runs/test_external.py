@@ -2,6 +2,7 @@
 
 import csv
 import json
+import shutil
 from pathlib import Path
 from typing import Any
 
@@ -258,6 +259,7 @@ def test_the_folder_can_be_scored_again(run: RunFolder, tmp_path: Path) -> None:
         ({"data": "clinic.npz", "part": "test"}, "has no test part"),
         ({"data": "clinic.npz", "part": "tset"}, "part must be one of train, validation, test"),
         ({"data": "clinic.npz", "out": "run"}, "is the run itself"),
+        ({"data": "clinic.npz", "out": "other", "overwrite": "yes"}, "holds a training"),
     ],
 )
 def test_mistakes_leave_nothing_behind(
@@ -266,6 +268,7 @@ def test_mistakes_leave_nothing_behind(
     folder = run.path.parent
     (folder / "copy.npz").write_bytes((folder / "skin.npz").read_bytes())
     np.savez(folder / "clinic.npz", **arrays((4, 4, 4)))
+    shutil.copytree(run.path, folder / "other", dirs_exist_ok=True)
     before = content(folder)
     words = {k: folder / v if k in ("data", "out") else v for k, v in options.items()}
     out = words.pop("out", folder / "out")

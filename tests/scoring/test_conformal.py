@@ -129,3 +129,15 @@ def test_the_interval_narrows_to_the_coverage() -> None:
     assert low < 0.9 < high
     assert high - low < 0.01
     np.testing.assert_allclose(coverage_interval(9, 9), (0.025 ** (1 / 9), 0.975 ** (1 / 9)))
+
+
+def test_a_lowered_threshold_is_expected_to_cover_more() -> None:
+    large, small = np.linspace(0.8, 1, 200), np.array([0.2, 0.3])
+    alone = guarantees([large], ["head"], 0.9)[0]
+    lowered = guarantees([large, small], ["head", "tail"], 0.9)[0]
+    shared = guarantees([large, small], ["head", "head"], 0.9)[0]
+    assert alone.mean == pytest.approx(0.9, abs=0.005)
+    assert lowered.threshold == shared.threshold < alone.threshold
+    reached = (large >= lowered.threshold).sum()
+    assert lowered.mean == reached / 201
+    assert (lowered.low, lowered.high) == coverage_interval(200, int(reached))

@@ -1,6 +1,7 @@
 """Text for messages: shortened lists, singular and plural, near misses, values as typed."""
 
 import json
+import os
 import re
 import tomllib
 from collections.abc import Iterable, Sequence
@@ -99,3 +100,8 @@ def as_typed(value: Any) -> str:
     except tomllib.TOMLDecodeError:
         return value
     return as_toml(value)
+
+
+def printable(text: str) -> str:
+    """Text with bytes of a file name that are not UTF-8 replaced by �."""
+    return os.fsencode(text).decode("utf-8", "replace")

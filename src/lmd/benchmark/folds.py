@@ -2,6 +2,7 @@
 
 import shutil
 from collections.abc import Mapping, Sequence
+from functools import partial
 from pathlib import Path
 from typing import Any, Literal
 
@@ -128,7 +129,7 @@ def cross_validate(
         names = [run.name for run in plan.runs if run.name != FINAL]
         command = _command(asked, folder)
         run = write_pooled(folder, names, asked.final, notes, command)
-    say = Console(stderr=True, quiet=quiet).print
+    say = partial(Console(stderr=True, quiet=quiet).print, markup=False, highlight=False)
     with Tracking(trackers, folder, run.read_record(), say) as tracking:
         tracking.finish(run.read_record())
     return run

@@ -121,7 +121,7 @@ def _print_candidates(record: "Record") -> None:
         mark = "→" if row.chosen else ""
         table.add_row(mark, row.title, *cells, worst, settings, style=style)
     typer.echo(f"Balanced accuracy on {record.data.source} in per cent, with 95 % intervals")
-    Console().print(table)
+    Console().print(table, markup=False, highlight=False)
     if tested:
         typer.echo("Recall of the worst class: on test. Nothing was chosen on test.")
     typer.echo(f"→ shipped: {record.model.selected}.")

@@ -114,7 +114,7 @@ def _print(found: "list[Candidate]", blocks: int, planned: int) -> None:
         behind = f"{100 * one.behind:.1f} ({100 * one.low:.1f} to {100 * one.high:.1f})"
         cells = f"{100 * one.mean:.1f}", "–" if one is found[0] else behind
         table.add_row(one.key, *cells, f"{100 * one.best:.0f} %", f"{one.minutes:.1f}")
-    Console(highlight=False).print(table)
+    Console(highlight=False, markup=False).print(table)
     typer.echo(
         f"Balanced accuracy on held-out images, in per cent, over {blocks} of {planned} blocks "
         "(a task with a seed). 'best in': share of resamples of tasks and images."

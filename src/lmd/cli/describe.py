@@ -88,7 +88,7 @@ def _list(header: Sequence[str], rows: Sequence[Sequence[str]]) -> None:
     table = Table(Column(header[0], no_wrap=True), *header[1:], box=box.SIMPLE_HEAD)
     for row in rows:
         table.add_row(*row)
-    Console().print(table)
+    Console().print(table, markup=False, highlight=False)
 
 
 def methods(

@@ -10,7 +10,7 @@ from PIL.Image import Image as PillowImage
 
 from lmd.base.errors import LmdError
 from lmd.base.paths import FOLDER, MISSING, what_is
-from lmd.base.text import shorten
+from lmd.base.text import printable, shorten
 from lmd.data.pixels import rgb_pixels
 from lmd.data.reading import read_image, unreadable
 from lmd.data.resizing import resize, resize_v1
@@ -26,9 +26,9 @@ def find_images(
 ) -> list[Path | LmdError]:
     """The given files, and the images in the given folders, which are those that training sees.
 
-    Folders that cannot be listed, pipes, sockets and devices are in the list as errors, which are
-    raised by the prediction or counted as skipped. Files that are not images are added to
-    ``others``.
+    Folders that cannot be listed, pipes, sockets, devices and names that are not UTF-8 are in the
+    list as errors, which are raised by the prediction or counted as skipped. Files that are not
+    images are added to ``others``.
     """
     found: list[Path | LmdError] = []
     for path in map(Path, paths):
@@ -41,14 +41,21 @@ def find_images(
             if not images and not refused:
                 seen = f": {shorten([one.name for one in rest])} are not images" if rest else ""
                 raise LmdError(f"there are no images in the folder {path}{seen}")
-            found += [*images, *refused]
+            found += [*map(_named, images), *refused]
             if others is not None:
                 others += rest
         elif kind == MISSING:
             raise LmdError(f"image {path} does not exist")
         else:
-            found.append(path)
+            found.append(_named(path))
     return found
+
+
+def _named(path: Path) -> Path | LmdError:
+    """The path, or an error if its name cannot be written to a file."""
+    if printable(str(path)) == str(path):
+        return path
+    return LmdError(f"the name of the file {printable(str(path))} is not UTF-8: rename it")
 
 
 def listed(images: Given | Sequence[Given], others: list[Path] | None = None) -> list[Given]:
@@ -62,8 +69,11 @@ def listed(images: Given | Sequence[Given], others: list[Path] | None = None) ->
     given: Iterable[Given] = images if several else [images]  # type: ignore[assignment, list-item]
     found: list[Given] = []
     for image in given:
-        folder = isinstance(image, str | Path) and what_is(Path(image)) == FOLDER
-        found += find_images([image], others) if folder else [image]  # type: ignore[list-item]
+        if isinstance(image, str | Path) and what_is(Path(image)) == FOLDER:
+            found += find_images([image], others)
+        else:
+            named = _named(Path(image)) if isinstance(image, str | Path) else image
+            found.append(named if isinstance(named, LmdError) else image)
     return found
 
 

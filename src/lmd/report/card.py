@@ -14,10 +14,13 @@ FEW = 10  # images of a class that are too few for a firm number
 GUARANTEES = {"class": "the class", "tier": "its tier", "all": "all images", "always": "always in"}
 
 
-def card_sections(record: Record, script: Code, more: Sequence[Section] = ()) -> list[Section]:
+def card_sections(
+    record: Record, script: Code | None, more: Sequence[Section] = ()
+) -> list[Section]:
     """All of the card but its title.
 
-    ``script`` shows how to use the model; ``more`` follow the numbers, such as those of an export.
+    ``script`` shows how to use the model, if there is one; ``more`` follow the numbers, such as
+    those of an export.
     """
     found = [
         Section("Intended use", _use(record)),
@@ -29,7 +32,7 @@ def card_sections(record: Record, script: Code, more: Sequence[Section] = ()) ->
         Section("Prediction sets", _sets(record)),
         Section("Images unlike the training images", _novelty(record)),
         *more,
-        Section("How to use it", [script]),
+        *([] if script is None else [Section("How to use it", [script])]),
         Section("How it was made", _provenance(record)),
     ]
     return [section for section in found if section.blocks]
@@ -183,6 +186,16 @@ def _numbers(record: Record) -> list[Block]:
     return blocks + ([f"Intervals: {about.definition}"] if about else [])
 
 
+def _temperature(record: Record) -> str:
+    value, whose = f"{record.model.temperature:.4g}", "the"
+    if record.folds is not None:
+        each = ", ".join(f"{fold.temperature:.3g}" for fold in record.folds.runs)
+        value, whose = f"each fold has its own ({each})", "its"
+        if record.folds.final == "refit":
+            value += ", and so has the shipped model"
+    return f"Temperature: {value}, fitted on {whose} validation part; the model file applies it."
+
+
 def _probabilities(record: Record) -> list[Block]:
     model = record.model
     mixes = {"uniform": "all classes equally frequent", "training": "the mix of the training part"}
@@ -190,8 +203,7 @@ def _probabilities(record: Record) -> list[Block]:
     lines = [
         f"Prior: {mix}. Where classes have another mix, exchange it: "
         '`lmd predict --prevalence "A=0.9,B=0.1"`.',
-        f"Temperature: {model.temperature:.4g}, fitted on the validation part; the model file "
-        "applies it.",
+        _temperature(record),
     ]
     found: Calibration | None = record.calibration.get(record.part) if record.part else None
     if found is not None and record.part is not None:
@@ -225,7 +237,7 @@ def _sets(record: Record) -> list[Block]:
     total = ("all images", _cell("recall", found.coverage), f"{found.size.value:.2f}", "", "")
     return [
         f"Sets that should contain the true class with a probability of "
-        f"{percent(found.requested, 0)}, calibrated on the validation part and counted on the "
+        f"{100 * found.requested:g} %, calibrated on the validation part and counted on the "
         f"{record.part_title}.",
         Grid(
             ("Class", "Coverage", "Mean size", "Guaranteed for", "By validation images"),

@@ -29,16 +29,18 @@ classifier.predict_proba(features)  # (N, C), as the encoder gives them
 
 
 def write_card(
-    record: Record, folder: Path, *, stem: str = "model", more: Sequence[Section] = ()
+    record: Record, folder: Path, *, exported: Path | None = None, more: Sequence[Section] = ()
 ) -> Path:
-    """Write ``STEM-card.md`` and ``STEM-card.html`` to a folder; returns the first.
+    """Write the card of a run to its folder, or beside an ``exported`` file; returns the Markdown.
 
     ``more`` are sections about what the record does not know, such as an exported file.
     """
-    path, exported = folder / MARKDOWN.replace("model", stem, 1), folder / f"{stem}.onnx"
-    images = exported.exists() or (folder / "model.json").exists()
-    model = exported.name if exported.exists() else record.name
-    script = Code((_PREDICT if images else _CLASSIFY).format(model=model), "python")
+    path = folder / MARKDOWN if exported is None else _beside(exported, MARKDOWN)
+    script = Code(_PREDICT.format(model=exported.name), "python") if exported else None
+    if exported is None and any((folder / name).exists() for name in ("model.json", "average.json")):
+        script = Code(_PREDICT.format(model=record.name), "python")
+    elif exported is None and (folder / "classifier.npz").exists():
+        script = Code(_CLASSIFY.format(model=record.name), "python")
     sections, about = card_sections(record, script, more), summary(record)
     atomic_write_all(
         {
@@ -49,6 +51,14 @@ def write_card(
     return path
 
 
+def _beside(exported: Path, name: str) -> Path:
+    """The card of an exported file; in a run folder, ``model-card.md`` is that of the run."""
+    stem = exported.stem
+    if stem == "model" and (exported.parent / "record.json").exists():
+        stem = "model-onnx"
+    return exported.with_name(name.replace("model", stem, 1))
+
+
 def card_page(model: Path) -> str | None:
     """The card of a run folder, a file in it, or an ``.onnx`` file, as HTML; ``None`` without one.
 
@@ -56,7 +66,7 @@ def card_page(model: Path) -> str | None:
     """
     path = model / PAGE if model.is_dir() else model.parent / PAGE
     if model.suffix.lower() == ".onnx":
-        path = model.with_name(PAGE.replace("model", model.stem, 1))
+        path = _beside(model, PAGE)
     if not path.is_file():
         return None
     try:

@@ -26,7 +26,7 @@ def sets_view(run: RunFiles, rows: Sequence[Row]) -> dict[str, Any] | None:
         return None
     ordered = [(row, found.per_class[row["order"]]) for row in rows]
     return {
-        "requested": percent(found.requested, 0),
+        "requested": f"{100 * found.requested:g} %",
         "coverage": _number(found.coverage),
         "size": _plain(found.size),
         "empty": percent(found.empty),

@@ -28,7 +28,7 @@ def external_view(record: Record, rows: Sequence[Row]) -> dict[str, Any] | None:
     confidence = found.confidence
     pairs = [("Mean confidence", confidence.home, confidence.here)]
     if found.coverage is not None and record.sets is not None:
-        title = f"Coverage of {percent(record.sets.requested, 0)} sets"
+        title = f"Coverage of {100 * record.sets.requested:g} % sets"
         pairs.append((title, found.coverage, record.sets.coverage))
     if found.flagged is not None and record.novelty is not None and record.novelty.flagged:
         pairs.append(("Unlike the training images", record.novelty.flagged, found.flagged))

@@ -66,8 +66,16 @@ def calibrate(
         "bias": bias,
         "logits": logits,
     }
-    arrays: dict[str, NDArray[Any]] = {k: np.asarray(v) for k, v in given.items() if v is not None}
+    arrays = {key: _array(value) for key, value in given.items() if value is not None}
     return solve(feature_table(arrays, "calibrate"), seed=seed).classifier
+
+
+def _array(values: Any) -> NDArray[Any]:
+    """An array; one of Python strings, as pandas keeps them, becomes an array of text."""
+    found: NDArray[Any] = np.asarray(values)
+    if found.dtype == object and all(isinstance(value, str) for value in found.flat):
+        return found.astype(np.str_)
+    return found
 
 
 def calibrate_run(
@@ -86,6 +94,8 @@ def calibrate_run(
     here, begun = choose_device(device), now()
     folder = Path(out) if out is not None else Path("runs") / f"{Path(source).stem}-calibrated"
     _check_free(folder, overwrite)
+    if folder.exists() and folder.resolve() == Path(source).resolve():
+        raise LmdError(f"--out: {folder} is the run itself and would be lost: give another folder")
     words = ["lmd", "calibrate", str(source), *asked.words(), "--seed", str(seed)]
     with Display(quiet=quiet) as display:
         started = time.perf_counter()

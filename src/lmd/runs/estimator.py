@@ -1,6 +1,7 @@
 """``lmd.LongTailClassifier``: training and prediction as an estimator of scikit-learn."""
 
 import tempfile
+import warnings
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -85,6 +86,7 @@ class LongTailClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[misc]
         classes, index = np.unique(labels, return_inverse=True)
         if len(classes) < 2:
             raise ValueError(f"y has one class ({classes[0]!r}); at least two are needed")
+        _warn_repeated(images)
         given = self._settings()
         size = resolve(find_method(self.method), self.protocol, given, self.profile).protocol
         with tempfile.TemporaryDirectory() as place:
@@ -104,7 +106,9 @@ class LongTailClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[misc]
             found = {name: run.path / name for name in MODEL}
             self.model_files_ = {k: path.read_bytes() for k, path in found.items() if path.exists()}
             self.record_ = run.read_record().model_dump(mode="json")
-        self.classes_, self.n_images_ = classes, len(images)
+        self.classes_ = classes
+        counts = self.record_["data"]["counts"].values()
+        self.n_images_ = sum(map(sum, counts))
         self._predictor: Predictor | None = None
         self._loaded()
         return self
@@ -131,8 +135,11 @@ class LongTailClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[misc]
         check_is_fitted(self)
         folder = Path(folder)
         folder.mkdir(parents=True, exist_ok=True)
-        for name, content in self.model_files_.items():
-            atomic_write(folder / name, content)
+        for name in MODEL:
+            if name in self.model_files_:
+                atomic_write(folder / name, self.model_files_[name])
+            else:  # of an earlier model
+                (folder / name).unlink(missing_ok=True)
         return folder
 
     def __getstate__(self) -> dict[str, Any]:
@@ -158,9 +165,14 @@ class LongTailClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[misc]
     def _settings(self) -> dict[str, Any]:
         if not 0 <= self.validation < 1:
             raise ValueError(f"validation must be from 0 to below 1; it is {self.validation!r}")
-        own = {"seed": self.seed, "split_seed": self.seed, "fold": [0, 2]}
-        own["split"] = [1 - self.validation, self.validation, 0.0]
-        given = dict(self.settings or {})
+        seed = self.seed.item() if isinstance(self.seed, np.generic) else self.seed
+        own = {"seed": seed, "split_seed": seed, "fold": [0, 2]}
+        own["split"] = [1 - float(self.validation), float(self.validation), 0.0]
+        # A search over parameters gives numpy's numbers.
+        given = {
+            key: value.item() if isinstance(value, np.generic) else value
+            for key, value in (self.settings or {}).items()
+        }
         for key in sorted(own.keys() & given.keys()):
             raise ValueError(f"settings: {key!r} is set by the estimator; use seed and validation")
         return given | own
@@ -201,6 +213,17 @@ def checked_images(X: Any) -> list[Any]:
     return images
 
 
+def _warn_repeated(images: Sequence[Any]) -> None:
+    """Say that files given several times are used once, because the loss or the sampler weighs."""
+    paths = [str(image) for image in images if isinstance(image, str | Path)]
+    if len(set(paths)) < len(paths):
+        warnings.warn(
+            f"{len(paths) - len(set(paths))} of {len(paths)} paths in X are repeated and used only "
+            "once: choose a method that balances the classes instead of repeating images",
+            stacklevel=3,
+        )
+
+
 def checked_labels(y: Any) -> NDArray[Any]:
     """Labels ``(N,)`` of any type that scikit-learn accepts for classes."""
     if y is None:
@@ -224,11 +247,16 @@ def class_names(classes: NDArray[Any]) -> NDArray[np.str_]:
     return np.arange(len(names)).astype(np.str_)
 
 
+def _named(group: Any) -> str:
+    """The name of a group; a missing one (None or NaN) is empty: the image is one of its own."""
+    return "" if group is None or group != group else str(group)  # noqa: PLR0124
+
+
 def write_source(
     place: Path, images: Sequence[Any], names: NDArray[np.str_], groups: Any, size: int
 ) -> tuple[Path, dict[str, Any]]:
     """A manifest of paths, or a file of images with sides of ``size``, and how to read it."""
-    of = {} if groups is None else {"group": [str(group) for group in column_or_1d(groups)]}
+    of = {} if groups is None else {"group": [_named(group) for group in column_or_1d(groups)]}
     if all(isinstance(image, str | Path) for image in images):
         paths = [str(Path(image).expanduser().resolve()) for image in images]
         columns = {"image": paths, "label": names.tolist(), **of}

@@ -198,7 +198,7 @@ def _write_card(run: Path, path: Path, change: Change | None = None) -> None:
     if not (folder / "record.json").exists():
         return
     more = [] if change is None else [Section("int8", [*_about(change)])]
-    write_card(RunFolder.open(folder).read_record(), path.parent, stem=path.stem, more=more)
+    write_card(RunFolder.open(folder).read_record(), path.parent, exported=path, more=more)
 
 
 def _about(change: Change) -> Iterator[Block]:

@@ -14,7 +14,8 @@ from lmd.base.device import choose_device
 from lmd.base.errors import LmdError
 from lmd.base.progress import Display
 from lmd.data.table import Table
-from lmd.deploy.predict import load
+from lmd.deploy.average import AverageEngine
+from lmd.deploy.predict import Predictor, load
 from lmd.model import weights_digest
 from lmd.report import write_report
 from lmd.runfolder.folder import RunFiles, RunFolder
@@ -74,6 +75,7 @@ def evaluate_external(
     if folder.resolve() == Path(run).resolve():
         raise LmdError(f"--out: {folder} is the run itself; give another folder")
     RunFolder.check_free(folder, overwrite=overwrite, resumable=False)
+    _check_replaced(folder)
     predictor = load(run, here)
     table = open_external(files.record, str(data), part, columns or {}, skip_bad)
     known_rows(table, predictor.classes, skip_unknown)  # a mistake is found before images are read
@@ -90,6 +92,8 @@ def evaluate_external(
         commit=commit(),
         data=external_data(files, table, known, skipped, str(data)),
         machine=Machine(**machine(here), processes=1),
+        model=files.record.model.model_copy(update={"temperature": _temperature(predictor)}),
+        folds=None,
         history=list(files.history),
         candidates=[],
         external=_external(files, Path(run), table, known, answers, predictions, part, resamples),
@@ -112,6 +116,22 @@ def default_folder(run: Path, data: str | Path) -> Path:
     'runs/skin-lmd-seed0-on-2024'
     """
     return run.parent / f"{run.resolve().name}-on-{Path(data).stem or 'data'}"
+
+
+def _check_replaced(folder: Path) -> None:
+    """Only an earlier evaluation is replaced, never a training."""
+    run = RunFolder(folder)
+    if run.record_path.exists() and run.read_record().external is None:
+        raise LmdError(
+            f"--out: {folder} holds a training, which an evaluation does not replace: give another "
+            "folder"
+        )
+
+
+def _temperature(predictor: Predictor) -> float:
+    """What the shipped model divides its logits by; an average of several models does not."""
+    average = isinstance(predictor.engine, AverageEngine)
+    return 1.0 if average else predictor.engine.spec.temperature
 
 
 def _home_coverage(record: Record, predictions: Predictions, home: RunFiles) -> Record:

@@ -45,7 +45,7 @@ def rescore(
     run.write_record(record)
     files = RunFiles(path, record, predictions, before.history)
     write_report(files, compare=others, resamples=resamples, images=images)
-    if record.external is None:
+    if record.external is None and record.tta is None:
         write_card(record, path)
     return record
 

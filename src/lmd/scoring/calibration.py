@@ -46,8 +46,9 @@ def calibration(
     if mix is not None:
         weights = mix_weights(sample.labels, mix)[None]
         matched = [float(ece.function(Weighted(one, weights))[0]) for one in (before, sample)]
+    agree = low == high  # then nothing is known about how sure the value is
     return Calibration(
-        before=Estimate(value=value, low=low, high=high),
+        before=Estimate(value=value) if agree else Estimate(value=value, low=low, high=high),
         matched_before=matched[0],
         matched_after=matched[1],
     )

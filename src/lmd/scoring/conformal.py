@@ -98,9 +98,18 @@ def guarantees(
         min([one.threshold, *(t for m, t in shared if k in m)]) for k, one in enumerate(found)
     ]
     return [
-        Guarantee(one.level, one.images, low, one.mean, one.low, one.high)
-        for one, low in zip(found, lowest, strict=True)
+        one if low == one.threshold else _lowered(one, low, held_out[k])
+        for k, (one, low) in enumerate(zip(found, lowest, strict=True))
     ]
+
+
+def _lowered(one: Guarantee, threshold: float, own: NDArray[Any]) -> Guarantee:
+    """What to expect of a class whose threshold was lowered for the sake of others."""
+    reached, images = int((own >= threshold).sum()), len(own)
+    if one.level != "class":  # what is expected holds for the images of all, not of this class
+        return Guarantee(one.level, one.images, threshold, one.mean, one.low, one.high)
+    low, high = coverage_interval(images, reached)
+    return Guarantee(one.level, one.images, threshold, reached / (images + 1), low, high)
 
 
 def prediction_sets(probabilities: Probabilities, thresholds: Sequence[float]) -> NDArray[np.bool_]:

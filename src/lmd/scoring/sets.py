@@ -73,4 +73,5 @@ def mean_estimate(values: Floats, sums: Floats, images: Floats) -> Estimate:
         return Estimate(value=None)
     mean = float(values.mean())
     low, high = interval(sums / images, mean)
-    return Estimate(value=mean, low=low, high=high)
+    # Where all resamples agree, nothing is known about how sure the mean is.
+    return Estimate(value=mean) if low == high else Estimate(value=mean, low=low, high=high)

@@ -10,8 +10,9 @@ import numpy as np
 from numpy.typing import NDArray
 
 from lmd.base.errors import LmdError
+from lmd.deploy.average import AverageEngine
 from lmd.deploy.decisions import rule_of
-from lmd.deploy.engines import TorchEngine
+from lmd.deploy.engines import OnnxEngine, TorchEngine
 from lmd.deploy.explain import Explanation, explain_pixels, nearest_index
 from lmd.deploy.exported import exported, onnx_is_there
 from lmd.deploy.predict import Predictor, load
@@ -42,6 +43,13 @@ class Served:
     def explains(self) -> bool:
         """Whether the model has heat maps."""
         return isinstance(self.predictor.engine, TorchEngine)
+
+    @property
+    def no_heat_maps(self) -> str:
+        """Why the model has none."""
+        if isinstance(self.predictor.engine, AverageEngine):
+            return "An average of several models has none: serve the folder of one of its folds."
+        return "An ONNX file has none: serve the run folder."
 
     def rule(self, options: Options) -> Rule:
         """The rule that a request asks for; a ``Problem`` if the model cannot follow it."""
@@ -112,7 +120,8 @@ class Served:
 
     @property
     def _by_onnx(self) -> bool:
-        return self.predictor.compute is not None or not self.explains
+        engine = self.predictor.engine
+        return self.predictor.compute is not None or isinstance(engine, OnnxEngine)
 
 
 def load_models(

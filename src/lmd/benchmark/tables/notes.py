@@ -44,14 +44,32 @@ def _numbers(results: Results, table: TableData) -> list[str]:
             f"Values in %: one seed ({seeds}), with the 95 % interval from the run's record in "
             f"brackets ({drawn} resampled within each class)."
         )
+    if _combined(results, table):
+        said += (
+            " Means over classes, one of which has fewer than ten test images, have intervals "
+            "combined from the limits of the classes."
+        )
     if any(getattr(cell, "mark", "") for line in table.lines for cell in line.cells):
         said += " Best bold, second best underlined."
     return [said]
 
 
+def _combined(results: Results, table: TableData) -> bool:
+    """Whether intervals of balanced accuracy are combined from those of the classes."""
+    shown = (entry for (_, point), entry in results.entries.items() if point in table.points)
+    return any(run.combines("balanced_accuracy") for entry in shown for run in entry.runs)
+
+
 def _tests(results: Results, table: TableData) -> list[str]:
     if not table.tests:
         return []
+    if _combined(results, table):
+        return [
+            f"Δ BACC: balanced accuracy minus that of {table.reference}, on the same test images, "
+            "from the limits of the classes; two-sided p with Holm's correction (comparisons: "
+            f"{table.tests}). Interval and p reflect the choice of test images, not the randomness "
+            "of training."
+        ]
     least = min(1.0, 2 * table.tests / (results.resamples + 1))
     return [
         f"Δ BACC: balanced accuracy minus that of {table.reference}, on the same "

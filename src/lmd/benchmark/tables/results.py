@@ -103,8 +103,9 @@ class Entry:
         low, high = interval(_mean_draws(self.runs, metric), mean)
         if low == high or self.runs[0].combines(metric):
             # A bootstrap of small classes is too narrow: the records have combined limits.
-            low = fmean(mean if each.low is None else each.low for each in found)
-            high = fmean(mean if each.high is None else each.high for each in found)
+            # A record without limits, where all resamples agree, knows none.
+            low = fmean(math.nan if each.low is None else each.low for each in found)
+            high = fmean(math.nan if each.high is None else each.high for each in found)
         known = math.isfinite(low) and math.isfinite(high)
         return Estimate(mean, low if known else None, high if known else None, stdev(values))
 

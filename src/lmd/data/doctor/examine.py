@@ -9,7 +9,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from lmd.base.errors import LmdError
-from lmd.base.text import counted
+from lmd.base.text import counted, printable
 from lmd.data.doctor.classes import Counts, check_classes, class_counts
 from lmd.data.doctor.clean import Cleaned, clean
 from lmd.data.doctor.copies import Sets, check_copies, exact_copies, near_copies
@@ -19,7 +19,7 @@ from lmd.data.doctor.look import Look, Tick, look_at_all
 from lmd.data.findings import SEVERITIES, Finding, finding
 from lmd.data.reading import read_image
 from lmd.data.sources import scan_source
-from lmd.data.sources.scan import Columns, Scan, printable, scan_table
+from lmd.data.sources.scan import Columns, Scan, scan_table
 from lmd.data.splits import split
 from lmd.data.table import Table
 

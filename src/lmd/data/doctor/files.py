@@ -6,11 +6,11 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 from statistics import median
 
-from lmd.base.text import counted, shorten
+from lmd.base.text import counted, printable, shorten
 from lmd.data.doctor.look import Look
 from lmd.data.findings import Finding, finding
 from lmd.data.reading import SUFFIXES
-from lmd.data.sources.scan import Scan, printable
+from lmd.data.sources.scan import Scan
 from lmd.data.sources.walk import visible
 
 FAULTS = {

@@ -5,6 +5,7 @@ from typing import Any
 
 from lmd.base.errors import LmdError
 from lmd.base.paths import FILE, FOLDER, MISSING, what_is
+from lmd.base.text import printable
 from lmd.data.sources.arrays import scan_arrays
 from lmd.data.sources.folders import scan_folders
 from lmd.data.sources.manifest import scan_manifest
@@ -26,6 +27,8 @@ def scan_source(path: str | Path, columns: Columns | None = None) -> Scan:
         from lmd.data.synthetic import synthetic_table
 
         return scan_table(synthetic_table())
+    if (name := printable(str(path))) != str(path):
+        raise LmdError(f"the name of the data source {name} is not UTF-8: rename it")
     place = Path(path).expanduser()
     columns = columns or Columns()
     kind = what_is(place)

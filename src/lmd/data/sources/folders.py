@@ -3,11 +3,11 @@
 from pathlib import Path
 
 from lmd.base.paths import FILE, FOLDER, SPECIAL, listing_problem, what_is
-from lmd.base.text import counted, shorten
+from lmd.base.text import counted, printable, shorten
 from lmd.data.findings import finding
 from lmd.data.reading import is_image
 from lmd.data.sources.labelling import part_name
-from lmd.data.sources.scan import Case, Scan, printable
+from lmd.data.sources.scan import Case, Scan
 from lmd.data.sources.walk import Tree, tree_below, visible
 
 

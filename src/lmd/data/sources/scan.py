@@ -1,6 +1,5 @@
 """All images of a source, and what is wrong with it, however broken it is."""
 
-import os
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field, fields
 from pathlib import Path
@@ -208,11 +207,6 @@ def scan_table(table: Table) -> Scan:
         cases=[Case(*row) for row in rows],
         given=table,
     )
-
-
-def printable(text: str) -> str:
-    """Text with bytes of a file name that are not UTF-8 replaced by �."""
-    return os.fsencode(text).decode("utf-8", "replace")
 
 
 def _strings(values: Iterable[str]) -> NDArray[np.str_]:

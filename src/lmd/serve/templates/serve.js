@@ -234,7 +234,10 @@
     if (!picture) return [];
     const stage = make("div", null, { class: "stage" });
     stage.append(make("img", null, { src: picture, alt: "The image" }));
-    if (!found && !models[m].explanations) return [stage, make("p", "An ONNX file has no heat maps: serve its run folder to see them.", { class: "soft small" })];
+    if (!found && !models[m].explanations) {
+      const why = models[m].engine === "torch" ? "An average of several models has no heat maps: serve the folder of one of its folds to see them." : "An ONNX file has no heat maps: serve its run folder to see them.";
+      return [stage, make("p", why, { class: "soft small" })];
+    }
     if (!found) return [stage];
     const overlay = make("img", null, { alt: "" });
     const choose = (heat) => {
