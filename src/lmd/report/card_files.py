@@ -36,11 +36,7 @@ def write_card(
     ``more`` are sections about what the record does not know, such as an exported file.
     """
     path = folder / MARKDOWN if exported is None else _beside(exported, MARKDOWN)
-    script = Code(_PREDICT.format(model=exported.name), "python") if exported else None
-    if exported is None and any((folder / name).exists() for name in ("model.json", "average.json")):
-        script = Code(_PREDICT.format(model=record.name), "python")
-    elif exported is None and (folder / "classifier.npz").exists():
-        script = Code(_CLASSIFY.format(model=record.name), "python")
+    script = _script(record, folder, exported)
     sections, about = card_sections(record, script, more), summary(record)
     atomic_write_all(
         {
@@ -49,6 +45,17 @@ def write_card(
         }
     )
     return path
+
+
+def _script(record: Record, folder: Path, exported: Path | None) -> Code | None:
+    """How to use the model; ``None`` if a folder has none."""
+    if exported is not None:
+        return Code(_PREDICT.format(model=exported.name), "python")
+    if (folder / "model.json").exists() or (folder / "average.json").exists():
+        return Code(_PREDICT.format(model=record.name), "python")
+    if (folder / "classifier.npz").exists():
+        return Code(_CLASSIFY.format(model=record.name), "python")
+    return None
 
 
 def _beside(exported: Path, name: str) -> Path:

@@ -1,0 +1,29 @@
+"""Intervals in tables, where the records of the runs have none."""
+
+from pathlib import Path
+
+import numpy as np
+from runs_on_disk import begun, write_run
+
+from lmd.benchmark.planning import plan_grid
+from lmd.benchmark.tables import read_results
+from lmd.runfolder.predictions import PartPredictions, Predictions
+
+CLASSES = ("nevus", "melanoma", "wart")
+SUPPORT = (40, 30, 20)
+
+
+def test_what_all_resamples_agree_on_has_no_interval(tmp_path: Path) -> None:
+    grid = tmp_path / "grid.toml"
+    grid.write_text('data = "a.csv"\nmethods = ["ce"]\nseeds = [0, 1]\n')
+    labels = np.repeat(np.arange(len(CLASSES)), SUPPORT)
+    perfect = (np.eye(len(CLASSES))[labels] * 0.7 + 0.1).astype(np.float32)
+    test = PartPredictions(np.array([f"i{i}" for i in range(len(labels))]), labels, perfect)
+    for seed in (0, 1):
+        record = begun(f"ce-seed{seed}", CLASSES, [500, 200, 80], key="ce", title="CE")
+        folder = tmp_path / "out" / f"ce-seed{seed}"
+        write_run(folder, record, Predictions(CLASSES, {"test": test}), resamples=50)
+    results = read_results(plan_grid(grid), tmp_path / "out", resamples=50)
+    found = results.entry("ce", 0).estimate("auc")
+    assert found is not None
+    assert (found.mean, found.low, found.high) == (1, None, None)
