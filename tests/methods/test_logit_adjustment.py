@@ -39,7 +39,8 @@ def test_tau_is_the_best_of_the_grid_and_among_equals_nearest_to_one() -> None:
     assert choose_tau(logits, labels, counts, [0.0, 0.6, 1.3, 1.5]) == 1.3
     assert choose_tau(logits, labels, counts, [0.0, 0.5, 1.5]) in (0.5, 1.5)
     assert choose_tau(logits[1:], labels[1:], counts, [0.0, 2.5]) == 2.5
-    assert choose_tau(logits[:0], labels[:0], counts, [0.0, 2.0]) == 1.0
+    assert choose_tau(logits[:0], labels[:0], counts, [0.5]) == 0.5
+    assert choose_tau(logits[:0], labels[:0], counts, [0.0, 1.0, 2.0]) == 1.0
 
 
 def posthoc(counts: list[int], **settings: Any) -> tuple[World, Stage]:

@@ -132,3 +132,22 @@ def test_methods_that_correct_for_a_part_of_the_imbalance(key: str) -> None:
     means = np.stack([probabilities[labels == k].mean(0) for k in range(3)])
     mix = np.linalg.matrix_power(means, 5000)[0]
     assert 0.36 < mix[0] < class_mix("training", COUNTS)[0] + 0.1
+
+
+@pytest.mark.parametrize(
+    ("key", "given", "mix"),
+    [
+        ("rs", {"q": 0.0}, "training"),
+        ("balanced_softmax", {"tau": 0.0}, "training"),
+        ("balanced_softmax", {"tau": 1.5}, "uniform"),
+        ("cb_focal", {"beta": 0.0}, "training"),
+        ("fs", {"combine_with_inverse_count": True}, "uniform"),
+        ("lmd", {"vfc": False, "m_sampling": "natural"}, "training"),
+        ("lmd", {"m_sampling": "natural"}, "uniform"),
+    ],
+)
+def test_the_mix_follows_the_settings(key: str, given: dict[str, object], mix: str) -> None:
+    method = METHODS[key]
+    assert method.mix(method.settings(given)) == mix
+    for one in METHODS.values():
+        assert one.mix(one.defaults()) == one.prior, one.key

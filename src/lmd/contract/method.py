@@ -26,6 +26,11 @@ def always(_settings: Mapping[str, Any]) -> bool:
     return True
 
 
+def above(name: str, limit: float) -> Callable[[Mapping[str, Any]], bool]:
+    """For a method that balances the classes if a setting is above a limit."""
+    return lambda settings: settings[name] > limit
+
+
 def one_epoch(settings: Mapping[str, Any]) -> int | None:
     """For a last stage that is a single pass."""
     return 1
@@ -39,11 +44,12 @@ class Method:
     holds the values that distinguish this row from its ``family``; an ``ablation`` leaves out a
     part of the family's method. ``profiles`` are named sets of values. ``prior`` is the class mix
     that the probabilities assume: uniform if training balances the classes, otherwise that of the
-    training part. ``note`` is shown with the row in tables. ``first_settings`` are the settings
-    that affect the first of several stages (``None``: all); rows in which its name and these
-    settings agree are expected to share it in a benchmark. ``last_epochs`` tells the epochs of the
-    last of several stages from the settings; ``None``: the protocol's ``stage2_epochs``.
-    ``needs_validation`` tells from the settings whether there must be validation images.
+    training part; ``balances`` tells from the settings which of them, where it depends. ``note`` is
+    shown with the row in tables. ``first_settings`` are the settings that affect the first of
+    several stages (``None``: all); rows in which its name and these settings agree are expected to
+    share it in a benchmark. ``last_epochs`` tells the epochs of the last of several stages from the
+    settings; ``None``: the protocol's ``stage2_epochs``. ``needs_validation`` tells from the
+    settings whether there must be validation images.
     """
 
     key: str
@@ -61,6 +67,7 @@ class Method:
     first_settings: tuple[str, ...] | None = None
     last_epochs: Callable[[Mapping[str, Any]], int | None] = own_epochs
     needs_validation: Callable[[Mapping[str, Any]], bool] = never
+    balances: Callable[[Mapping[str, Any]], bool] | None = None
 
     def __post_init__(self) -> None:
         keywords_of(self.make)  # a mistake in the settings is an error at import
@@ -85,6 +92,12 @@ class Method:
         is what distinguishes the row from it; these override the profile, and that the defaults.
         """
         return self._checked(given, profile, family or {}).model_dump(mode="json")
+
+    def mix(self, settings: Mapping[str, Any]) -> Literal["uniform", "training"]:
+        """The class mix that the probabilities assume with these settings."""
+        if self.balances is None:
+            return self.prior
+        return "uniform" if self.balances(settings) else "training"
 
     def stages_for(self, model: Model, task: Task, settings: Mapping[str, Any]) -> Stages:
         """Start the method with these flat settings; the others have their defaults."""

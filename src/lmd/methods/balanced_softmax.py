@@ -8,7 +8,7 @@ from typing import Annotated, Any
 from torch import Tensor
 from torch.nn import functional as F
 
-from lmd.contract.method import Method
+from lmd.contract.method import Method, above
 from lmd.contract.settings import NonNegative, Share
 from lmd.contract.stage import Stages, Task
 from lmd.contract.supervised import PerClass, Supervised, View
@@ -53,6 +53,7 @@ def _control(ending: str, words: str, stage: str, **preset: Any) -> Method:
         family="balanced_softmax",
         note="A control: what strong views or an averaged model do for Balanced Softmax.",
         preset=preset,
+        balances=above("tau", 0.5),
     )
 
 
@@ -64,6 +65,7 @@ METHODS = (
         PAPER,
         ("balanced softmax",),
         note="With tau = 1 this is the logit-adjusted loss of Menon et al., ICLR 2021, too.",
+        balances=above("tau", 0.5),
     ),
     _control("strong", "strong views", "on strong views", view="strong"),
     _control("ema", "averaged", "with averaged weights", average=0.1),
@@ -88,5 +90,6 @@ ALSO = (
         ("logit-adjusted loss",),
         family="balanced_softmax",
         note="With tau = 1 it is Balanced Softmax, which is the row of the tables.",
+        balances=above("tau", 0.5),
     ),
 )

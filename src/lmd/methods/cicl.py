@@ -33,12 +33,14 @@ def supervised_contrastive_loss(
     only view of a lone image) is left out, and the loss of a batch without any is zero.
     """
     views = features.shape[1]
-    anchors = F.normalize(features.flatten(0, 1), dim=1)
+    # Similarities of one class differ little from one another: never in half precision.
+    with torch.autocast(features.device.type, enabled=False):
+        anchors = F.normalize(features.flatten(0, 1).float(), dim=1)
+        similarity = anchors @ anchors.T / temperature
     classes = labels.repeat_interleave(views)
     itself = torch.eye(len(anchors), dtype=torch.bool, device=anchors.device)
     positive = (classes[:, None] == classes[None]) & ~itself
 
-    similarity = anchors @ anchors.T / temperature
     log_sum = similarity.masked_fill(itself, -torch.inf).logsumexp(1, keepdim=True)
     log_ratio = torch.where(positive, similarity - log_sum, 0)
 

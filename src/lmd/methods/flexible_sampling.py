@@ -7,6 +7,7 @@ recall of its class.
 """
 
 from functools import partial
+from operator import itemgetter
 from typing import Annotated
 
 from torch import Tensor
@@ -118,6 +119,7 @@ METHODS = (
         prior="training",
         note=f"{_NOTE} Cross-entropy in one stage is our use of it.",
         needs_validation=always,
+        balances=itemgetter("combine_with_inverse_count"),
     ),
     Method(
         "fs_crt",
@@ -128,6 +130,7 @@ METHODS = (
         prior="training",
         note=f"{_NOTE} It draws for a classifier on a frozen encoder, as in MONICA.",
         needs_validation=always,
+        balances=itemgetter("combine_with_inverse_count"),
         first_settings=(),
     ),
 )

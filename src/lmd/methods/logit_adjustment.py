@@ -27,10 +27,10 @@ def adjust_logits(logits: Tensor, counts: Tensor, tau: float) -> Tensor:
 def choose_tau(logits: Tensor, labels: Tensor, counts: Tensor, grid: Sequence[float]) -> float:
     """The τ of the grid with the best mean recall; of equals, the one nearest to 1.
 
-    Theory asks for τ = 1 if the probabilities are exact; it is also the answer without images.
+    Theory asks for τ = 1 if the probabilities are exact; so it is also the answer without images.
     """
     if len(labels) == 0:
-        return 1.0
+        return min(grid, key=lambda tau: abs(tau - 1))
     given = {tau: adjust_logits(logits, counts, tau).argmax(1).numpy(force=True) for tau in grid}
     true = labels.numpy(force=True)
     return max(grid, key=lambda tau: (mean_recall(true, given[tau]), -abs(tau - 1)))

@@ -2,7 +2,7 @@
 
 from typing import Annotated
 
-from lmd.contract.method import Method
+from lmd.contract.method import Method, above
 from lmd.contract.settings import Share
 from lmd.contract.stage import Stages, Task
 from lmd.contract.supervised import Supervised, View
@@ -29,7 +29,7 @@ def rs(
 
 PAPER = "Kang et al., Decoupling representation and classifier, ICLR 2020"
 METHODS = (
-    Method("rs", "RS", rs, PAPER, ("resampling",)),
+    Method("rs", "RS", rs, PAPER, ("resampling",), balances=above("q", 0.5)),
     Method(
         "rs_strong",
         "RS (strong views)",
@@ -39,5 +39,6 @@ METHODS = (
         family="rs",
         note="A control: RS that sees strong views, whatever the other rows see.",
         preset={"view": "strong"},
+        balances=above("q", 0.5),
     ),
 )

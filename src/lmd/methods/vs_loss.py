@@ -5,7 +5,7 @@ from typing import Annotated
 from torch import Tensor
 from torch.nn import functional as F
 
-from lmd.contract.method import Method
+from lmd.contract.method import Method, above
 from lmd.contract.settings import NonNegative
 from lmd.contract.stage import Stages, Task
 from lmd.contract.supervised import PerClass, Supervised
@@ -54,5 +54,6 @@ METHODS = (
         "Kini et al., Label-imbalanced and group-sensitive classification under "
         "overparameterization, NeurIPS 2021",
         ("VS loss",),
+        balances=above("tau", 0.5),
     ),
 )

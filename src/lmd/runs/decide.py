@@ -23,7 +23,8 @@ def with_prior(record: Record) -> Record:
     method = METHODS.get(record.method.key) or ALSO.get(record.method.key)
     if record.model.prior is not None or method is None:
         return record
-    return record.replaced(model=record.model.model_copy(update={"prior": method.prior}))
+    prior = method.mix(method.defaults() | record.method.settings)
+    return record.replaced(model=record.model.model_copy(update={"prior": prior}))
 
 
 def known_of(record: Record, predictions: Predictions) -> Known:

@@ -60,7 +60,7 @@ def first_record(run: RunFolder, ready: Ready, command: str, notes: list[str]) -
             selected="the last epoch of each stage"
             if protocol.select == "last" or not ready.data.counts("validation").any()
             else "the epoch of each stage with the best validation balanced accuracy",
-            prior=method.prior,
+            prior=method.mix(request.settings),
         ),
         machine=Machine(**machine(ready.device), processes=world()),
     )

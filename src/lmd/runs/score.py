@@ -46,7 +46,7 @@ def predict_parts(ready: Ready, trainer: Trainer) -> tuple[Predictions, float]:
 def _temperature(ready: Ready, logits: Tensor, labels: NDArray[np.int64]) -> float:
     """The temperature fitted to validation, weighted to the class mix that the method assumes."""
     mix = np.ones(logits.shape[1])
-    if ready.method.prior == "training":
+    if ready.method.mix(ready.request.settings) == "training":
         mix = ready.data.counts("train").astype(np.float64)
     return fit_temperature(logits.numpy(), labels, mix_weights(labels, mix))
 

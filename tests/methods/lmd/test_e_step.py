@@ -90,3 +90,9 @@ def test_gce_number_and_limits():
     torch.testing.assert_close(gce_loss(LOGITS.double(), labels, q=0.4), naive)
     near = gce_loss(LOGITS.double(), labels, q=1e-6)
     torch.testing.assert_close(near, F.cross_entropy(LOGITS.double(), labels), rtol=1e-5, atol=0)
+
+
+def test_gce_has_a_gradient_where_the_probability_underflows():
+    logits = torch.tensor([[0.0, 120.0, 3.0]], requires_grad=True)
+    gce_loss(logits, torch.tensor([0])).backward()
+    assert logits.grad.isfinite().all()

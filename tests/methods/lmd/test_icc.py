@@ -231,3 +231,19 @@ def test_only_a_linear_classifier_will_do():
 def test_too_many_virtual_features_are_refused():
     with pytest.raises(LmdError, match=r"must be at most 333333333 with 3 classes"):
         setup(virtual_features=10**9)
+
+
+def test_the_views_of_a_single_image_are_not_the_spread_of_its_class():
+    stage, _, run, _ = setup(m_views="all", m_sampling="natural")
+    stage.class_counts[2] = 1
+    draw = run.features
+
+    def one_image(drawn="natural", part="train", view="eval"):
+        features, labels = draw(drawn, part)
+        rows = (labels != 2) | (torch.cumsum(labels == 2, 0) == 1)
+        return features[rows] + {"eval": 0.0, "weak": 0.01, "strong": -0.01}[view], labels[rows]
+
+    run.features = one_image
+    stage.start_epoch(run, None)
+    own = [float(c.trace()) for c in stage.gaussians.covariance]
+    assert min(own[:2]) < own[2] < max(own[:2])

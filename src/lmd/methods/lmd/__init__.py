@@ -151,11 +151,13 @@ def _row(key: str, title: str, stages: tuple[str, str], **preset: Any) -> Method
         stages,
         family="lmd",
         ablation=bool(preset),
-        note="Shrinkage and weight penalty are chosen on the validation part (default profile), so "
-        "validation scores are optimistic.",
+        note="Shrinkage and weight penalty are chosen on the validation part (but not with profile "
+        "paper or official), so validation scores are optimistic.",
         preset=preset,
         profiles={"corrected": _CORRECTED, "paper": _PAPER, "official": _OFFICIAL},
         last_epochs=_iterations,
+        # Virtual features are drawn alike for every class; real ones as the M step samples them.
+        balances=lambda settings: settings["vfc"] or settings["m_sampling"] == "balanced",
         first_settings=tuple(RRLSettings.model_fields) + (() if "rrl" in preset else ("rrl",)),
     )
 

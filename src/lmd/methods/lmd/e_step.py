@@ -1,5 +1,6 @@
 """The losses of ICC's E step: Feature Distribution Consistency and generalised cross-entropy."""
 
+import torch
 from torch import Tensor
 
 from lmd.methods.lmd.gaussians import ClassGaussians, Distance
@@ -26,5 +27,6 @@ def fdc_loss(
 
 def gce_loss(logits: Tensor, labels: Tensor, q: float = 0.7) -> Tensor:
     """Generalised cross-entropy, mean of ``(1 - p_y^q) / q``; logits ``(B, K)``."""
-    p = logits.softmax(1).gather(1, labels[:, None])
-    return ((1 - p**q) / q).mean()
+    # By its logarithm, because p may underflow, and the gradient of a power of zero is infinite.
+    log_p = logits.log_softmax(1).gather(1, labels[:, None])
+    return (-torch.expm1(q * log_p) / q).mean()

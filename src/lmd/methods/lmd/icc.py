@@ -151,6 +151,11 @@ class ICC(Stage):
 
     def _honest(self, mean: Tensor, covariance: Tensor) -> tuple[Tensor, Tensor]:
         given = self.settings
+        if given.m_views == "all":
+            # The views of a single image have a spread, but not that of a class.
+            alone = (self.class_counts.to(covariance) == 1)[:, None, None]
+            pooled = pooled_covariance(covariance, self.class_counts)
+            covariance = torch.where(alone, pooled, covariance)
         return shrunk_moments(
             mean,
             covariance,
