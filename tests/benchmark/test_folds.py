@@ -2,6 +2,7 @@
 
 import json
 import os
+import shutil
 import signal
 import subprocess
 import sys
@@ -19,6 +20,7 @@ import lmd
 from lmd.base.errors import LmdError
 from lmd.benchmark.folds import cross_validate
 from lmd.benchmark.local import environment
+from lmd.benchmark.pooling import write_pooled
 from lmd.cli.commands import app
 from lmd.deploy.export import export_onnx
 from lmd.runfolder.folder import RunFolder
@@ -283,3 +285,24 @@ def test_what_cannot_be_cross_validated_is_refused_before_training(
         done = CliRunner().invoke(app, words(toy, tmp_path / "a", *more))
         assert "give --folds too" in str(done.exception)
     assert not (tmp_path / "a").exists()
+
+
+def test_folds_are_of_one_data_set(folder: Path, tmp_path: Path) -> None:
+    shutil.copytree(folder, tmp_path / "cv")
+    path = tmp_path / "cv" / "fold-2" / "record.json"
+    record = json.loads(path.read_text())
+    record["data"]["pixels"] = "others"
+    path.write_text(json.dumps(record))
+    with pytest.raises(LmdError, match="images have changed between fold-1 and fold-2"):
+        write_pooled(tmp_path / "cv", FOLDS, "none", (), ("lmd",))
+
+
+def test_old_folds_are_not_taken_for_new_ones(folder: Path, toy: Path, tmp_path: Path) -> None:
+    shutil.copytree(folder, tmp_path / "cv")
+    # As after a training that replaced the cross-validation.
+    (tmp_path / "cv" / "folds.json").unlink()
+    cross_validate(toy, method="ce", settings=SETTINGS, folds=2, out=tmp_path / "cv",
+                   final="none", overwrite=True, quiet=True)  # fmt: skip
+    created = [RunFolder(tmp_path / "cv" / name).read_record().created for name in FOLDS[:2]]
+    assert min(created) > RunFolder(folder / "fold-3").read_record().created
+    assert not (tmp_path / "cv" / "fold-3").exists()

@@ -1,6 +1,7 @@
 """A grid runs, continues after kills and failed runs, and never repeats finished ones."""
 
 import io
+import json
 import os
 import re
 import signal
@@ -24,7 +25,7 @@ from lmd.benchmark.local import Local, environment
 from lmd.benchmark.plan import Plan, PlannedRun, write_plan
 from lmd.benchmark.planning import plan_grid
 from lmd.benchmark.progress import Snapshot, open_board
-from lmd.benchmark.run import Outcome, run_plan
+from lmd.benchmark.run import Outcome, last_words, run_plan
 from lmd.benchmark.state import Progress, inspect, progress
 from lmd.cli.benchmark import benchmark, table
 from lmd.runfolder.folder import RunFolder
@@ -296,3 +297,29 @@ def test_the_board_says_what_runs_and_when_it_ends(terminal: bool) -> None:
     assert any("stage 1, epoch 3/10" in line for line in lines)
     assert any("ce-seed0" in line for line in lines)
     assert Snapshot(4, 3, 1, {}, 0, 0.0).summary == "3 of 4 runs done, 1 failed"
+
+
+def test_the_reason_of_a_failure_is_of_the_last_start(tmp_path: Path) -> None:
+    log = tmp_path / "log.txt"
+    log.write_text("=== started 1\nerror: the disk is full\n=== started 2\nout of memory\n")
+    assert last_words(log) == "out of memory"
+    log.write_text("error: the disk is full\nTraceback\n")
+    assert last_words(log) == "the disk is full"
+
+
+def test_a_run_that_cannot_be_started_does_not_stop_the_others(tmp_path: Path) -> None:
+    plan = plan_grid(write_grid(tmp_path, 'methods = ["ce", "rs"]\nPROTOCOL\n'))
+    out = tmp_path / "out"
+    (out / "logs" / "ce-seed0.txt").mkdir(parents=True)
+    found = do(plan, out)
+    assert found.finished == ["rs-seed0"]
+    assert "could not be started" in found.failed["ce-seed0"]
+
+
+def test_a_child_ends_if_its_parent_has_ended_before(tmp_path: Path) -> None:
+    process = subprocess.Popen(
+        [sys.executable, "-m", "lmd.benchmark.child"], stdin=subprocess.PIPE, env=environment(1)
+    )
+    # A process that is not its parent.
+    process.communicate(json.dumps({"parent": 1, "request": {}, "out": str(tmp_path)}).encode())
+    assert process.returncode == 1

@@ -79,7 +79,7 @@ def test_posthoc_adjustment_twice_is_once() -> None:
 
 
 def test_posthoc_adjustment_without_validation_takes_tau_one() -> None:
-    world, stage = posthoc([40, 4, 1], grid=(0.0, 2.0))
+    world, stage = posthoc([40, 4, 1], grid=(0.0, 1.0, 2.0))
     world.validation = (world.train[0][:0], world.train[1][:0])
     run = world.run()
     assert stage.start_epoch(run, None) == {"tau": 1.0}

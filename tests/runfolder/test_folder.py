@@ -217,3 +217,26 @@ def _one_line(run: RunFolder, words: str = "cannot be read") -> None:
         run.read_predictions()
     assert "\n" not in str(caught.value)
     assert str(run.predictions_path) in str(caught.value)
+
+
+def test_what_an_interruption_leaves_can_be_written_over(tmp_path: Path) -> None:
+    # A training that was killed while it replaced another one still has the other's record.
+    make_run(tmp_path / "run", ["a", "b"])
+    order: list[str] = []
+    unlink = Path.unlink
+
+    def remembered(path: Path, missing_ok: bool = False) -> None:
+        order.append(path.name)
+        unlink(path, missing_ok=missing_ok)
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(Path, "unlink", remembered)
+        RunFolder.create(tmp_path / "run", overwrite=True)
+    assert [name for name in order if not name.startswith(".")][-1] == "record.json"
+    # An evaluation that was killed between its two files.
+    left = tmp_path / "left"
+    RunFolder.create(left).write_predictions(Predictions(("a", "b"), {"test": part()}))
+    RunFolder.check_free(left)
+    (left / "notes.txt").write_text("mine")
+    with pytest.raises(LmdError, match="is not a run folder"):
+        RunFolder.check_free(left)

@@ -2,10 +2,12 @@
 
 import asyncio
 import base64
+import threading
 import time
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 from served import client, encoded, is_problem, make_service, photo, shipped
 
@@ -153,3 +155,23 @@ def test_an_open_server_needs_a_long_token(host: str, token: str | None, message
         check_access(host, token)
     check_access("0.0.0.0", TOKEN)
     check_access("::1", None)
+
+
+def test_requests_that_were_given_up_are_not_computed(folder: Path) -> None:
+    service = make_service(folder)
+    batcher, held = service.models["run"].batcher, threading.Event()
+    batcher.call(lambda: held.wait(10))  # the model is busy
+
+    async def impatient() -> None:
+        pixels = np.zeros((32, 32, 3), np.uint8)
+        asked = [service._chained(lambda: batcher.submit(pixels)) for _ in range(20)]
+        for task in [asyncio.create_task(one) for one in asked]:
+            with pytest.raises(TimeoutError):
+                await asyncio.wait_for(task, 0.02)
+
+    asyncio.run(impatient())
+    computed: list[int] = []
+    batcher._observe = lambda images, _: computed.append(images)
+    held.set()
+    service.close()
+    assert computed == []

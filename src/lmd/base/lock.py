@@ -61,10 +61,12 @@ def _refuse(file: TextIO, folder: Path, what: str, limit: float) -> None:
     """Raise an error that names the holder, unless it has just ended."""
     file.seek(0)
     words = file.read().split()
-    if _alive(words) or time.monotonic() > limit:
+    alive = _alive(words)
+    if alive or time.monotonic() > limit:
+        who = " ".join(words) if alive else f"a child of {' '.join(words)}, which has ended"
         raise LmdError(
-            f"another {what} is running in {folder} ({' '.join(words)}): wait for it, stop it, or "
-            "choose another folder with --out"
+            f"another {what} is running in {folder} ({who}): wait for it, stop it, or choose "
+            "another folder with --out"
         )
 
 

@@ -23,7 +23,7 @@ def main() -> int:
     """
     job: dict[str, Any] = json.loads(sys.stdin.read())
     signal.signal(signal.SIGTERM, _stop)
-    threading.Thread(target=_watch, args=(os.getppid(),), daemon=True).start()
+    threading.Thread(target=_watch, args=(job["parent"],), daemon=True).start()
     try:
         return _guarded(job)
     except KeyboardInterrupt:

@@ -259,11 +259,14 @@ def _check_free(folder: Path, *, overwrite: bool) -> None:
 def _clear(folder: Path) -> None:
     """Remove an earlier cross-validation or run, and nothing else."""
     places = [folder / "checkpoint"]
-    if (folder / NAME).exists():
-        places += [*folder.glob("fold-*"), folder / FINAL, folder / "logs"]
+    runs = [*folder.glob("fold-*"), folder / FINAL]
+    if not (folder / NAME).exists():  # a training may have replaced a cross-validation
+        runs = [run for run in runs if (run / "record.json").exists()]
+    places += [*runs, *([folder / "logs"] if runs else [])]
     for place in filter(Path.is_dir, places):
         shutil.rmtree(place)
-    for name in (*RUN_FILES, "plan.json"):
+    # What a folder is known by comes last, so that this can be done again after a kill.
+    for name in sorted((*RUN_FILES, "plan.json"), key=lambda name: name in (NAME, "record.json")):
         (folder / name).unlink(missing_ok=True)
 
 

@@ -15,6 +15,7 @@ from lmd.base.errors import LmdError
 from lmd.benchmark.plan import PlannedRun
 
 DIVERGED = 3  # exit code of a run whose loss became infinite or undefined
+STARTED = "=== started"  # the first words in the log of each start of a run
 POLITE = 15.0  # seconds between asking a run to end and killing it
 
 
@@ -65,6 +66,8 @@ def spawn(work: Mapping[str, Any], keep: tuple[int, ...] = ()) -> "subprocess.Po
     log = Path(work["log"])
     log.parent.mkdir(parents=True, exist_ok=True)
     with log.open("ab") as file:
+        file.write(f"{STARTED} {time.strftime('%Y-%m-%d %H:%M:%S')}\n".encode())
+        file.flush()
         process = subprocess.Popen(
             [sys.executable, "-m", "lmd.benchmark.child"],
             stdin=subprocess.PIPE,
@@ -76,7 +79,7 @@ def spawn(work: Mapping[str, Any], keep: tuple[int, ...] = ()) -> "subprocess.Po
         )
     assert process.stdin is not None
     with contextlib.suppress(BrokenPipeError), process.stdin as pipe:
-        pipe.write(json.dumps(work).encode())
+        pipe.write(json.dumps({**work, "parent": os.getpid()}).encode())
     return process
 
 

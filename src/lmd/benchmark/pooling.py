@@ -47,6 +47,13 @@ def write_pooled(
     ``notes`` are about the data; ``command`` are the words that repeat the cross-validation.
     """
     runs = [RunFolder.open(folder / name).read() for name in names]
+    for one in runs[1:]:
+        if one.record.data.pixels != runs[0].record.data.pixels:
+            raise LmdError(
+                f"the images have changed between {runs[0].folder.name} and {one.folder.name} of "
+                f"{folder}, so that their answers are not of one data set: start again with "
+                "--overwrite"
+            )
     predictions = pooled(runs)
     record = _record(folder, runs, predictions, final, notes, shlex.join(command))
     run = RunFolder(folder)

@@ -12,7 +12,7 @@ from pathlib import Path
 
 from lmd.base.files import clear_leftovers
 from lmd.benchmark.estimate import Clock
-from lmd.benchmark.local import DIVERGED, Backend, first_stages, log_path
+from lmd.benchmark.local import DIVERGED, STARTED, Backend, first_stages, log_path
 from lmd.benchmark.plan import Plan, PlannedRun, Trial, write_plan
 from lmd.benchmark.progress import Board, Snapshot
 from lmd.benchmark.state import inspect, progress
@@ -139,7 +139,15 @@ class _Scheduler:
             self.waiting.remove(run)
             self.clock.start(run.name)
             self.running[run.name] = run
-            self.backend.start(run, shared=self._shared(run))
+            try:
+                self.backend.start(run, shared=self._shared(run))
+            except OSError as error:
+                del self.running[run.name]
+                self.clock.end(run.name, finished=False)
+                why = f"it could not be started: {error}"
+                self.outcome.failed[run.name] = why
+                self.board.say(f"FAILED    {run.name}: {why}")
+                continue
             self.board.say(f"started   {run.name}")
 
     def _decoding(self, run: PlannedRun) -> bool:
@@ -211,12 +219,13 @@ def _beginning(run: PlannedRun) -> str:
 
 
 def last_words(log: Path) -> str:
-    """The last error in a log, or else its last line."""
+    """The last error in a log since the run was last started, or else its last line."""
     try:
         lines = log.read_text(encoding="utf-8", errors="replace").splitlines()
     except OSError:
         return "no log was written"
-    said = [line.strip() for line in lines if line.strip()]
+    starts = [i for i, line in enumerate(lines) if line.startswith(STARTED)]
+    said = [line.strip() for line in lines[starts[-1] + 1 if starts else 0 :] if line.strip()]
     errors = [line for line in said if line.startswith("error: ")]
     return (errors or said or ["the log is empty"])[-1].removeprefix("error: ")
 

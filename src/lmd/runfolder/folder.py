@@ -89,7 +89,7 @@ class RunFolder:
         """An ``LmdError`` unless a run may be created here; nothing is changed."""
         if path.exists() and not path.is_dir():
             raise LmdError(f"{path} is a file: choose another folder with --out")
-        if path.exists() and not _unborn(path):
+        if path.exists() and not unborn(path):
             if not (path / "record.json").exists():
                 raise LmdError(
                     f"{path} exists and is not a run folder: choose another one with --out"
@@ -106,7 +106,8 @@ class RunFolder:
         """Create a new run folder; a folder with a run is refused unless ``overwrite``."""
         cls.check_free(path, overwrite=overwrite)
         try:
-            for file in RUN_FILES:
+            # The record last: without it, this would not be known as the folder of a run.
+            for file in sorted(RUN_FILES, key=lambda name: name == "record.json"):
                 (path / file).unlink(missing_ok=True)
             clear_leftovers(path, path / "checkpoint")
             (path / "checkpoint").mkdir(parents=True, exist_ok=True)
@@ -237,12 +238,13 @@ def _shown(found: Estimate) -> str:
     return f"{found.value:.3f}" + (f" ({found.low:.3f} to {found.high:.3f})" if known else "")
 
 
-def _unborn(path: Path) -> bool:
+def unborn(path: Path) -> bool:
     """Whether a folder is empty, or left by a run that ended before it had a record."""
-    inside = [p for p in path.iterdir() if p.name != LOCK and not is_leftover(p)]
-    return not inside or (
-        inside == [path / "checkpoint"] and all(map(is_leftover, inside[0].iterdir()))
-    )
+    inside = {p.name for p in path.iterdir() if p.name != LOCK and not is_leftover(p)}
+    if "checkpoint" in inside and not all(map(is_leftover, (path / "checkpoint").iterdir())):
+        return False
+    # An evaluation writes its predictions just before its record.
+    return inside <= {"checkpoint", "predictions.npz"}
 
 
 def _cell(text: str | None) -> int | float | str | None:

@@ -93,7 +93,7 @@ def calibrate_run(
     asked = asked or Asked()
     here, begun = choose_device(device), now()
     folder = Path(out) if out is not None else Path("runs") / f"{Path(source).stem}-calibrated"
-    _check_free(folder, overwrite)
+    RunFolder.check_free(folder, overwrite=overwrite, resumable=False)
     if folder.exists() and folder.resolve() == Path(source).resolve():
         raise LmdError(f"--out: {folder} is the run itself and would be lost: give another folder")
     words = ["lmd", "calibrate", str(source), *asked.words(), "--seed", str(seed)]
@@ -113,24 +113,15 @@ def calibrate_run(
         display.stop()
     seconds = {"features": encoded - started, "fit": time.perf_counter() - encoded}
     typed = command or shlex.join([*words, *(["--out", str(out)] if out is not None else [])])
-    run = RunFolder.create(folder, overwrite=overwrite)
+    run = RunFolder(folder)
     record = _record(run, found, done, typed, here)
     record = scored(record, done.predictions).replaced(
         created=begun, finished=now(), status="finished",
         timings={key: round(value, 3) for key, value in seconds.items()},
     )  # fmt: skip
+    RunFolder.create(folder, overwrite=overwrite)
     _write(run, found, done, record)
     return run
-
-
-def _check_free(folder: Path, overwrite: bool) -> None:
-    """Refuse a folder that cannot be used before long work, and leave nothing behind."""
-    if folder.exists() and not (overwrite and (folder / "record.json").exists()):
-        if folder.is_dir() and not any(folder.iterdir()):
-            return
-        raise LmdError(f"{folder} exists: choose another folder with --out" + (
-            ", or replace the run in it with --overwrite"
-            if (folder / "record.json").exists() else ""))  # fmt: skip
 
 
 def _record(

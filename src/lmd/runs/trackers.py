@@ -29,8 +29,10 @@ class TensorBoard:
     def __init__(self, run: Path, record: Record, known: int = 0) -> None:
         from torch.utils.tensorboard import SummaryWriter
 
-        # Hides what an earlier run in this folder has written from here on.
-        self._writer: Any = SummaryWriter(str(run / "tensorboard"), purge_step=known + 1)
+        # Hides what an earlier run in this folder has written from here on; the numbers of the
+        # test part are at step 0.
+        purge = known + 1 if known else 0
+        self._writer: Any = SummaryWriter(str(run / "tensorboard"), purge_step=purge)
         rows = "\n".join(f"| {k} | {v} |" for k, v in parameters(record).items())
         self._writer.add_text("settings", f"| setting | value |\n|---|---|\n{rows}")
 
@@ -99,6 +101,7 @@ class Wandb:
             project=os.environ.get("WANDB_PROJECT", PROJECT),
             dir=str(run),
             id=identity(run, record),
+            resume="allow",
             name=record.name,
             config=parameters(record),
             settings=wandb.Settings(silent=True, console="off", disable_git=True),

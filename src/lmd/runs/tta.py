@@ -13,7 +13,7 @@ from lmd.data.loaders import evaluation_batches
 from lmd.data.prepare import Prepared
 from lmd.deploy.predict import Predictor, load
 from lmd.report import write_report
-from lmd.runfolder.folder import RunFiles, RunFolder
+from lmd.runfolder.folder import RunFiles, RunFolder, unborn
 from lmd.runfolder.predictions import PARTS, PartPredictions, Predictions
 from lmd.runfolder.record import Record
 from lmd.runs.decide import with_prior
@@ -83,7 +83,7 @@ def _checked(path: Path) -> Record:
 
 def _check_out(folder: Path) -> None:
     """Only an earlier evaluation of this kind is replaced."""
-    if not folder.exists():
+    if not folder.exists() or (folder.is_dir() and unborn(folder)):
         return
     run = RunFolder(folder)
     if not run.record_path.exists() or run.read_record().tta is None:

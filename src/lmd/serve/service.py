@@ -151,16 +151,29 @@ class Service:
             elif found is not None:
                 done.set_result(found.result())
 
+        pending: list[Future[T]] = []
+
+        def ended(found: "Future[T]") -> None:
+            if not found.cancelled():
+                loop.call_soon_threadsafe(settle, found.exception(), found)
+
         def work() -> None:
+            if done.done():
+                return
             try:
-                begin().add_done_callback(
-                    lambda found: loop.call_soon_threadsafe(settle, found.exception(), found)
-                )
+                pending.append(begin())
+                if done.done():
+                    pending[0].cancel()
+                pending[0].add_done_callback(ended)
             except Exception as error:
                 loop.call_soon_threadsafe(settle, error)
 
         self._pool.submit(work)
-        return await done
+        try:
+            return await done
+        finally:
+            for future in pending:  # a request that was given up needs no answer
+                future.cancel()
 
     async def _aside(self, work: Callable[[], T]) -> T:
         return await asyncio.get_running_loop().run_in_executor(self._pool, work)

@@ -52,9 +52,9 @@ class FirstStages:
         """Keep the checkpoint of a finished first stage for other runs, as a hard link."""
         if place.exists() or not checkpoint.exists():
             return
-        self.folder.mkdir(parents=True, exist_ok=True)
         # On a file system without links, the other runs train the stage themselves.
         with contextlib.suppress(OSError):
+            self.folder.mkdir(parents=True, exist_ok=True)
             os.link(checkpoint, place)
 
 

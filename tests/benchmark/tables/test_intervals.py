@@ -1,10 +1,13 @@
-"""Intervals in tables, where the records of the runs have none."""
+"""What a table does not show: intervals that are not known, and runs on other images."""
 
+import json
 from pathlib import Path
 
 import numpy as np
-from runs_on_disk import begun, write_run
+import pytest
+from runs_on_disk import begun, make_run, write_run
 
+from lmd.base.errors import LmdError
 from lmd.benchmark.planning import plan_grid
 from lmd.benchmark.tables import read_results
 from lmd.runfolder.predictions import PartPredictions, Predictions
@@ -27,3 +30,17 @@ def test_what_all_resamples_agree_on_has_no_interval(tmp_path: Path) -> None:
     found = results.entry("ce", 0).estimate("auc")
     assert found is not None
     assert (found.mean, found.low, found.high) == (1, None, None)
+
+
+@pytest.mark.parametrize("changed", ["fingerprint", "pixels"])
+def test_runs_on_other_training_images_are_not_in_one_table(tmp_path: Path, changed: str) -> None:
+    grid = tmp_path / "grid.toml"
+    grid.write_text('data = "a.csv"\nmethods = ["ce"]\nseeds = [0, 1]\n')
+    for seed in (0, 1):
+        make_run(tmp_path / "out" / f"ce-seed{seed}", list(CLASSES))
+        path = tmp_path / "out" / f"ce-seed{seed}" / "record.json"
+        record = json.loads(path.read_text())
+        record["data"] |= {"pixels": "0", changed: str(seed)}
+        path.write_text(json.dumps(record))
+    with pytest.raises(LmdError, match="were not trained on the same images"):
+        read_results(plan_grid(grid), tmp_path / "out")

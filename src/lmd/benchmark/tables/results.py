@@ -72,6 +72,12 @@ class RunResult:
         about = METRICS[metric]
         return about.mean_of is not None and bool(small_classes(self.sample, about.tier))
 
+    def same_data(self, other: "RunResult") -> bool:
+        """Whether both runs had the same names, labels, parts and, where it is known, pixels."""
+        mine, theirs = self.record.data, other.record.data
+        pixels = mine.pixels is None or theirs.pixels is None or mine.pixels == theirs.pixels
+        return mine.fingerprint == theirs.fingerprint and pixels
+
     def same_images(self, other: "RunResult") -> bool:
         """Whether both runs were tested on the same images and classes."""
         return (
@@ -186,9 +192,11 @@ def read_results(plan: Plan, folder: Path, *, resamples: int | None = None) -> R
     for point in range(len(plan.points)):
         here = [run for key, runs in found.items() if key[1] == point for run in runs]
         for run in here[1:]:
-            if not run.same_images(here[0]):
+            tested = run.same_images(here[0])
+            if not tested or not run.same_data(here[0]):
+                what = "trained" if tested else "tested"
                 raise LmdError(
-                    f"{run.folder} and {here[0].folder} were not tested on the same images, so one "
+                    f"{run.folder} and {here[0].folder} were not {what} on the same images, so one "
                     "table cannot show both: delete one of them and train it again on the same data"
                 )
     entries = {key: Entry(runs) for key, runs in found.items()}
