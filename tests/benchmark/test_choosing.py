@@ -42,14 +42,17 @@ def plan(tmp_path_factory: pytest.TempPathFactory) -> Plan:
     return plan_grid(folder / "g.toml")
 
 
-def write_runs(plan: Plan, folder: Path, leave_out: tuple[str, ...] = ()) -> None:
-    """Runs of known skill; each task and seed has predictions of its own."""
+def write_runs(
+    plan: Plan, folder: Path, leave_out: tuple[str, ...] = (), *, alike: bool = False
+) -> None:
+    """Runs of known skill; each task and seed has predictions of its own, unless all are alike."""
     labels = np.repeat(np.arange(len(CLASSES)), SUPPORT)
     ids = np.array([f"image{i:03d}" for i in range(len(labels))])
     for n, run in enumerate(plan.runs):
         if run.name in leave_out:
             continue
-        given = toy_probabilities(labels, len(CLASSES), SKILL[run.method], n).astype(np.float32)
+        skill, seed = (1.0, 0) if alike else (SKILL[run.method], n)
+        given = toy_probabilities(labels, len(CLASSES), skill, seed).astype(np.float32)
         test = PartPredictions(ids, labels, given)
         record = begun(run.name, CLASSES, [100, 50, 20, 10], key=run.method, title=run.method)
         write_run(folder / run.name, record, Predictions(CLASSES, {"test": test}))
@@ -73,6 +76,12 @@ def test_the_better_method_wins_and_equals_are_not_told_apart(plan: Plan, tmp_pa
         if run.record.method.key == "ce"
     ]
     assert by_key["ce"].mean == pytest.approx(np.mean(values))
+
+
+def test_equal_methods_share_the_resamples(plan: Plan, tmp_path: Path) -> None:
+    write_runs(plan, tmp_path, alike=True)
+    found, _ = compare(read_results(plan, tmp_path, resamples=50))
+    assert [one.best for one in found] == pytest.approx([1 / 3] * 3)
 
 
 def test_only_blocks_that_every_method_finished_count(plan: Plan, tmp_path: Path) -> None:

@@ -18,6 +18,7 @@ from typer.testing import CliRunner
 
 import lmd
 from lmd.base.errors import LmdError
+from lmd.benchmark.figures.embedding import read_records
 from lmd.benchmark.folds import cross_validate
 from lmd.benchmark.local import environment
 from lmd.benchmark.pooling import write_pooled
@@ -25,7 +26,9 @@ from lmd.cli.commands import app
 from lmd.deploy.export import export_onnx
 from lmd.runfolder.folder import RunFolder
 from lmd.runfolder.record import Record
+from lmd.runs.calibrate import calibrate_run
 from lmd.runs.external import evaluate_external
+from lmd.runs.features import build_index
 from lmd.scoring.calibration import without_temperature
 from lmd.scoring.metrics import METRICS
 from lmd.scoring.sample import Sample
@@ -191,6 +194,30 @@ def test_a_resumed_folder_keeps_what_is_not_said_again(folder: Path, toy: Path) 
     found.Reload()
     value = record.metrics["test"]["balanced_accuracy"].value
     assert found.Scalars("test/balanced_accuracy")[0].value == pytest.approx(value)
+
+
+def test_what_is_about_one_model_uses_that_of_refit(folder: Path, tmp_path: Path) -> None:
+    shutil.copytree(folder, tmp_path / "cv")
+    assert build_index(tmp_path / "cv") == tmp_path / "cv" / "neighbours.npz"
+    image = toy_images(COUNTS).pixels[0]
+    assert lmd.load(tmp_path / "cv").explain(image).neighbours
+    calibrated = calibrate_run(tmp_path / "cv", out=tmp_path / "new", quiet=True)
+    assert calibrated.read_record().candidates
+    with pytest.raises(LmdError, match="cv/fold-1 or cv/final"):
+        read_records([folder])
+
+
+def test_resuming_by_the_default_folder_keeps_the_model(
+    folder: Path, toy: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    shutil.copytree(folder, tmp_path / "runs" / "toy-ce-folds3-seed0")
+    run = cross_validate(toy, method="ce", settings=SETTINGS, folds=3, resume=True, quiet=True)
+    assert run.path.resolve() == tmp_path / "runs" / "toy-ce-folds3-seed0"
+    found = run.read_record().folds
+    assert found is not None
+    assert found.final == "refit"
+    assert (run.path / "model.safetensors").exists()
 
 
 def elsewhere(folder: Path, place: Path) -> Record:

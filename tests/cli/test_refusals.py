@@ -121,3 +121,15 @@ def test_python_refuses_them_too(place: Path) -> None:
     ):
         with pytest.raises(LmdError, match=message):
             model.predict([], **options)  # type: ignore[arg-type]
+
+
+def test_a_run_among_the_class_folders(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    for name in ("a", "b"):
+        (tmp_path / name).mkdir()
+        for i in range(6):
+            Image.fromarray(skin(0, 1)[0]).save(tmp_path / name / f"{i}.png")
+    monkeypatch.chdir(tmp_path)
+    for more in ([], ["--folds", "2"]):
+        done = CliRunner().invoke(app, ["train", ".", "--method", "ce", *more])
+        assert "lies inside the data" in str(done.exception)
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["a", "b"]

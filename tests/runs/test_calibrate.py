@@ -168,6 +168,13 @@ def test_a_run_gets_a_new_classifier(tmp_path: Path, images: Path) -> None:
     assert prior is not None
     assert prior.kind == "uniform"
     assert "minus old" in compare_runs(run.path, old.path, resamples=20)
+    # The encoder and the images are the same, so the flag is there, too.
+    flagged, again = (lmd.load(path).predict(paths).unlike_training for path in (old.path, run))
+    assert record.novelty is not None
+    np.testing.assert_array_equal(flagged, again)
+    for asked in (Asked(settings={"image_size": 64}), Asked(columns={"group_column": "x"})):
+        with pytest.raises(LmdError, match="(set|group_column) cannot be used with"):
+            calibrate_run(old.path, asked=asked, out=tmp_path / "asked", quiet=True)
     with pytest.raises(LmdError, match="is the run itself"):
         calibrate_run(old.path, out=old.path, overwrite=True, quiet=True)
     for image in images.glob("df/*"):
@@ -175,7 +182,7 @@ def test_a_run_gets_a_new_classifier(tmp_path: Path, images: Path) -> None:
     kept = moved.read_bytes()
     moved.unlink()
     try:
-        with pytest.raises(LmdError, match="have changed since"):
+        with pytest.raises(LmdError, match="is not what old was trained on"):
             calibrate_run(old.path, out=tmp_path / "other", quiet=True)
     finally:
         moved.write_bytes(kept)

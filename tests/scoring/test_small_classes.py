@@ -1,5 +1,7 @@
 """One rule for small classes, in the headline, the table, the rows and the comparison."""
 
+import re
+
 import numpy as np
 import pytest
 
@@ -142,3 +144,17 @@ def test_a_metric_that_is_another_one_is_counted_once():
     # With all classes in one tier, that tier is all classes.
     alone = [Sample(x.labels, x.probabilities, ("head",) * 3) for x in (a, b)]
     assert compare(*alone, resamples=20)["bacc_head"].same_as == "balanced_accuracy"
+
+
+def test_resamples_that_all_agree_are_no_evidence():
+    labels = np.array([0, 0, 1, 1])
+    right, wrong = (np.eye(2)[k] * 0.8 + 0.1 for k in (labels, 1 - labels))
+    samples = [Sample(labels, p) for p in (right, wrong)]
+    stuck = Difference(1.0, 1.0, 1.0, 0.02)
+    found = paired_limits(samples[:1], samples[1:], METRICS["kappa"], stuck)
+    assert np.isnan([found.low, found.high, found.p_value]).all()
+    same = paired_limits(samples[:1], samples[:1], METRICS["kappa"], Difference(0.0, 0, 0, 1.0))
+    assert same.p_value == 1
+    text = compare(*samples, resamples=20)
+    shown = format_comparison(text, "title")
+    assert re.search(r"kappa +\+\d+\.\d+ +no interval: all resamples agree$", shown, re.MULTILINE)

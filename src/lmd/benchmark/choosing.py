@@ -52,6 +52,7 @@ def write_study(
     protocol: str | None,
     columns: dict[str, Any],
     held_out: int = HELD_OUT,
+    skip_bad: bool = False,
 ) -> Path:
     """Pseudo-tails of the data and a grid of the candidates on them; an existing study is kept.
 
@@ -66,7 +67,10 @@ def write_study(
     where = Path(data).expanduser()
     root = Path(columns.get("root") or (where if where.is_dir() else where.parent))
     table = split(
-        open_table(data, **columns), asked.split, seed=asked.split_seed, allow_leak=asked.allow_leak
+        open_table(data, skip_bad=skip_bad, **columns),
+        asked.split,
+        seed=asked.split_seed,
+        allow_leak=asked.allow_leak,
     )
     assert table.parts is not None
     root = images_root(table, root).absolute()
@@ -80,6 +84,7 @@ def write_study(
         f"seeds = {as_toml(list(range(seeds)))}",
         f"reference = {as_toml(methods[0])}",
         *([f"protocol = {as_toml(str(protocol))}"] if protocol is not None else []),
+        *(["skip_bad = true"] if skip_bad else []),
         f"columns = {{ root = {as_toml(str(root))}{outside} }}",
         "[sweep.data]",
         *(f'"task {j + 1}" = "tasks/task-{j + 1}.csv"' for j in range(tasks)),
@@ -119,7 +124,9 @@ def compare(results: Results, *, seed: int = 0) -> tuple[list[Candidate], int]:
     resampled = draws[:, chosen, np.arange(draws.shape[2])[:, None]].mean(axis=2)
     means = values.mean(axis=1)
     top = int(np.argmax(means))
-    wins = np.bincount(resampled.argmax(axis=0), minlength=len(keys)) / resampled.shape[1]
+    # Rows that are equal in a resample share it.
+    first = resampled >= resampled.max(axis=0) - 1e-12
+    wins = (first / first.sum(axis=0)).mean(axis=1)
     found = []
     for i, row in enumerate(results.plan.rows):
         behind = float(means[i] - means[top])

@@ -17,7 +17,7 @@ from lmd.base.paths import whole
 from lmd.base.rules import complaints
 from lmd.benchmark.local import Local
 from lmd.benchmark.plan import Plan, PlannedRun, Point, Row
-from lmd.benchmark.pooling import FINAL, Final, write_pooled
+from lmd.benchmark.pooling import Final, write_pooled
 from lmd.benchmark.progress import open_board
 from lmd.benchmark.run import run_plan
 from lmd.data.folds import fold_notes, make_folds, without_parts
@@ -25,7 +25,9 @@ from lmd.data.sources import open_table
 from lmd.methods import DEFAULT, find_method
 from lmd.protocol import Protocol
 from lmd.runfolder.folder import RUN_FILES, RunFolder
+from lmd.runfolder.one_model import FINAL
 from lmd.runfolder.record import Request
+from lmd.runs.opening import check_outside
 from lmd.runs.request import resolve, train_command
 from lmd.runs.tracking import Tracking, checked_trackers
 
@@ -109,8 +111,11 @@ def cross_validate(
     if folder is None:
         folder = default_folder(asked)
         before = _read(folder) if resume else None
+        if before is not None and final is None:
+            asked = asked.model_copy(update={"final": before.final})
     if before is None:
         _check_free(folder, overwrite=overwrite)
+        check_outside(folder, asked.data)
     else:
         _check_same(folder, before, asked)
     plan, notes = plan_folds(asked), _checked(asked)

@@ -15,6 +15,7 @@ from lmd.deploy.average import save_average
 from lmd.model import AVERAGE
 from lmd.report import write_card, write_report
 from lmd.runfolder.folder import RunFiles, RunFolder
+from lmd.runfolder.one_model import FINAL
 from lmd.runfolder.predictions import PartPredictions, Predictions
 from lmd.runfolder.record import FoldRun, Folds, Record, TablePart
 from lmd.runs.provenance import now
@@ -22,7 +23,6 @@ from lmd.runs.score import scored
 from lmd.scoring.tiers import assign_tiers
 
 Final = Literal["average", "refit", "none"]
-FINAL = "final"  # the run on all images
 MODEL = ("model.safetensors", "model.json", "novelty.safetensors")
 SHARED = (
     "Intervals take the images to be drawn at random, and the {n} models as given. Any two folds "

@@ -15,6 +15,7 @@ from lmd.cli.options import (
     ImageColumn,
     LabelColumn,
     Root,
+    SkipBad,
     SplitColumn,
     given_columns,
 )
@@ -57,6 +58,7 @@ def choose_command(
     split_column: SplitColumn = None,
     root: Root = None,
     allow_outside: AllowOutside = False,
+    skip_bad: SkipBad = False,
 ) -> None:
     """Compare methods on pseudo-tails of your data and say which one to use.
 
@@ -82,6 +84,7 @@ def choose_command(
         protocol=protocol,
         columns=given_columns(context),
         held_out=held_out,
+        skip_bad=skip_bad,
     )
     plan = plan_grid(grid)
     with locked(folder) as lock:

@@ -16,6 +16,7 @@ from lmd.cli.options import (
     ImageColumn,
     LabelColumn,
     Root,
+    SkipBad,
     SplitColumn,
 )
 
@@ -132,6 +133,7 @@ def pseudo_tails_command(
     split_column: SplitColumn = None,
     root: Root = None,
     allow_outside: AllowOutside = False,
+    skip_bad: SkipBad = False,
     overwrite: Annotated[
         bool, typer.Option("--overwrite", help="Replace existing tasks in --out.")
     ] = False,
@@ -149,7 +151,7 @@ def pseudo_tails_command(
     columns = Columns(
         image_column, label_column, group_column, split_column, root, allow_outside=allow_outside
     )
-    table = split(scan_source(data, columns).table())
+    table = split(scan_source(data, columns).table(skip_bad=skip_bad))
     found = pseudo_tails(table, tasks, seed=seed, held_out=held_out)
     where = Path(root) if root else Path(data) if Path(data).is_dir() else Path(data).parent
     where = images_root(table, where)

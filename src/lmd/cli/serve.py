@@ -40,7 +40,7 @@ def serve(
         str,
         typer.Option(
             help="What computes the predictions of run folders: onnx, torch, or auto, which is "
-            "onnx on a CPU if lmd[onnx] is installed."
+            "onnx on a CPU if the extra onnx is installed."
         ),
     ] = "auto",
     device: Device = "auto",

@@ -17,6 +17,7 @@ from lmd.base.errors import LmdError
 from lmd.base.progress import Display
 from lmd.data.features import feature_table
 from lmd.data.prepare import Prepared
+from lmd.data.table import PARTS
 from lmd.deploy.classifier import NAME, FeatureClassifier
 from lmd.methods.frozen import PAPERS, TITLES
 from lmd.model import save_model
@@ -25,6 +26,7 @@ from lmd.runfolder.folder import RunFiles, RunFolder
 from lmd.runfolder.record import Machine, MethodInfo, ModelInfo, Record, Request
 from lmd.runs.decide import answers_of
 from lmd.runs.encode import KEY, Asked, Source, open_source
+from lmd.runs.features import Kept, flag_of
 from lmd.runs.frozen import Calibrated, solve
 from lmd.runs.provenance import commit, machine, now
 from lmd.runs.recording import NO_VALIDATION, data_info
@@ -119,9 +121,24 @@ def calibrate_run(
         created=begun, finished=now(), status="finished",
         timings={key: round(value, 3) for key, value in seconds.items()},
     )  # fmt: skip
+    flag = _flag(found)
+    record = record.replaced(novelty=flag.info)
     RunFolder.create(folder, overwrite=overwrite)
-    _write(run, found, done, record)
+    _write(run, found, done, record, flag)
     return run
+
+
+def _flag(found: Source) -> Kept:
+    """The flag for images unlike the training images, of a complete image model."""
+    if found.model is None:
+        return Kept()
+    features, table = found.data.features, found.data.table
+    own, *others = (found.data.rows(part) for part in PARTS)
+    held_out = {part: features[rows] for part, rows in zip(PARTS[1:], others, strict=True)}
+    groups = None if table.groups is None else np.unique(table.groups, return_inverse=True)[1]
+    return flag_of(
+        features[own], table.labels[own], held_out, None if groups is None else groups[others[1]]
+    )
 
 
 def _record(
@@ -195,7 +212,7 @@ def _notes(done: Calibrated, counts: NDArray[np.int64], classes: Sequence[str]) 
     return notes
 
 
-def _write(run: RunFolder, found: Source, done: Calibrated, record: Record) -> None:
+def _write(run: RunFolder, found: Source, done: Calibrated, record: Record, flag: Kept) -> None:
     """Write the files of a finished calibration, the record and the report last."""
     if found.model is not None and found.spec is not None:
         prior, held_out = answers_of(record, done.predictions)
@@ -215,6 +232,7 @@ def _write(run: RunFolder, found: Source, done: Calibrated, record: Record) -> N
             lmd_version=__version__,
         )
         save_model(found.model, run.path, spec)
+        flag.write(run.path)
     done.classifier.save(run.path / NAME)
     run.write_predictions(done.predictions)
     run.write_record(record)

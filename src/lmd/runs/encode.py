@@ -1,7 +1,7 @@
 """Where ``lmd calibrate`` takes features from: a file, a run, or images through an encoder."""
 
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -17,8 +17,9 @@ from lmd.data.prepare import Prepared, prepare_data
 from lmd.model import Model, ModelSpec, build_model, channels_last, load_model
 from lmd.model.backbones import names
 from lmd.protocol import Protocol, load_protocol
-from lmd.runfolder.folder import RunFolder
+from lmd.runfolder.one_model import of_one_model
 from lmd.runfolder.record import Request
+from lmd.runs.features import images_of_run
 
 KEY = "calibrate"  # the method in records
 BATCH = 64
@@ -87,6 +88,8 @@ def open_source(source: str, asked: Asked, device: torch.device, display: Displa
             f"({', '.join(names())}), a weight file with --backbone, or an .onnx file; it is "
             f"{source!r}"
         )
+    if not images:
+        _refuse_options(source, asked)
     if suffix == ".npz":
         return Source(read_features(path), source, "none: features were given", "none")
     if suffix == ".onnx":
@@ -104,13 +107,24 @@ def open_source(source: str, asked: Asked, device: torch.device, display: Displa
     )
 
 
+def _refuse_options(source: str, asked: Asked) -> None:
+    """An ``LmdError`` for options about images that the source does not read by them."""
+    words = [word for word in replace(asked, data=None).words() if word.startswith("--")]
+    if words:
+        raise LmdError(
+            f"{' and '.join(dict.fromkeys(words))} cannot be used with {source}: a run keeps its "
+            "own way of reading images, and a file of features has groups and parts in its arrays "
+            "'groups' and 'split'"
+        )
+
+
 def _is_backbone(source: str) -> bool:
     return source.startswith("timm/") or source in names()
 
 
 def _from_run(path: Path, device: torch.device, display: Display) -> Source:
     """The features of a run's images through its own encoder."""
-    record = RunFolder.open(path).read_record()
+    record = of_one_model(path).read_record()
     if record.status != "finished":
         raise LmdError(f"{path} is not finished: run `lmd train --resume --out {path}`")
     model, spec = load_model(path)
@@ -120,12 +134,7 @@ def _from_run(path: Path, device: torch.device, display: Display) -> Source:
         )
     asked = record.request
     protocol = Protocol.model_validate(asked.protocol)
-    display.start("decoding images", 1)
-    data = prepare_data(
-        asked.data, protocol, columns=asked.columns, skip_bad=asked.skip_bad, tick=display.step
-    )
-    if data.fingerprint() != record.data.fingerprint:
-        raise LmdError(f"the images of {asked.data} have changed since {path} was trained")
+    data = images_of_run(record, None, display, movable=False)
     found = encode_images(model, spec.preprocessing, data, device, display)
     head = model.classifier
     given: dict[str, Any] = {}

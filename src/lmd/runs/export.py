@@ -22,6 +22,7 @@ from lmd.model import HeldOut, load_model
 from lmd.report.card_blocks import Block, Bullets, Grid, Section
 from lmd.report.card_files import write_card
 from lmd.runfolder.folder import RunFolder
+from lmd.runfolder.one_model import of_one_model
 from lmd.runs.features import images_of_run
 from lmd.scoring.conformal import true_probabilities
 from lmd.scoring.intervals import Difference, paired_differences
@@ -103,7 +104,7 @@ def export_run(
         return path, None
     if quantise != "int8":
         raise LmdError(f"--quantise must be int8; it is {quantise!r}")
-    record = RunFolder.open(run).read_record()
+    record = of_one_model(run).read_record()
     graph, change = _quantised(run, images_of_run(record, data, display), display)
     for line in change.lines():
         display.say(line)

@@ -1,6 +1,6 @@
 """What is kept of the training images' features: the flag's Gaussians and the nearest cases."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -19,6 +19,7 @@ from lmd.deploy.novelty import Novelty, save_novelty
 from lmd.deploy.predict import load
 from lmd.protocol import Protocol
 from lmd.runfolder.folder import RunFolder
+from lmd.runfolder.one_model import of_one_model, several_models
 from lmd.runfolder.record import NoveltyInfo, Record
 from lmd.scoring.estimates import Estimate
 from lmd.scoring.novelty import ABOVE, fit_gaussians, flag_rate, flag_threshold
@@ -56,10 +57,21 @@ def keep(
     held_out = {
         part: features_of(engine, data.part(part).pixels) for part in ("validation", "test")
     }
+    flag = flag_of(own, train.labels, held_out, test_groups)
+    return Kept(flag.novelty, flag.info, index)
+
+
+def flag_of(
+    own: NDArray[np.float32],
+    labels: NDArray[np.int64],
+    held_out: Mapping[str, NDArray[np.float32]],
+    test_groups: NDArray[Any] | None,
+) -> Kept:
+    """The flag from features ``own (N, C)`` of training images and those of the other parts."""
     finite = all(np.isfinite(found).all() for found in (own, *held_out.values()))
     if len(held_out["validation"]) == 0 or not finite:
-        return Kept(neighbours=index)
-    gaussians = fit_gaussians(own, train.labels)
+        return Kept()
+    gaussians = fit_gaussians(own, labels)
     novelty = Novelty(gaussians, gaussians.distances(held_out["validation"]))
     rate = None
     if len(held_out["test"]):
@@ -71,7 +83,7 @@ def keep(
         images=len(novelty.validation),
         flagged=rate,
     )
-    return Kept(novelty, info, index)
+    return Kept(novelty, info)
 
 
 def features_of(
@@ -113,7 +125,7 @@ def build_index(
     run = RunFolder.open(path)
     if (path / FILE).exists() and not overwrite:
         raise LmdError(f"{path / FILE} exists: use --overwrite to replace it")
-    record = run.read_record()
+    record = of_one_model(run.path).read_record()
     engine = load(path, device).engine
     if not isinstance(engine, TorchEngine):
         raise LmdError(f"{path} has the average of several models: give one of its folds")
@@ -137,6 +149,8 @@ def images_of_run(
     ``data`` is where they are now; ``movable`` says that the user can give it.
     """
     request = record.request
+    if record.folds is not None:
+        raise LmdError(several_models(record))
     if not request.protocol:
         raise LmdError(
             f"the record of {record.name} does not say how its images are read: it was made from "

@@ -42,6 +42,7 @@ def open_run(
     if rank() == 0:
         if not begun:
             RunFolder.check_free(folder, overwrite=overwrite)
+            check_outside(folder, request.data)
         if not folder.exists():
             new = [folder, *takewhile(lambda above: not above.exists(), folder.parents)]
             held.callback(_forget_unborn, folder, new)
@@ -54,6 +55,16 @@ def open_run(
     if begun:
         return *_reopen(folder, request, given), True
     return RunFolder(folder), request, False
+
+
+def check_outside(folder: Path, data: str) -> None:
+    """An ``LmdError`` if the run would be written among the class folders of its data."""
+    source = Path(data).expanduser()
+    if source.is_dir() and folder.resolve().is_relative_to(source.resolve()):
+        raise LmdError(
+            f"the run folder {folder} lies inside the data {data}, where it would be taken for a "
+            "class: run the command from another folder, or give --out"
+        )
 
 
 def given_names(request: Request, settings: Collection[str], *, named: bool) -> set[str]:

@@ -59,6 +59,11 @@ def p_text(p: float) -> str:
     return "< 0.001" if p < 0.001 else f"= {p:.3f}"
 
 
+def agreement(gap: float) -> str:
+    """Why a difference has no interval."""
+    return "all resamples agree" if gap else "the runs agree"
+
+
 def format_comparison(found: dict[str, Compared], title: str) -> str:
     """The differences as plain text of 98 columns."""
     lines = [textwrap.fill(title, 98)]
@@ -70,7 +75,7 @@ def format_comparison(found: dict[str, Compared], title: str) -> str:
             lines.append(f"  {name:<26} the same as {METRICS[one.same_as].title.lower()}")
         else:
             span = f"95 % {100 * gap.low:+.2f} to {100 * gap.high:+.2f}"
-            span = span if np.isfinite(gap.low) else "no interval: the runs agree"
+            span = span if np.isfinite(gap.low) else f"no interval: {agreement(gap.value)}"
             p = f"   p {p_text(one.corrected)}" if one.corrected is not None else ""
             lines.append(f"  {name:<26} {100 * gap.value:+7.2f}   {span}{p}")
     return "\n".join(lines)

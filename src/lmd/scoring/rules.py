@@ -109,7 +109,8 @@ def make_rule(wanted: Wanted, known: Known) -> Rule:
             raise LmdError(
                 "--coverage needs the probabilities of validation images, and this model has none: "
                 "`lmd evaluate RUN` adds them to an older model; a run without a validation part "
-                "has none, nor has the average of a cross-validation (train with --final refit)"
+                "has none, nor have all folds of a cross-validation together (train with --final "
+                "refit, and give the folder `final` to evaluate it)"
             )
         sets = guarantees(known.held_out, known.tiers, wanted.coverage)
     if wanted.refer_above is not None and (sets is None or wanted.refer_above < 1):

@@ -96,8 +96,10 @@ def paired_limits(
     elif stuck and metric.key == "accuracy":
         classes = [np.full(len(one.labels), True)]
     else:
-        low, high = NONE if stuck else (drawn.low, drawn.high)
-        return Difference(drawn.value, low, high, drawn.p_value)
+        if stuck:
+            # Resamples that all agree say nothing about other images.
+            return Difference(drawn.value, *NONE, 1.0 if drawn.value == 0 else math.nan)
+        return drawn
 
     right = [np.mean([run.right for run in side], axis=0) for side in (first, second)]
 

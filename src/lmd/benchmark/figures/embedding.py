@@ -10,6 +10,7 @@ from numpy.typing import NDArray
 
 from lmd.base.errors import LmdError
 from lmd.runfolder.folder import RunFolder
+from lmd.runfolder.one_model import several_models
 from lmd.runfolder.record import Record
 
 Floats = NDArray[np.float64]
@@ -43,6 +44,8 @@ def read_records(runs: Sequence[Path]) -> list[Record]:
     records: list[Record] = []
     for path in runs:
         record = RunFolder.open(path).read_record()
+        if record.folds is not None:
+            raise LmdError(several_models(record))
         if record.status != "finished" or not (path / "model.safetensors").exists():
             raise LmdError(f"{path} has no finished model: run `lmd train --resume --out {path}`")
         if records and record.data.fingerprint != records[0].data.fingerprint:
