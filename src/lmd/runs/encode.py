@@ -112,9 +112,9 @@ def _refuse_options(source: str, asked: Asked) -> None:
     words = [word for word in replace(asked, data=None).words() if word.startswith("--")]
     if words:
         raise LmdError(
-            f"{' and '.join(dict.fromkeys(words))} cannot be used with {source}: a run keeps its "
-            "own way of reading images, and a file of features has groups and parts in its arrays "
-            "'groups' and 'split'"
+            f"{source} takes no {', '.join(dict.fromkeys(words))}: a run keeps its own way of "
+            "reading images, and a file of features has groups and parts in its arrays 'groups' "
+            "and 'split'"
         )
 
 

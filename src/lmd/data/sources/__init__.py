@@ -54,9 +54,9 @@ def _refuse_columns(path: str | Path, columns: Columns) -> None:
     named = [f"--{key.replace('_', '-')}" for key, value in given.items() if value]
     if named:
         raise LmdError(
-            f"{' and '.join(named)} cannot be used with {path}, because only manifests (.csv, "
-            ".tsv) have columns and a root: an .npz has groups and parts in its arrays 'groups' "
-            "and 'splits'; for a folder of images, write a manifest"
+            f"{path} takes no {', '.join(named)}: only manifests (.csv, .tsv) have columns and a "
+            "root; an .npz has groups and parts in its arrays 'groups' and 'splits', and for a "
+            "folder of images a manifest can be written"
         )
 
 
