@@ -37,7 +37,8 @@ def test_it_shows_the_records_numbers(tmp_path: Path) -> None:
     for one in record.sets.per_class:
         found = one.coverage
         assert f"{shown(found.value)} {100 * found.low:.1f}–{shown(found.high)}" in sets
-        assert f"{one.size.value:.2f} {one.size.low:.2f}–{one.size.high:.2f}" in sets
+        span = "" if one.size.low is None else f" {one.size.low:.2f}–{one.size.high:.2f}"
+        assert f"{one.size.value:.2f}{span}" in sets
         assert f"{100 * one.expected.low:.1f}–{shown(one.expected.high)}" in sets
     calibration = text[text.index("Can its confidence") : text.index("Sets of classes")]
     found = record.calibration["test"]

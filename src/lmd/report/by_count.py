@@ -28,12 +28,13 @@ def against_counts(name: str, points: Sequence[tuple[int, Point]], width: float)
     for share in (0.0, 0.25, 0.5, 0.75, 1.0):
         parts.append(line(left, y(share), width - right, y(share), "grid"))
         parts.append(text(left - 7, y(share) + 4, f"{100 * share:.0f}", class_="tick end"))
-    for power in range(math.floor(low), math.ceil(low + span) + 1):
-        for factor in (1, 2, 5) if span < 2.5 else (1,):
-            at = factor * 10.0**power
-            if low <= math.log10(at) <= low + span and at >= 1:
-                parts.append(line(x(at), base, x(at), base + 4, "axis"))
-                parts.append(text(x(at), base + 17, thousands(int(at)), class_="tick"))
+    powers = range(math.floor(low), math.ceil(low + span) + 1)
+    factors = (1, 2, 5) if span < 2.5 else (1,)
+    ticks = [factor * 10**power for power in powers if power >= 0 for factor in factors]
+    ticks = [at for at in ticks if low <= math.log10(at) <= low + span]
+    for at in ticks if len(ticks) > 1 else sorted({min(counts), max(counts)}):
+        parts.append(line(x(at), base, x(at), base + 4, "axis"))
+        parts.append(text(x(at), base + 17, thousands(at), class_="tick"))
     parts.append(line(left, base, width - right, base, "axis"))
     for count, point in points:
         assert point.value is not None

@@ -40,6 +40,7 @@ def comparison(
         ],
         "figure": figures.comparison_figure(classes, recalls, [each.record.name for each in runs]),
         "pairs": pairs,
+        "alike": len({each.record.method.title for each in runs}) < len(runs),
     }
 
 

@@ -103,14 +103,14 @@ def _number(key: str, found: Estimate) -> dict[str, Any]:
     }
 
 
-def _gap(key: str, found: Estimate) -> dict[str, str]:
+def _gap(key: str, found: Estimate) -> dict[str, Any]:
     """A difference in points, or in its own unit if the metric is no share."""
     if found.value is None:
-        return {"text": NONE, "interval": ""}
+        return {"text": NONE, "interval": "", "value": NONE}
     show = signed if METRICS[key].rate else _plain_sign
     limits = [found.low, found.high]
     span = " to ".join(show(x) for x in limits if x is not None)
-    return {"text": show(found.value), "interval": span}
+    return {"text": show(found.value), "interval": span, "value": found.value}
 
 
 def _plain_sign(value: float) -> str:

@@ -79,7 +79,7 @@ def _page(run: RunFiles, others: Sequence[RunFiles], resamples: int) -> dict[str
         "tiles": view.tiles(metrics, classes),
         "summary": words.summary(record, classes) if record.part else [],
         "notes": _notes(record),
-        "totals": {part: sum(counts) for part, counts in record.data.counts.items() if counts},
+        "totals": {part: sum(counts) for part, counts in record.data.counts.items() if any(counts)},
         "classes": classes,
         "metrics": metrics,
         "intervals": about.definition if about else "",

@@ -29,7 +29,9 @@ def class_rows(record: Record) -> list[Row]:
         }
         for part in ("train", "validation", "test"):
             counts = record.data.counts.get(part)
-            row[part] = counts[k] if counts else None
+            # All folds of a cross-validation together have no validation part.
+            known = counts if counts and (record.folds is None or any(counts)) else None
+            row[part] = known[k] if known else None
         for key in ("recall", "precision", "f1"):
             estimate: Estimate = getattr(found, key) if found else UNKNOWN
             row[key] = estimate.value

@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Any
 from lmd.base.errors import LmdError
 from lmd.benchmark.figures.series import ClassPoint, Series, group, same_data
 from lmd.benchmark.figures.sources import Study
-from lmd.benchmark.figures.style import COLOURS, MARKERS, Drawn, new_figure
+from lmd.benchmark.figures.style import COLOURS, MARKERS, Drawn, entry, new_figure
 from lmd.benchmark.figures.sweep import places_of, swept_setting, value_of
 from lmd.scoring.tiers import TIERS
 
@@ -54,7 +54,9 @@ def class_sweep_figure(
     panels[0].set_ylabel(f"recall on the {points[0].record.part} part, %")
     panels[len(panels) // 2].set_xlabel(setting + (" (logarithmic)" if logarithmic else ""))
     thin = f" Thin lines: {', '.join(one.title for one in flat)}." if flat else ""
-    note = f"Whiskers: 95 % intervals of recall over test images (Wilson).{thin}"
+    several = any(len(one.runs) > 1 for one in points)
+    mean = "; recalls and limits are means over the seeds" if several else ""
+    note = f"Whiskers: 95 % intervals of recall over test images (Wilson){mean}.{thin}"
     return Drawn(figure, _rows([*points, *flat], setting, swept), (note,))
 
 
@@ -72,7 +74,7 @@ def _line(
         shifted,
         y,
         [below, above],
-        label=name if len(name) <= 22 else f"{name[:21]}…",
+        label=entry(name if len(name) <= 22 else f"{name[:21]}…"),
         color=COLOURS[place % n],
         marker=MARKERS[(place + place // n) % n],
         capsize=1.5,

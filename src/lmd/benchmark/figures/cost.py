@@ -7,6 +7,7 @@ from lmd.base.errors import LmdError
 from lmd.benchmark.figures.labels import label_points
 from lmd.benchmark.figures.series import (
     Series,
+    axis_title,
     check_metrics,
     group,
     one_device,
@@ -76,7 +77,7 @@ def cost_figure(
     axes.margins(x=0.12, y=0.08)
     several = any(len(one.runs) > 1 for one in series)
     axes.set_xlabel(f"{device} minutes of training" + (", mean over seeds" if several else ""))
-    axes.set_ylabel(f"{METRICS[metric].title.lower()}, %")
+    axes.set_ylabel(axis_title(metric))
     axes.grid()
     first = [i for i in points if series[i].key in study.order[:1]]
     shown = list(points) if len(points) <= LABELLED else [*reference, *first, *front]

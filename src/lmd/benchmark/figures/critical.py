@@ -54,7 +54,8 @@ def critical_figure(
     figure = new_figure(width, tall)
     figure.set_layout_engine("none")
     _draw(figure.add_subplot(), found, list(titles.values()))
-    return Drawn(figure, _rows(found, titles, names, values, metric), _notes(found, names, chosen))
+    notes = _notes(found, names, chosen, left_out)
+    return Drawn(figure, _rows(found, titles, names, values, metric), notes)
 
 
 def _values(
@@ -160,12 +161,16 @@ def _rows(
     return rows
 
 
-def _notes(found: Ranking, names: Sequence[str], test: Test) -> tuple[str, ...]:
+def _notes(
+    found: Ranking, names: Sequence[str], test: Test, left_out: Sequence[str]
+) -> tuple[str, ...]:
     sets = {name.split(", seed ")[0] for name in names}
     notes = [
         f"Mean ranks over {len(names)} blocks (1 is best); a bar joins methods that do not differ "
         f"at {100 * LEVEL:g} % ({NAMES[test]}; Demsar 2006). Friedman's test: p = {found.p:.2g}."
     ]
+    if left_out:
+        notes.append(f"Left out, because not every method has finished: {shorten(left_out)}.")
     if found.p >= LEVEL:
         notes.append("Friedman's test finds no difference: do not read one from the ranks.")
     if len(sets) < len(names):

@@ -51,8 +51,8 @@ def friedman(ranks: NDArray[np.float64], blocks: int) -> float:
     k = len(ranks)
     chi = 12 * blocks / (k * (k + 1)) * (float((ranks**2).sum()) - k * (k + 1) ** 2 / 4)
     rest = blocks * (k - 1) - chi
-    if rest <= 1e-12:
-        return 0.0
+    if rest <= 1e-9 * blocks:  # the same order in every block: the share of such outcomes
+        return float(math.factorial(k)) ** (1 - blocks)
     return float(stats.f.sf((blocks - 1) * chi / rest, k - 1, (k - 1) * (blocks - 1)))
 
 

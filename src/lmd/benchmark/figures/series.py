@@ -164,6 +164,19 @@ def check_metrics(names: Sequence[str]) -> list[str]:
     return list(names)
 
 
+def axis_title(metric: str, *, short: bool = False) -> str:
+    """The title of an axis with a hundred times the metric.
+
+    >>> axis_title("balanced_accuracy"), axis_title("mcc"), axis_title("auc", short=True)
+    ('balanced accuracy, %', 'MCC × 100', 'AUC × 100')
+    """
+    about = METRICS[metric]
+    title = about.short if short else about.title
+    if not short and not title.isupper():
+        title = title[0].lower() + title[1:]
+    return f"{title}, %" if about.rate else f"{title} × 100"
+
+
 def same_data(series: Sequence[Series], figure: str) -> None:
     """Refuse rows that were tested on different images."""
     first = series[0]

@@ -71,6 +71,11 @@ def need(module: str) -> None:
         )
 
 
+def entry(name: str) -> str:
+    """A name for a legend; matplotlib leaves out those that begin with an underscore."""
+    return f"\u200b{name}" if name.startswith("_") else name
+
+
 @contextmanager
 def drawing() -> Iterator[None]:
     """The settings of all figures, for drawing and saving; pyplot is not used."""
@@ -81,6 +86,7 @@ def drawing() -> Iterator[None]:
         "font.family": "sans-serif",
         "font.sans-serif": ["DejaVu Sans"],
         "font.size": 8,
+        "text.parse_math": False,  # names of classes may have dollar signs
         "axes.titlesize": 8,
         "axes.labelsize": 8,
         "xtick.labelsize": 7,

@@ -5,7 +5,13 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
 from lmd.base.errors import LmdError
-from lmd.benchmark.figures.series import Series, check_metrics, group, one_device
+from lmd.benchmark.figures.series import (
+    Series,
+    axis_title,
+    check_metrics,
+    group,
+    one_device,
+)
 from lmd.benchmark.figures.sources import Study
 from lmd.benchmark.figures.style import COLOURS, LINES, Drawn, legend_below, look, new_figure
 from lmd.scoring.metrics import METRICS
@@ -33,6 +39,9 @@ def sweep_figure(
     series = group(study, methods)
     device = one_device(series)
     setting, swept = swept_setting(series)
+    for one in series if setting == FACTOR else ():  # one of several is finished so far
+        if one.key not in swept and one.record.data.imbalance_factor is not None:
+            swept[one.key] = [one]
     flat = [one for one in series if one.key not in swept]
     values = sorted({value_of(one, setting) for rows in swept.values() for one in rows})
     places, logarithmic = places_of(values)
@@ -54,7 +63,7 @@ def sweep_figure(
             titles.append(title)
         for i, one in enumerate(flat):
             place = j if together else len(swept) + i
-            rows += _flat(panel, one, key, place)
+            rows += _flat(panel, one, key, place, named=together)
     for i, points in enumerate(swept.values()):
         # The only line of a time panel is black: it belongs to no metric.
         _times(axes[-1], points, setting, places, look(6) if together else look(i))
@@ -134,12 +143,12 @@ def _line(
     return rows
 
 
-def _flat(panel: "Axes", one: Series, key: str, place: int) -> list[dict[str, Any]]:
+def _flat(panel: "Axes", one: Series, key: str, place: int, *, named: bool) -> list[dict[str, Any]]:
     found, kind = one.estimate(key)
     if found is None:
         return []
     n = len(COLOURS)
-    title = f"{one.title}, {METRICS[key].short}"
+    title = f"{one.title}, {METRICS[key].short}" if named else one.title
     panel.axhline(
         100 * found.mean,
         color=COLOURS[place % n],
@@ -160,7 +169,7 @@ def _times(
 def _finish(axes: Any, keys: Sequence[str], together: bool, device: str) -> None:
     for panel, key in zip(axes[:-1], keys, strict=False):
         panel.set_ylabel(
-            "value × 100" if together and len(keys) > 1 else f"{METRICS[key].short}, %"
+            "value × 100" if together and len(keys) > 1 else axis_title(key, short=True)
         )
     axes[-1].set_ylabel(f"{device} minutes")
     axes[-1].set_ylim(0, 1.2 * max(axes[-1].get_ylim()[1], 1e-9))

@@ -8,7 +8,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from lmd.benchmark.figures.embedding import Asked, Floats, embed, features_of, read_records
-from lmd.benchmark.figures.style import COLOURS, MARKERS, TIER_STYLE, Drawn, new_figure
+from lmd.benchmark.figures.style import COLOURS, MARKERS, TIER_STYLE, Drawn, entry, new_figure
 from lmd.runfolder.record import Record
 from lmd.scoring.tiers import TIERS
 
@@ -83,7 +83,9 @@ def _scatter(panel: "Axes", xy: Floats, at: int, label: str, size: float) -> Non
     marker = MARKERS[(at + at // n) % n]
     colour = COLOURS[at % n]
     x, y = xy.T
-    panel.scatter(x, y, s=size, color=colour, marker=marker, label=label, linewidths=0, alpha=0.85)
+    panel.scatter(
+        x, y, s=size, color=colour, marker=marker, label=entry(label), linewidths=0, alpha=0.85
+    )
 
 
 def _legends(figure: "Figure", axes: NDArray[Any]) -> None:

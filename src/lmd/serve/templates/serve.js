@@ -41,7 +41,9 @@
     const wanted = {};
     const mix = prevalence();
     if (mix === "own") {
-      wanted.prevalence = Object.fromEntries(model.classes.map((each) => [each.name, ownShare(each.name)]));
+      // Another model may have other classes: the shares of its own sum to 1.
+      const sum = model.classes.reduce((total, each) => total + ownShare(each.name), 0);
+      wanted.prevalence = Object.fromEntries(model.classes.map((each) => [each.name, sum ? ownShare(each.name) / sum : 1 / model.classes.length]));
     } else if (mix) {
       wanted.prevalence = mix;
     }
@@ -146,6 +148,7 @@
           explained[i][m] = await post(model, "explain", formOf("image", [files[i]]));
         } else if (!answers[i][m].answer.picture) {
           const shown = await post(model, "predict", formOf("image", [files[i]], { picture: true }));
+          if (own !== round) return;
           answers[i][m].answer.picture = shown.picture;
         }
       } catch (error) {
@@ -352,6 +355,7 @@
   function take(list) {
     const found = [...list];
     if (!found.length) return;
+    round += 1;  // answers for other images that are on their way are not for these
     files = found;
     answers = files.map(() => models.map(() => ({})));
     explained = files.map(() => models.map(() => null));
