@@ -16,10 +16,12 @@ import lmd
 from lmd.base.errors import LmdError
 from lmd.cli.commands import app
 from lmd.data.prepare import prepare_data
+from lmd.methods.frozen import Chosen, Linear
 from lmd.protocol import Protocol
 from lmd.runs.calibrate import calibrate_run
 from lmd.runs.encode import Asked
 from lmd.runs.export import export_run
+from lmd.runs.frozen import mix_of
 from lmd.runs.rescore import compare_runs, rescore
 from lmd.runs.tta import evaluate_tta
 
@@ -300,3 +302,43 @@ def test_labels_of_a_data_frame_are_python_strings() -> None:
     assert labels.dtype == object
     found = lmd.calibrate(**given | {"labels": labels})
     assert set(found.classes) <= set(names)
+
+
+def test_what_a_classifier_is_chosen_on_must_not_be_seen(tmp_path: Path, images: Path) -> None:
+    settings = QUICK | {"split": (0.7, 0, 0.3), "tiers": "thirds"}
+    run = lmd.train(images, method="ce", settings=settings, out=tmp_path / "run", quiet=True)
+    with pytest.raises(LmdError, match="its encoder has seen all training images"):
+        calibrate_run(run.path, out=tmp_path / "new", quiet=True)
+    # An existing classifier that knows the rows of every fold is not among the candidates.
+    rng = np.random.default_rng(0)
+    features, labels = rng.normal(size=(60, 80)), rng.integers(3, size=60)
+    weight = np.linalg.lstsq(features, np.eye(3)[labels], rcond=None)[0].T
+    found = lmd.calibrate(features, labels, weight=100 * weight, bias=np.zeros(3))
+    chosen = next(row for row in found.candidates if row.chosen)
+    assert chosen.held_out.value < 0.6
+    assert not [row for row in found.candidates if row.key.startswith("existing_")]
+
+
+@pytest.mark.parametrize(
+    ("key", "tau", "before", "mix"),
+    [
+        ("existing_adjusted", 0.0, "training", "training"),
+        ("existing_adjusted", 1.0, "training", "uniform"),
+        ("existing_adjusted", 0.0, "uniform", "uniform"),
+        ("adjusted", 0.2, "uniform", "training"),
+        ("balanced", None, "training", "uniform"),
+    ],
+)
+def test_the_mix_of_a_classifier_that_is_hardly_changed(
+    key: str, tau: float | None, before: Any, mix: str
+) -> None:
+    setting = {} if tau is None else {"tau": tau}
+    nothing = Linear.of(torch.zeros(2, 2, dtype=torch.float64))
+    assert mix_of(Chosen(key, setting, nothing, np.zeros((0, 2))), before) == mix
+
+
+def test_the_tiers_of_a_run_stay(tmp_path: Path, images: Path) -> None:
+    settings = QUICK | {"tiers": "head=nv;tail=mel,df"}
+    run = lmd.train(images, method="ce", settings=settings, out=tmp_path / "run", quiet=True)
+    new = calibrate_run(run.path, out=tmp_path / "new", quiet=True)
+    assert new.read_record().tiers == run.read_record().tiers

@@ -190,7 +190,7 @@ def test_a_calibrated_model_can_be_tested_elsewhere_too(run: RunFolder, tmp_path
     record = evaluated(new, tmp_path / "clinic.npz", tmp_path / "out").read_record()
     assert record.external is not None
     assert record.external.run == "new"
-    assert record.external.flagged is None  # it has no Gaussians
+    assert record.external.flagged is not None
     assert record.candidates == []
     saved = RunFolder.open(tmp_path / "out").read_predictions().parts["test"].probabilities
     found = lmd.load(new.path).predict(list(arrays((6, 6, 6))["images"])).probabilities

@@ -129,6 +129,6 @@ def protocols(
     _list(("protocol", "images", "training", "backbone, weights", "for"), rows)
     typer.echo(
         "`lmd protocols NAME` shows every setting of a protocol. Without one, `lmd train` uses the "
-        "paper's values, as isic2019-lt does.",
+        "paper's values, as isic2019-lt does; LMD's own have --profile paper.",
         err=True,
     )

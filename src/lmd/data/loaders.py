@@ -147,7 +147,7 @@ def generators(seed: int, stream: int, batch: int, first: int) -> Iterator[np.ra
 def default_workers(device: torch.device) -> int:
     """Worker processes for the views: all spare cores (up to 8) with a GPU, one without."""
     cores = (os.cpu_count() or 1) // local_world()
-    return min(8, max(1, cores - 1)) if device.type != "cpu" else min(1, cores - 1)
+    return min(8, max(1, cores - 1)) if device.type != "cpu" else max(0, min(1, cores - 1))
 
 
 def training_batches(

@@ -110,6 +110,7 @@ def calibrate_run(
             mean_images=found.mean_images,
             seed=seed,
             single=found.model is not None,
+            mix=found.spec.prior.kind if found.spec and found.spec.prior else "training",
             tick=display.step,
         )
         display.stop()
@@ -146,7 +147,7 @@ def _record(
 ) -> Record:
     table, best = found.data.table, done.outcome.best
     counts = table.part("train").counts()
-    tiers = assign_tiers(counts, table.classes, "thirds")
+    tiers = found.tiers or assign_tiers(counts, table.classes, "thirds")
     request = found.request or Request(data=found.origin, method=KEY)
     data = data_info(request, Prepared(table, np.zeros(0, np.uint8), found.skipped, tiers))
     notes = [note for note in data.notes if note != NO_VALIDATION] + found.notes
@@ -186,7 +187,7 @@ def _record(
             selected=RULE.format(where=where),
             levels=[] if found.model is None else list(found.model.levels),
             temperature=done.classifier.temperature,
-            prior="uniform",
+            prior=done.mix,
         ),
         machine=Machine(**machine(device), processes=1),
         candidates=list(done.classifier.candidates),

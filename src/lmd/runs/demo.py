@@ -4,6 +4,8 @@ from collections.abc import Callable, Iterator
 from itertools import count, takewhile
 from pathlib import Path
 
+from lmd.base.errors import LmdError
+from lmd.base.paths import whole
 from lmd.methods import DEMO, METHODS
 from lmd.report import write_report
 from lmd.runs.rescore import compare_runs
@@ -52,6 +54,9 @@ def _points(found: Estimate) -> str:
 
 def _names(out: Path) -> Iterator[Path]:
     """``out``, ``out-2``, ``out-3``, …"""
+    out = whole(out)
+    if not out.name:
+        raise LmdError(f"--out is {out}, which has no name: give another folder")
     yield out
     yield from (out.with_name(f"{out.name}-{number}") for number in count(2))
 

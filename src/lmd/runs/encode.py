@@ -20,11 +20,12 @@ from lmd.protocol import Protocol, load_protocol
 from lmd.runfolder.one_model import of_one_model
 from lmd.runfolder.record import Request
 from lmd.runs.features import images_of_run
+from lmd.scoring.tiers import Tiers
 
 KEY = "calibrate"  # the method in records
 BATCH = 64
 # Images that pull a class mean to the centre if the encoder was trained on them, as in LMD.
-MEAN_IMAGES = 30.0
+MEAN_IMAGES = 30.0  # the means of an encoder's own training images lie too far out
 
 
 @dataclass(frozen=True)
@@ -59,7 +60,7 @@ class Asked:
 class Source:
     """Features, where they are from, and the image model that the classifier completes, if any.
 
-    ``request`` says how the images are read, if there are images.
+    ``request`` says how the images are read, and ``tiers`` their classes, if there are images.
     """
 
     data: FeatureTable
@@ -73,6 +74,7 @@ class Source:
     widths: Sequence[int] | None = None
     mean_images: float = 0.0
     request: Request | None = None
+    tiers: Tiers | None = None
 
 
 def open_source(source: str, asked: Asked, device: torch.device, display: Display) -> Source:
@@ -92,6 +94,10 @@ def open_source(source: str, asked: Asked, device: torch.device, display: Displa
         _refuse_options(source, asked)
     if suffix == ".npz":
         return Source(read_features(path), source, "none: features were given", "none")
+    wrong = ("weights", "backbone") if suffix == ".onnx" else ("output",)
+    named = [f"--{key}" for key in wrong if getattr(asked, key) is not None]
+    if named:
+        raise LmdError(f"{source} takes no {', '.join(named)}: leave it out")
     if suffix == ".onnx":
         from lmd.runs.encode_onnx import open_onnx
 
@@ -134,6 +140,11 @@ def _from_run(path: Path, device: torch.device, display: Display) -> Source:
         )
     asked = record.request
     protocol = Protocol.model_validate(asked.protocol)
+    if not any(record.data.counts["validation"]):
+        raise LmdError(
+            f"{path} has no validation part, and its encoder has seen all training images, so that "
+            "no classifier can be chosen on them: train with a validation part"
+        )
     data = images_of_run(record, None, display, movable=False)
     found = encode_images(model, spec.preprocessing, data, device, display)
     head = model.classifier
@@ -157,6 +168,7 @@ def _from_run(path: Path, device: torch.device, display: Display) -> Source:
         widths=model.widths,
         mean_images=MEAN_IMAGES,
         request=_reading(asked.data, protocol, asked.columns, asked.skip_bad),
+        tiers=record.tiers,
     )
 
 
@@ -193,6 +205,7 @@ def _from_backbone(source: str, asked: Asked, device: torch.device, display: Dis
         model=model,
         spec=spec,
         request=reading(asked, protocol),
+        tiers=data.tiers,
     )
 
 

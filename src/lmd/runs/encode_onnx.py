@@ -54,7 +54,16 @@ def open_onnx(path: Path, asked: Asked, display: Display) -> Source:
     )
     table = FeatureTable(data.table, features)
     origin, how = str(asked.data), reading(asked, protocol)
-    return Source(table, origin, path.name, "in the file", data.skipped, [note], request=how)
+    return Source(
+        table,
+        origin,
+        path.name,
+        "in the file",
+        data.skipped,
+        [note],
+        request=how,
+        tiers=data.tiers,
+    )
 
 
 def _session(path: Path) -> Any:

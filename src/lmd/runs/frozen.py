@@ -2,7 +2,7 @@
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import Any
+from typing import Any, Literal
 
 import numpy as np
 import torch
@@ -13,6 +13,7 @@ from lmd.data.splits import grouped_folds
 from lmd.deploy.classifier import FeatureClassifier
 from lmd.methods.frozen import (
     TITLES,
+    Chosen,
     Linear,
     Outcome,
     Problem,
@@ -30,20 +31,23 @@ from lmd.scoring.temperature import fit_temperature
 
 MEASURE = "balanced_accuracy"
 Tick = Callable[[int, int], None]
+Mix = Literal["uniform", "training"]
 
 
 @dataclass(frozen=True)
 class Calibrated:
     """The shipped classifier, its predictions, and how it was chosen.
 
-    ``crossed`` is true if the choice was by cross-validation; the predictions of ``validation``
-    are then those of training images, each by a classifier that has not seen it.
+    ``mix`` is the class mix that the probabilities answer for. ``crossed`` is true if the choice
+    was by cross-validation; the predictions of ``validation`` are then those of training images,
+    each by a classifier that has not seen it.
     """
 
     classifier: FeatureClassifier
     outcome: Outcome
     predictions: Predictions
     crossed: bool
+    mix: Mix = "uniform"
 
 
 def solve(
@@ -53,12 +57,14 @@ def solve(
     mean_images: float = 0.0,
     seed: int = 0,
     single: bool = False,
+    mix: Mix = "training",
     tick: Tick | None = None,
 ) -> Calibrated:
     """Fit, choose and score classifiers of ``data``; the test part is used after the choice alone.
 
     ``widths`` are those of the encoder's levels, ``mean_images`` shrinks the means of the class
-    Gaussians. ``single`` rounds the classifier to float32, as an image model has it.
+    Gaussians. ``single`` rounds the classifier to float32, as an image model has it. ``mix`` is
+    the class mix that the existing classifier answers for, if there is one.
     """
     table, train = data.table, data.rows("train")
     held, folds = data.rows("validation"), None
@@ -70,12 +76,12 @@ def solve(
     )
     counts = table.part("train").counts()
     best = outcome.tried[outcome.best]
-    labels, even = table.labels[held], np.ones(len(table.classes))
-    temperature = fit_temperature(best.held_out, labels, mix_weights(labels, even))
+    found_mix = mix_of(best, mix)
+    labels, prior = table.labels[held], class_mix(found_mix, counts)
+    temperature = fit_temperature(best.held_out, labels, mix_weights(labels, prior))
     weight, bias = best.classifier.weight.numpy(), best.classifier.bias.numpy()
     if single:
         weight, bias = (a.astype(np.float32).astype(np.float64) for a in (weight, bias))
-    prior = class_mix("uniform", counts)
     made = FeatureClassifier(table.classes, weight, bias, temperature, prior, counts)
     held_out = _softmax(best.held_out / temperature)
     if folds is None:
@@ -85,7 +91,17 @@ def solve(
     if len(test):
         parts["test"] = _part(data, test, made.predict_proba(data.features[test]))
     found = replace(made, candidates=_candidates(data, held, test, outcome))
-    return Calibrated(found, outcome, Predictions(table.classes, parts), folds is not None)
+    predictions = Predictions(table.classes, parts)
+    return Calibrated(found, outcome, predictions, folds is not None, found_mix)
+
+
+def mix_of(best: Chosen, before: Mix) -> Mix:
+    """The nearer of the two mixes that a classifier answers for.
+
+    Its τ says how far its logits are moved from the mix of training images to equal classes.
+    """
+    start = before if best.key.startswith("existing") else "training"
+    return "training" if start == "training" and best.setting.get("tau", 1.0) < 0.5 else "uniform"
 
 
 def _problem(

@@ -39,6 +39,8 @@ def make(
     """
     root, out = Path(root).expanduser(), Path(out).expanduser()
     recipe = _checked(name, out, overwrite, options)
+    if out.exists() and root.exists() and out.samefile(root):
+        raise LmdError(f"out {out} is the download itself: choose another name")
     made = recipe.function(root, **options)
     here, there = out.parent.resolve(), root.resolve()
     inside = there.is_relative_to(here)

@@ -133,7 +133,8 @@ def _options(problem: Problem, penalty: float, pairs: Sequence[Pair]) -> dict[st
     theory asks for; an existing classifier is changed as little as possible.
     """
     found: dict[str, list[_Option]] = {}
-    if problem.head is not None:
+    # A classifier that exists may have been trained on the rows of all folds.
+    if problem.head is not None and problem.validation is not None:
         head, raw = problem.scaling.unfold(problem.head), problem.head.weight
         found["existing_adjusted"] = [
             _Option({"tau": tau}, partial(_existing, head, tau)) for tau in TAUS
