@@ -35,7 +35,7 @@ def main() -> NoReturn:
         typer.secho(f"error: {error}", fg="red", err=True)
         sys.exit(1)
     except PermissionError as error:
-        typer.secho(f"error: {error.filename}: {error.strerror}", fg="red", err=True)
+        typer.secho(f"error: {error}", fg="red", err=True)
         sys.exit(1)
     except Exception as error:
         if _stopped:  # what the signal broke, such as a pipe to a child process

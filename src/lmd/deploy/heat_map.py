@@ -23,8 +23,8 @@ def evidence(model: Model, images: Tensor, classes: Tensor) -> Tensor:
     If averages of inner levels are among the features, their part of s is added where it comes
     from, on the grid of the finest level, so that the sum stays the same.
     """
-    encoder, widths = model.encoder, model.widths
-    with torch.enable_grad(), _last_map(encoder) as found, _levels(model) as inner:
+    widths = model.widths
+    with torch.enable_grad(), _last_map(model.encoder) as found, _levels(model) as inner:
         # Frozen models have gradients too, because the input wants one.
         features = model.features(images.detach().requires_grad_())
         last, layout = found.chosen()
@@ -37,14 +37,13 @@ def evidence(model: Model, images: Tensor, classes: Tensor) -> Tensor:
             for slope in slopes
         ]
     maps = torch.stack([layout(last.detach() * gradient) for gradient in gradients], 1).float()
-    parts = [
-        torch.einsum("bc,bchw->bhw", slope, activation) / activation[0, 0].numel()
-        for slopes_of_class in (slope.split(widths, 1) for slope in slopes)
-        for slope, activation in zip(slopes_of_class[1:], inner, strict=True)
-    ]
-    if not parts:
+    if not inner:
         return maps
-    levels = [torch.stack(parts[i :: len(inner)], 1).float() for i in range(len(inner))]
+    _, *parts = torch.stack(slopes, 1).split(widths, 2)
+    levels = [
+        torch.einsum("bnc,bchw->bnhw", part, level).float() / level[0, 0].numel()
+        for part, level in zip(parts, inner, strict=True)
+    ]
     finest = max((one.shape[2:] for one in (maps, *levels)), key=lambda size: size.numel())
     return sum((_spread(one, finest) for one in levels), _spread(maps, finest))
 
@@ -81,8 +80,8 @@ def _levels(model: Model) -> Iterator[list[Tensor]]:
     def keep(module: nn.Module, _: Any, output: Tensor) -> None:
         found.append(output.detach())
 
-    level = getattr(model.encoder, "level", None)
-    handles = [level(name).register_forward_hook(keep) for name in model.levels] if level else []
+    level: Any = getattr(model.encoder, "level", None)  # of backbones that have levels
+    handles = [level(name).register_forward_hook(keep) for name in model.levels]
     try:
         yield found
     finally:

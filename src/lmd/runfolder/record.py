@@ -73,6 +73,11 @@ class DataInfo(Plain):
     skipped: list[str] = Field(description="images left out, and why")
     notes: list[str]
 
+    def same_as(self, other: "DataInfo") -> bool:
+        """Whether names, labels, parts and, where both know them, pixels are the same."""
+        pixels = None in (self.pixels, other.pixels) or self.pixels == other.pixels
+        return pixels and self.fingerprint == other.fingerprint
+
 
 class ModelInfo(Plain):
     """The network, and the epoch that is scored."""

@@ -180,10 +180,7 @@ def _start(run: RunFolder, ready: Ready, command: str, notes: list[str], *, begu
     record = first_record(run, ready, command, notes)
     if begun:
         before = run.read_record()
-        same = before.data.fingerprint == record.data.fingerprint
-        if before.data.pixels is not None and before.data.pixels != record.data.pixels:
-            same = False
-        if not same:
+        if not before.data.same_as(record.data):
             raise LmdError(f"the data has changed since {run.path} was started: start a new run")
         kept = {"created": before.created, "command": before.command, "method": before.method}
         record = record.replaced(**kept)

@@ -72,12 +72,6 @@ class RunResult:
         about = METRICS[metric]
         return about.mean_of is not None and bool(small_classes(self.sample, about.tier))
 
-    def same_data(self, other: "RunResult") -> bool:
-        """Whether both runs had the same names, labels, parts and, where it is known, pixels."""
-        mine, theirs = self.record.data, other.record.data
-        pixels = mine.pixels is None or theirs.pixels is None or mine.pixels == theirs.pixels
-        return mine.fingerprint == theirs.fingerprint and pixels
-
     def same_images(self, other: "RunResult") -> bool:
         """Whether both runs were tested on the same images and classes."""
         return (
@@ -193,7 +187,7 @@ def read_results(plan: Plan, folder: Path, *, resamples: int | None = None) -> R
         here = [run for key, runs in found.items() if key[1] == point for run in runs]
         for run in here[1:]:
             tested = run.same_images(here[0])
-            if not tested or not run.same_data(here[0]):
+            if not tested or not run.record.data.same_as(here[0].record.data):
                 what = "trained" if tested else "tested"
                 raise LmdError(
                     f"{run.folder} and {here[0].folder} were not {what} on the same images, so one "

@@ -78,10 +78,10 @@ class Finder:
 
 def common_root(root: Path, paths: Sequence[Path]) -> Path:
     """The root of the data, or the nearest folder above it that contains all images."""
-    places = [whole(path) for path in paths]
-    if all(path.is_relative_to(whole(root)) for path in places):
+    top, places = whole(root), [whole(path) for path in paths]
+    if all(path.is_relative_to(top) for path in places):
         return root
-    return Path(os.path.commonpath([whole(root), *(path.parent for path in places)]))
+    return Path(os.path.commonpath([top, *(path.parent for path in places)]))
 
 
 def written_path(path: Path, root: Path) -> str:
