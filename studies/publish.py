@@ -75,17 +75,23 @@ def _rejected(choices: dict[str, Any]) -> set[str]:
     }
 
 
-def make_tables(grid: str, target: Path) -> bool:
-    """Write every form of the grid's table in every format."""
+def make_tables(grid: str, target: Path) -> None:
+    """Write every form of the grid's table in every format, as `lmd table` does."""
     from lmd.benchmark.grid import load_grid
+    from lmd.benchmark.planning import plan_grid
+    from lmd.benchmark.tables import make_tables, read_results
+    from lmd.benchmark.tables.forms import drawn_metrics
 
-    good = True
-    for form in dict.fromkeys((load_grid(grid).form, "metrics")):
+    results = read_results(plan_grid(grid), target / "runs")
+    forms = tuple(dict.fromkeys((load_grid(grid).form, "metrics")))
+    # The resamples are drawn once for all tables.
+    results.resample({key for form in forms for key in drawn_metrics(results, form)})
+    for form in forms:
         for kind, ending in TABLES.items():
-            shape = ["--form", form, "--format", kind]
             file = target / f"{form}.{ending}"
-            good &= lmd("table", grid, "--runs", target / "runs", *shape, "--out", file)
-    return good
+            text = make_tables(results, form=form, format=kind)
+            file.write_text(text + "\n", encoding="utf-8")
+            print(f"{file}: lmd table {grid} --form {form} --format {kind}", flush=True)
 
 
 def summarise(grid: str, target: Path, best: int = 5) -> None:
@@ -119,7 +125,7 @@ def make_figures(grid: str, runs: Path, target: Path) -> bool:
     good = True
     (target / "figures").mkdir(exist_ok=True)
     for name in FIGURES.get(grid, ()):
-        places: list[str | Path] = [target / "runs"]
+        places: list[str | Path] = [grid, "--runs", target / "runs"]
         if name == "tsne":
             places = [runs / run for run in _embedded(runs)]
             if not places or not all((Path(p) / "model.safetensors").exists() for p in places):
@@ -154,12 +160,12 @@ def fill(page: Path) -> None:
 
 
 def publish(grid: str, runs: Path, target: Path) -> bool:
-    """Publish one grid; whether all of its tables and figures could be made."""
+    """Publish one grid; whether all of its figures could be made."""
     copy_runs(runs, target / "runs")
-    good = make_tables(grid, target)
+    make_tables(grid, target)
     if (target / "tiers.csv").exists():
         summarise(grid, target)
-    return make_figures(grid, runs, target) and good
+    return make_figures(grid, runs, target)
 
 
 def main(words: Sequence[str] | None = None) -> None:

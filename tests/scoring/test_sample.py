@@ -39,8 +39,9 @@ def test_rankings_count_pairs_as_a_loop_does():
         scores = sample.probabilities[:, k]
         others = scores[sample.labels != k]
         for i, own in enumerate(scores[sample.labels == k]):
-            assert ranking.below[i] == sum(other < own for other in others)
-            assert ranking.up_to[i] == sum(other <= own for other in others)
+            ends = [*ranking.starts, len(others)]
+            assert ends[ranking.below[i]] == sum(other < own for other in others)
+            assert ends[ranking.up_to[i]] == sum(other <= own for other in others)
 
 
 def test_members_and_groups():

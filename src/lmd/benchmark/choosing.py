@@ -160,6 +160,6 @@ def _mean(blocks: dict[tuple[int, int], dict[str, RunResult]], task: int, key: s
 def _mean_draws(
     blocks: dict[tuple[int, int], dict[str, RunResult]], task: int, key: str
 ) -> NDArray[np.float64]:
-    drawn = [runs[key].draws[METRIC] for (point, _), runs in blocks.items() if point == task]
+    drawn = [runs[key].draws(METRIC) for (point, _), runs in blocks.items() if point == task]
     mean: NDArray[np.float64] = np.stack(drawn).mean(axis=0)
     return mean

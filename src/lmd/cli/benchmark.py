@@ -129,7 +129,7 @@ def table(
         raise LmdError(f"no benchmark in {folder}: run `lmd benchmark {file}` or use --runs")
     plan = _plan(file, folder)
     results = read_results(plan, folder, resamples=resamples)
-    _resample(results)
+    _resample(results, form)
     text = make_tables(results, form=form, format=format_)
     if figure is not None:
         atomic_write(figure, sweep_figure(results).encode(), parents=True)
@@ -175,16 +175,18 @@ def _preview(plan: "Plan", folder: Path, workers: int | None) -> None:
     typer.echo(f"{len(wanted) - len(missing)} of {len(wanted)} runs are finished; {left}")
 
 
-def _resample(results: "Results") -> None:
-    """Draw the resamples of every run, which may take minutes, with a bar on a terminal."""
+def _resample(results: "Results", form: str | None) -> None:
+    """Draw the resamples that a table needs, which may take minutes, with a bar on a terminal."""
     from rich.console import Console
-    from rich.progress import track
+    from rich.progress import Progress
+
+    from lmd.benchmark.tables.forms import drawn_metrics
 
     console = Console(stderr=True)
-    title = f"{results.resamples} resamples of each run"
-    hidden = not console.is_terminal
-    for run in track(results.runs, title, console=console, transient=True, disable=hidden):
-        _ = run.draws
+    with Progress(console=console, transient=True, disable=not console.is_terminal) as bar:
+        title = f"{results.resamples} resamples of each run"
+        task = bar.add_task(title, total=results.resamples * len(results.runs))
+        results.resample(drawn_metrics(results, form), lambda done: bar.advance(task, done))
 
 
 def _plan(file: str, folder: Path) -> "Plan":

@@ -33,13 +33,14 @@ def macro_auc(drawn: Weighted) -> Floats:
     rankings = drawn.sample.rankings
     if len(rankings) < 2:
         return np.full(len(drawn.weights), np.nan)
-    areas = np.zeros(len(drawn.weights))
+    areas, weights = np.zeros(len(drawn.weights)), drawn.weights.T
     for ranking in rankings:
-        sums = np.zeros((len(drawn.weights), len(ranking.others) + 1))
-        np.cumsum(drawn.weights[:, ranking.others], axis=1, out=sums[:, 1:])
-        own = drawn.weights[:, ranking.own]
-        below = sums[:, ranking.below] + sums[:, ranking.up_to]
-        areas += np.einsum("rn,rn->r", own, below) / (2 * own.sum(axis=1) * sums[:, -1])
+        sums = np.zeros((len(ranking.starts) + 1, len(areas)))
+        blocks = np.add.reduceat(weights[ranking.others], ranking.starts, axis=0)
+        np.cumsum(blocks, axis=0, out=sums[1:])
+        own = weights[ranking.own]
+        below = sums[ranking.below] + sums[ranking.up_to]
+        areas += np.einsum("nr,nr->r", own, below) / (2 * own.sum(axis=0) * sums[-1])
     return areas / len(rankings)
 
 

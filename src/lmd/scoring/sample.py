@@ -25,12 +25,14 @@ ECE_BINS = 15
 class Ranking:
     """The order of the images of one class and all others by the probability of that class.
 
-    ``others`` are rows from low to high; ``below`` and ``up_to`` count, for each image of the
-    class, the others with a lower, and with a lower or equal, probability.
+    ``others`` are rows from low to high, cut into blocks that begin at ``starts``; no image of the
+    class is inside a block. ``below`` and ``up_to`` count, for each image of the class, the blocks
+    of others with a lower, and with a lower or equal, probability.
     """
 
     own: slice
     others: NDArray[np.intp]
+    starts: NDArray[np.intp]
     below: NDArray[np.intp]
     up_to: NDArray[np.intp]
 
@@ -101,11 +103,14 @@ class Sample:
             scores = self.probabilities[:, k]
             others = np.flatnonzero(self.labels != k)
             others = others[np.argsort(scores[others], kind="stable")]
-            places = [
+            below, up_to = (
                 np.searchsorted(scores[others], scores[self.rows[k]], side=side)
                 for side in ("left", "right")
-            ]
-            found.append(Ranking(self.rows[k], others, *places))
+            )
+            starts = np.unique(np.concatenate([[0], below, up_to]))
+            starts = starts[starts < len(others)]
+            blocks = (np.searchsorted(starts, places) for places in (below, up_to))
+            found.append(Ranking(self.rows[k], others, starts, *blocks))
         return found
 
     @cached_property

@@ -1,6 +1,7 @@
 """Figures from run folders and records: files, numbers, rows and errors."""
 
 import csv
+import shutil
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -147,6 +148,25 @@ def test_recall_of_many_rows_leaves_ablations_out(study: Path, tmp_path: Path) -
     shown = list(dict.fromkeys(row["method"] for row in drawn.rows))
     assert shown == ["lmd", "m2", "m3", "m4", "m5"]
     assert "5 of 9 rows" in drawn.notes[0]
+
+
+def test_published_runs_have_the_rows_of_their_grid(study: Path, tmp_path: Path) -> None:
+    # Two ablations of another method: without the grid, that method would be the reference.
+    grid = tmp_path / "grid.toml"
+    lines = ['data = "synthetic"', 'methods = ["ce", "lmd", "balanced_softmax"]', "seeds = [0, 1]"]
+    grid.write_text("\n".join([*lines, 'protocol = "demo"', 'reference = "lmd"']), encoding="utf-8")
+    for run in study.glob("*-seed0"):
+        shutil.copytree(run, tmp_path / "runs" / run.name)
+    for extra in ("balanced_softmax", "balanced_softmax_a", "balanced_softmax_b"):
+        run_of(tmp_path / "runs" / f"{extra}-seed0", extra)
+    found = read_study([str(grid)], tmp_path / "runs")
+    assert found.reference == "lmd"
+    assert found.order == ("ce", "balanced_softmax", "lmd")
+    assert {run.record.method.key for run in found.runs} == set(found.order)
+    assert "lmd-seed1" in found.missing
+    # A folder in which no run has a name of the grid is read as it is.
+    shutil.copytree(study / "ce-seed0", tmp_path / "others" / "mine")
+    assert len(read_study([str(grid)], tmp_path / "others").runs) == 1
 
 
 def test_a_sweep_finds_its_setting(study: Path, tmp_path: Path) -> None:

@@ -10,6 +10,7 @@ from runs_on_disk import begun, make_run, write_run
 from lmd.base.errors import LmdError
 from lmd.benchmark.planning import plan_grid
 from lmd.benchmark.tables import read_results
+from lmd.benchmark.tables.forms import drawn_metrics
 from lmd.runfolder.predictions import PartPredictions, Predictions
 
 CLASSES = ("nevus", "melanoma", "wart")
@@ -30,6 +31,24 @@ def test_what_all_resamples_agree_on_has_no_interval(tmp_path: Path) -> None:
     found = results.entry("ce", 0).estimate("auc")
     assert found is not None
     assert (found.mean, found.low, found.high) == (1, None, None)
+
+
+def test_resamples_drawn_for_all_runs_are_those_of_each(tmp_path: Path) -> None:
+    grid = tmp_path / "grid.toml"
+    grid.write_text(
+        'data = "a.csv"\nmethods = ["lmd"]\nform = "sweep"\n[sweep]\nlambda_e = [0.1, 1.0]\n'
+    )
+    plan = plan_grid(grid)
+    for i, run in enumerate(plan.runs):  # two points, with other images
+        make_run(tmp_path / "out" / run.name, list(CLASSES), skill=1.0 + i, seed=i)
+    together, alone = (read_results(plan, tmp_path / "out", resamples=50) for _ in range(2))
+    added: list[int] = []
+    together.resample(("auc", "macro_f1"), added.append)
+    assert sum(added) == 50 * len(plan.runs)
+    for one, other in zip(together.runs, alone.runs, strict=True):
+        for key in ("auc", "macro_f1", "balanced_accuracy"):
+            np.testing.assert_array_equal(one.draws(key), other.draws(key))
+    assert drawn_metrics(together) == ("balanced_accuracy",)  # one seed: the rest is in the records
 
 
 @pytest.mark.parametrize("changed", ["fingerprint", "pixels"])

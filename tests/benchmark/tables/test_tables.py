@@ -161,7 +161,7 @@ def test_a_class_of_four_images_has_the_same_rule_in_tables(compared: tuple[Plan
     assert gap is not None
     expected = paired_limits(*samples, metrics.METRICS["bacc_tail"], gap)
     assert vars(gap) == pytest.approx(vars(expected))
-    draws = [np.mean([run.draws["bacc_tail"] for run in e.runs], axis=0) for e in (ce, lmd)]
+    draws = [np.mean([run.draws("bacc_tail") for run in e.runs], axis=0) for e in (ce, lmd)]
     low, high = interval(draws[0] - draws[1])
     assert gap.high - gap.low > high - low
 
@@ -365,8 +365,8 @@ def test_patients_are_drawn_where_every_run_knows_them(compared: tuple[Plan, Pat
     mixed = read_results(plan, folder, resamples=50)
     assert "(test images resampled 50" in make_tables(mixed)
     for old, new, other in zip(by_image.runs, mixed.runs, by_patient.runs, strict=True):
-        np.testing.assert_array_equal(old.draws["auc"], new.draws["auc"])
-        assert not np.array_equal(old.draws["auc"], other.draws["auc"])
+        np.testing.assert_array_equal(old.draws("auc"), new.draws("auc"))
+        assert not np.array_equal(old.draws("auc"), other.draws("auc"))
 
 
 def test_errors(compared: tuple[Plan, Path]) -> None:

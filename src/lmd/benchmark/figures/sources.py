@@ -69,7 +69,7 @@ def read_study(words: Sequence[str], runs: Path | None = None) -> Study:
 def _read(word: str, runs: Path | None) -> Study:
     path = Path(word)
     if runs is not None:
-        return _folder(runs, load_grid(word).title)
+        return _grid(word, runs)
     if path.suffix == ".json" and path.is_file():
         return Study(_finished([(path, None)], word))
     if (path / "record.json").exists():
@@ -84,10 +84,21 @@ def _read(word: str, runs: Path | None) -> Study:
         raise LmdError(
             f"no benchmark in {folder.resolve()}: run `lmd benchmark {word}` or use --runs"
         )
-    return _folder(folder, grid.title)
+    return _grid(word, folder)
 
 
-def _folder(folder: Path, title: str = "") -> Study:
+def _grid(word: str, folder: Path) -> Study:
+    """The runs of a grid in a folder; published runs have no plan beside them, so it is made."""
+    plan = read_plan(folder)
+    if plan is None:
+        from lmd.benchmark.planning import plan_grid
+
+        plan = plan_grid(word)
+    found = _planned(plan, folder)
+    return found if found.runs else _folder(folder)  # runs with names of their own
+
+
+def _folder(folder: Path) -> Study:
     """A benchmark's folder with its plan, or a folder of runs or of record files."""
     plan = read_plan(folder)
     if plan is not None:
@@ -106,7 +117,7 @@ def _folder(folder: Path, title: str = "") -> Study:
         )
     dropped = _not_chosen(folder)
     kept_places = [(r, f) for r, f in places if (f.name if f else r.stem) not in dropped]
-    return Study(_finished(kept_places, str(folder)), title)
+    return Study(_finished(kept_places, str(folder)))
 
 
 def _planned(plan: Plan, folder: Path) -> Study:

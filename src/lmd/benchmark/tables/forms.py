@@ -88,12 +88,25 @@ class _Place:
     rule: bool
 
 
-def build(results: Results, form: str | None = None) -> list[TableData]:
-    """The tables of one form: one, or one per point if several methods are swept."""
-    plan = results.plan
-    form = OLD_NAMES.get(form or plan.form, form or plan.form)
+def drawn_metrics(results: Results, form: str | None = None) -> tuple[str, ...]:
+    """The metrics that the tables of a form need on resamples.
+
+    The intervals of single runs are in their records, so only the tests of one seed are drawn.
+    """
+    several = any(len(entry.runs) > 1 for entry in results.entries.values())
+    return COLUMNS[_named(results, form)] if several else (HEADLINE,)
+
+
+def _named(results: Results, form: str | None) -> str:
+    form = OLD_NAMES.get(form or results.plan.form, form or results.plan.form)
     if form not in COLUMNS:
         raise LmdError(f"--form: {unknown('form', form, COLUMNS)}")
+    return form
+
+
+def build(results: Results, form: str | None = None) -> list[TableData]:
+    """The tables of one form: one, or one per point if several methods are swept."""
+    plan, form = results.plan, _named(results, form)
     if form in ("factors", "sweep") and len(plan.points) < 2:
         raise LmdError(
             f"--form {form} needs a grid with a [sweep] of two values or more; {plan.name} has none"

@@ -1,9 +1,8 @@
 """The results of a benchmark by method and point: values, intervals, paired differences."""
 
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass, field
-from functools import cached_property
 from pathlib import Path
 from statistics import fmean, stdev
 from typing import Any
@@ -16,9 +15,10 @@ from lmd.benchmark.plan import Plan
 from lmd.benchmark.trials import Choices, read_choices, settled
 from lmd.runfolder.folder import RunFiles, RunFolder
 from lmd.scoring import estimates
+from lmd.scoring.confusion import Floats
 from lmd.scoring.intervals import Difference, difference, interval
 from lmd.scoring.metrics import METRICS
-from lmd.scoring.resampling import Draws, bootstrap
+from lmd.scoring.resampling import Draws, bootstrap, bootstrap_all
 from lmd.scoring.sample import Sample
 from lmd.scoring.small_classes import paired_limits, small_classes
 
@@ -51,15 +51,21 @@ class RunResult:
         self._probabilities: NDArray[Any] = found.probabilities[order]
         # Which images show the same patient or lesion, if known.
         self.groups = None if found.groups is None else found.groups[order]
+        self._draws: Draws = {}
 
     def recorded(self, metric: str) -> estimates.Estimate:
         """The record's value and interval."""
         return self.record.metrics["test"].get(metric, estimates.Estimate(value=None))
 
-    @cached_property
-    def draws(self) -> Draws:
-        """Every metric on the resamples."""
-        return bootstrap(self.sample, resamples=self.resamples)
+    def draws(self, metric: str) -> Floats:
+        """A metric on the resamples, ``(R,)``."""
+        if metric not in self._draws:
+            self._draws |= bootstrap(self.sample, [metric], resamples=self.resamples)
+        return self._draws[metric]
+
+    def keep(self, draws: Draws) -> None:
+        """Use these resamples, which were drawn from the same images as ``sample``."""
+        self._draws |= draws
 
     @property
     def sample(self) -> Sample:
@@ -167,6 +173,23 @@ class Results:
         """All finished runs."""
         return [run for entry in self.entries.values() for run in entry.runs]
 
+    def resample(
+        self, metrics: Collection[str], tick: Callable[[int], object] = lambda done: None
+    ) -> None:
+        """Compute metrics on the resamples of all runs; those of the same images are drawn once.
+
+        ``tick`` is called with the number of resamples that have been added to one run.
+        """
+        alike: dict[tuple[bytes, bytes], list[RunResult]] = {}
+        for run in self.runs:
+            groups = b"" if run.groups is None else run.groups.tobytes()
+            alike.setdefault((run.labels.tobytes(), groups), []).append(run)
+        for runs in alike.values():
+            samples = [run.sample for run in runs]
+            drawn = bootstrap_all(samples, metrics, resamples=self.resamples, tick=tick)
+            for run, draws in zip(runs, drawn, strict=True):
+                run.keep(draws)
+
 
 def read_results(plan: Plan, folder: Path, *, resamples: int | None = None) -> Results:
     """Read every finished run; the runs of a point must have the same test images."""
@@ -205,5 +228,5 @@ def read_results(plan: Plan, folder: Path, *, resamples: int | None = None) -> R
 def _mean_draws(runs: Sequence[RunResult], metric: str) -> NDArray[np.float64]:
     total = np.zeros(runs[0].resamples)
     for run in runs:
-        total += run.draws[metric]
+        total += run.draws(metric)
     return total / len(runs)
