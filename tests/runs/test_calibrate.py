@@ -1,6 +1,7 @@
 """`lmd calibrate` from a file, a run, a backbone and an ONNX file; the page's code and commands."""
 
 import re
+import shutil
 from pathlib import Path
 from typing import Any
 
@@ -342,3 +343,17 @@ def test_the_tiers_of_a_run_stay(tmp_path: Path, images: Path) -> None:
     run = lmd.train(images, method="ce", settings=settings, out=tmp_path / "run", quiet=True)
     new = calibrate_run(run.path, out=tmp_path / "new", quiet=True)
     assert new.read_record().tiers == run.read_record().tiers
+
+
+def test_images_of_a_run_may_have_moved(tmp_path: Path, images: Path) -> None:
+    first, now = tmp_path / "skin", tmp_path / "elsewhere"
+    shutil.copytree(images, first)
+    old = lmd.train(first, method="ce", settings=QUICK, out=tmp_path / "old", quiet=True)
+    first.rename(now)
+    with pytest.raises(LmdError, match="say where they are now with"):
+        calibrate_run(old.path, out=tmp_path / "new", quiet=True)
+    run = calibrate_run(old.path, asked=Asked(data=str(now)), out=tmp_path / "new", quiet=True)
+    record = run.read_record()
+    assert record.data.fingerprint == old.read_record().data.fingerprint
+    assert record.request.data == str(now)
+    assert f"--data {now}" in record.command

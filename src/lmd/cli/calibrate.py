@@ -41,7 +41,10 @@ def calibrate_command(
     ] = None,
     data: Annotated[
         str | None,
-        typer.Option(help="Images for an encoder: a folder of class folders, a .csv or an .npz."),
+        typer.Option(
+            help="Images for an encoder: a folder of class folders, a .csv or an .npz. For a run: "
+            "where its images are now, if they have moved."
+        ),
     ] = None,
     backbone: Annotated[
         str | None, typer.Option(help="The backbone whose weights the file SOURCE has.")

@@ -19,7 +19,7 @@ from lmd.model.backbones import names
 from lmd.protocol import Protocol, load_protocol
 from lmd.runfolder.one_model import of_one_model
 from lmd.runfolder.record import Request
-from lmd.runs.features import images_of_run
+from lmd.runs.features import images_of_run, place_of
 from lmd.scoring.tiers import Tiers
 
 KEY = "calibrate"  # the method in records
@@ -84,11 +84,11 @@ def open_source(source: str, asked: Asked, device: torch.device, display: Displa
     images = suffix == ".onnx" or asked.backbone is not None or _is_backbone(source)
     if images and asked.data is None:
         raise LmdError(f"{source} is an encoder: give its images with --data (a folder or a .csv)")
-    if not images and asked.data is not None:
+    if not images and asked.data is not None and not path.is_dir():
         raise LmdError(
-            "--data is for encoders: SOURCE must then be a backbone "
-            f"({', '.join(names())}), a weight file with --backbone, or an .onnx file; it is "
-            f"{source!r}"
+            "--data is for encoders and runs: SOURCE must then be a backbone "
+            f"({', '.join(names())}), a weight file with --backbone, an .onnx file or a run "
+            f"folder; it is {source!r}"
         )
     if not images:
         _refuse_options(source, asked)
@@ -105,7 +105,7 @@ def open_source(source: str, asked: Asked, device: torch.device, display: Displa
     if images:
         return _from_backbone(source, asked, device, display)
     if path.is_dir():
-        return _from_run(path, device, display)
+        return _from_run(path, asked.data, device, display)
     raise LmdError(
         f"SOURCE must be an .npz file of features, a run folder, a backbone ({', '.join(names())}) "
         f"or an .onnx file; it is {source!r}, which "
@@ -128,8 +128,8 @@ def _is_backbone(source: str) -> bool:
     return source.startswith("timm/") or source in names()
 
 
-def _from_run(path: Path, device: torch.device, display: Display) -> Source:
-    """The features of a run's images through its own encoder."""
+def _from_run(path: Path, moved: str | None, device: torch.device, display: Display) -> Source:
+    """The features of a run's images, which may have ``moved``, through its own encoder."""
     record = of_one_model(path).read_record()
     if record.status != "finished":
         raise LmdError(f"{path} is not finished: run `lmd train --resume --out {path}`")
@@ -145,7 +145,7 @@ def _from_run(path: Path, device: torch.device, display: Display) -> Source:
             f"{path} has no validation part, and its encoder has seen all training images, so that "
             "no classifier can be chosen on them: train with a validation part"
         )
-    data = images_of_run(record, None, display, movable=False)
+    data = images_of_run(record, moved, display)
     found = encode_images(model, spec.preprocessing, data, device, display)
     head = model.classifier
     given: dict[str, Any] = {}
@@ -167,7 +167,7 @@ def _from_run(path: Path, device: torch.device, display: Display) -> Source:
         spec=spec,
         widths=model.widths,
         mean_images=MEAN_IMAGES,
-        request=_reading(asked.data, protocol, asked.columns, asked.skip_bad),
+        request=_reading(*place_of(asked, moved), protocol, asked.skip_bad),
         tiers=record.tiers,
     )
 
@@ -211,10 +211,10 @@ def _from_backbone(source: str, asked: Asked, device: torch.device, display: Dis
 
 def reading(asked: Asked, protocol: Protocol) -> Request:
     """How the images of ``--data`` are read, for the record."""
-    return _reading(str(asked.data), protocol, asked.columns, asked.skip_bad)
+    return _reading(str(asked.data), asked.columns, protocol, asked.skip_bad)
 
 
-def _reading(data: str, protocol: Protocol, columns: dict[str, Any], skip_bad: bool) -> Request:
+def _reading(data: str, columns: dict[str, Any], protocol: Protocol, skip_bad: bool) -> Request:
     values = protocol.model_dump(mode="json")
     return Request(data=data, method=KEY, protocol=values, columns=columns, skip_bad=skip_bad)
 

@@ -20,7 +20,7 @@ from lmd.deploy.predict import load
 from lmd.protocol import Protocol
 from lmd.runfolder.folder import RunFolder
 from lmd.runfolder.one_model import of_one_model, several_models
-from lmd.runfolder.record import NoveltyInfo, Record
+from lmd.runfolder.record import NoveltyInfo, Record, Request
 from lmd.scoring.estimates import Estimate
 from lmd.scoring.novelty import ABOVE, fit_gaussians, flag_rate, flag_threshold
 
@@ -162,12 +162,10 @@ def images_of_run(
             f"the images of {record.name} are not at {request.data}, where they were in training: "
             f"{remedy}run the command from the folder in which training was started"
         )
-    columns = dict(request.columns)
-    if data is not None and not Path(columns.get("root", ".")).is_dir():
-        columns.pop("root")  # the images have moved with the data
+    place, columns = place_of(request, data)
     display.start("decoding images", 1)
     found = prepare_data(
-        data or request.data,
+        place,
         Protocol.model_validate(request.protocol),
         columns=columns,
         skip_bad=request.skip_bad,
@@ -176,7 +174,15 @@ def images_of_run(
     display.stop()
     if found.fingerprint() != record.data.fingerprint:
         raise LmdError(
-            f"--data: {data or request.data} is not what {record.name} was trained on (names, "
+            f"--data: {place} is not what {record.name} was trained on (names, "
             "classes or parts differ): give the same data"
         )
     return found
+
+
+def place_of(request: Request, moved: str | None) -> tuple[str, dict[str, Any]]:
+    """Where the images of a run are, and how its table is read, if they may have ``moved``."""
+    columns = dict(request.columns)
+    if moved is not None and not Path(columns.get("root", ".")).is_dir():
+        columns.pop("root")  # the images have moved with the data
+    return moved or request.data, columns
