@@ -250,6 +250,7 @@ def _make(
     needs: tuple[str, ...] = (),
 ) -> None:
     """Check the options, draw, write the figure and its data, and say what a caption needs."""
+    from lmd.benchmark.figures.fonts import with_fonts
     from lmd.benchmark.figures.style import check_out, drawing, inches, need, save
 
     out = out or Path(f"{name}.svg")
@@ -259,7 +260,7 @@ def _make(
     for package in ("matplotlib", *needs):
         need(package)
     with drawing():
-        drawn = draw(wide, high)
+        drawn = with_fonts(draw(wide, high))
         data = save(drawn, out)
     for note in drawn.notes:
         typer.echo(note)

@@ -241,6 +241,19 @@ def test_runs_of_different_data_are_refused(study: Path, tmp_path: Path) -> None
         draw(["recall", str(study / "lmd-seed0"), str(other), "--out", str(tmp_path / "x.svg")])
 
 
+def test_names_in_other_scripts(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    import matplotlib as mpl
+    from matplotlib.font_manager import fontManager
+
+    own = [font for font in fontManager.ttflist if font.fname.startswith(mpl.get_data_path())]
+    monkeypatch.setattr(fontManager, "ttflist", own)
+    # The first is in a font that comes with matplotlib, though not in the usual one.
+    make_run(tmp_path / "run", ["\u1d81erm", "\U00012000", "wart"], epochs=(2,))
+    said = draw(["recall", str(tmp_path / "run"), "--out", str(tmp_path / "recall.pdf")])
+    assert "has the characters \U00012000, which are drawn as boxes" in " ".join(said.split())
+    assert b"STIX" in (tmp_path / "recall.pdf").read_bytes()
+
+
 def test_a_missing_package_is_named() -> None:
     with pytest.raises(LmdError, match=r"pip install 'lmd\[figures\]'"):
         need("no_such_package")

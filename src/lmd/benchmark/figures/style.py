@@ -3,6 +3,7 @@
 import csv
 import io
 import re
+import warnings
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -22,6 +23,7 @@ MARKERS = ("o", "s", "D", "^", "v", "P", "X")
 LINES = ("-", "--", "-.", ":", (0, (5, 1, 1, 1, 1, 1)), (0, (3, 1)), (0, (1, 1)))
 HATCHES = ("", "////", "....", "\\\\\\\\", "xxxx", "----", "++++")
 GREY = "#8A8A8A"
+FONT = "DejaVu Sans"  # comes with matplotlib
 TIER_STYLE = {"head": 0, "medium": 2, "tail": 1}  # places in COLOURS and MARKERS
 SUFFIXES = (".svg", ".pdf", ".png")
 UNITS = {"in": 1.0, "cm": 1 / 2.54, "mm": 1 / 25.4, "pt": 1 / 72.27}  # TeX points
@@ -83,8 +85,7 @@ def drawing() -> Iterator[None]:
     import matplotlib as mpl
 
     settings: dict[Any, Any] = {
-        "font.family": "sans-serif",
-        "font.sans-serif": ["DejaVu Sans"],
+        "font.family": [FONT],
         "font.size": 8,
         "text.parse_math": False,  # names of classes may have dollar signs
         "axes.titlesize": 8,
@@ -132,7 +133,9 @@ def save(drawn: Drawn, out: Path) -> Path:
     kind = out.suffix.lower().removeprefix(".")
     about = {"svg": {"Date": None}, "pdf": {"CreationDate": None}, "png": {}}[kind]
     picture, text = io.BytesIO(), io.StringIO()
-    drawn.figure.savefig(picture, format=kind, metadata=about)
+    with warnings.catch_warnings():
+        warnings.filterwarnings("ignore", "Glyph .* missing from font")  # a note says it
+        drawn.figure.savefig(picture, format=kind, metadata=about)
     columns = list(dict.fromkeys(key for row in drawn.rows for key in row))
     writer = csv.DictWriter(text, columns, restval="", lineterminator="\n")
     writer.writeheader()
