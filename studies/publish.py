@@ -83,7 +83,8 @@ def make_tables(grid: str, target: Path) -> None:
     from lmd.benchmark.tables.forms import drawn_metrics
 
     results = read_results(plan_grid(grid), target / "runs")
-    forms = tuple(dict.fromkeys((load_grid(grid).form, "metrics")))
+    form = load_grid(grid).form
+    forms = (form,) if form in ("sweep", "metrics") else (form, "metrics")
     # The resamples are drawn once for all tables.
     results.resample({key for form in forms for key in drawn_metrics(results, form)})
     for form in forms:
