@@ -9,7 +9,7 @@ from runs_on_disk import begun, make_run, write_run
 
 from lmd.base.errors import LmdError
 from lmd.benchmark.planning import plan_grid
-from lmd.benchmark.tables import read_results
+from lmd.benchmark.tables import make_tables, read_results
 from lmd.benchmark.tables.forms import drawn_metrics
 from lmd.runfolder.predictions import PartPredictions, Predictions
 
@@ -31,6 +31,18 @@ def test_what_all_resamples_agree_on_has_no_interval(tmp_path: Path) -> None:
     found = results.entry("ce", 0).estimate("auc")
     assert found is not None
     assert (found.mean, found.low, found.high) == (1, None, None)
+
+
+def test_seeds_that_are_not_trained_yet_are_not_named(tmp_path: Path) -> None:
+    grid = tmp_path / "grid.toml"
+    grid.write_text('data = "a.csv"\nmethods = ["ce"]\nseeds = [0, 1, 2]\n')
+    plan, folder = plan_grid(grid), tmp_path / "out"
+    assert "Values in %: mean ± standard deviation over the seeds 0, 1, 2," in " ".join(
+        make_tables(read_results(plan, folder)).split()
+    )
+    for seed, said in ((2, "one seed (2),"), (0, "over the seeds 0, 2,")):
+        make_run(folder / f"ce-seed{seed}", list(CLASSES))
+        assert said in " ".join(make_tables(read_results(plan, folder, resamples=50)).split())
 
 
 def test_resamples_drawn_for_all_runs_are_those_of_each(tmp_path: Path) -> None:

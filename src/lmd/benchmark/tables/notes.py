@@ -31,9 +31,10 @@ def notes(results: Results, table: TableData) -> list[str]:
 
 
 def _numbers(results: Results, table: TableData) -> list[str]:
-    seeds = ", ".join(map(str, results.plan.seeds))
+    found = {run.seed for run in results.runs} or set(results.plan.seeds)
+    seeds = ", ".join(str(seed) for seed in results.plan.seeds if seed in found)
     drawn = "groups (patients or lesions) of test images" if results.grouped else "test images"
-    if len(results.plan.seeds) > 1:
+    if len(found) > 1:
         said = (
             f"Values in %: mean ± standard deviation over the seeds {seeds}, with the 95 % "
             f"interval of the mean in brackets ({drawn} resampled {results.resamples} times "
