@@ -30,7 +30,7 @@ SWEEPS = {
 }
 FIGURES = {
     "synthetic": ("recall", "cost", "ablation", "tsne"),
-    "ham10000-lt": ("recall", "cost", "ablation", "cd", "tsne"),
+    "ham10000-lt": ("recall", "difference", "cost", "ablation", "cd", "tsne"),
     **{f"{data}-{of}": SWEEPS[of] for data in ("synthetic", "ham10000") for of in SWEEPS},
 }
 HEADLINE = "balanced_accuracy"

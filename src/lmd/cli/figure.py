@@ -24,6 +24,10 @@ Sources = Annotated[
         "grid of a benchmark.",
     ),
 ]
+Reference = Annotated[
+    str | None,
+    typer.Option(help="The row that others are compared with.", show_default="the benchmark's"),
+]
 Runs = Annotated[Path | None, typer.Option(help="Folder of the grid's runs; default runs/NAME.")]
 Methods = Annotated[
     str | None, typer.Option(help="Rows to show, separated by commas.", show_default="all")
@@ -69,10 +73,7 @@ def ablation(
     runs: Runs = None,
     methods: Methods = None,
     metrics: Metrics = None,
-    reference: Annotated[
-        str | None,
-        typer.Option(help="The complete method.", show_default="the benchmark's"),
-    ] = None,
+    reference: Reference = None,
     out: Out = None,
     width: Width = "3.5in",
     height: Height = None,
@@ -92,6 +93,34 @@ def ablation(
         )
 
     _make("ablation", out, width, height, draw)
+
+
+@figure_app.command()
+def difference(
+    sources: Sources,
+    runs: Runs = None,
+    methods: Methods = None,
+    metric: Metric = "balanced_accuracy",
+    reference: Reference = None,
+    out: Out = None,
+    width: Width = "3.5in",
+    height: Height = None,
+) -> None:
+    """Each row minus the reference on the same test images, with paired intervals."""
+    from lmd.benchmark.figures.difference import difference_figure
+    from lmd.benchmark.figures.sources import read_study
+
+    def draw(wide: float, high: float | None) -> "Drawn":
+        return difference_figure(
+            read_study(sources, runs),
+            methods=_listed(methods),
+            reference=reference,
+            metric=metric,
+            width=wide,
+            height=high,
+        )
+
+    _make("difference", out, width, height, draw)
 
 
 @figure_app.command()

@@ -94,6 +94,29 @@ def test_ablation_takes_the_rows_of_the_family(study: Path, tmp_path: Path) -> N
     assert "mean over seeds" in said
 
 
+def test_differences_are_paired_and_ablations_are_below(study: Path, tmp_path: Path) -> None:
+    out = tmp_path / "difference.svg"
+    words = ["difference", str(study), "--out", str(out)]
+    assert "mean over common seeds on 1000 paired resamples" in " ".join(draw(words).split())
+    rows = rows_of(tmp_path / "difference.csv")
+    assert [(row["method"], row["reference"]) for row in rows] == [
+        ("lmd_wo_x", "lmd"),
+        ("ce", "lmd"),
+    ]  # without a plan nothing is an ablation: the best is on top
+    series = {one.key: one for one in group(read_study([str(study)]))}
+    mean = {key: one.mean("balanced_accuracy") or 0 for key, one in series.items()}
+    for row in rows:
+        assert float(row["difference"]) == pytest.approx(mean[row["method"]] - mean["lmd"])
+        assert float(row["low"]) < float(row["difference"]) < float(row["high"]) < 0
+        assert row["seeds"] == "2"
+    draw([*words, "--reference", "ce", "--methods", "lmd", "--metric", "auc"])
+    (only,) = rows_of(tmp_path / "difference.csv")
+    assert (only["method"], only["metric"]) == ("lmd", "auc")
+    assert float(only["low"]) > 0
+    with pytest.raises(LmdError, match="no finished run; there are ce, lmd"):
+        draw([*words, "--reference", "rs"])
+
+
 def test_records_alone_give_intervals_over_seeds(study: Path, tmp_path: Path) -> None:
     for run in study.iterdir():
         (tmp_path / f"{run.name}.json").write_bytes((run / "record.json").read_bytes())

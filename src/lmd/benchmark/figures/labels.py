@@ -58,7 +58,13 @@ def label_points(
     frame, size = axes.get_window_extent(renderer), figure.dpi / 72
     centres = [axes.transData.transform(mark) for mark in marks]
     reach = 4.5 * size
-    taken = [Bbox.from_bounds(x - reach, y - reach, 2 * reach, 2 * reach) for x, y in centres]
+
+    def around(centre: NDArray[np.float64]) -> Bbox:
+        return Bbox.from_bounds(centre[0] - reach, centre[1] - reach, 2 * reach, 2 * reach)
+
+    taken = [around(centre) for centre in centres]
+    # What must stay readable: labels, and the points that have one.
+    labels = [around(axes.transData.transform((x, y))) for x, y, _ in points]
     for x, y, words in points:
         here, costs = axes.transData.transform((x, y)), []
         for offset in _offsets():
@@ -67,16 +73,17 @@ def label_points(
             tried.remove()
             outside = box.width * box.height - _overlap(box, frame)
             covered = sum(_overlap(box, other) for other in taken)
+            covered += 10 * sum(_overlap(box, other) for other in labels)
             near = _near(box, [c for c in centres if tuple(c) != tuple(here)], 2 * reach)
             costs.append(covered + 5 * outside + near + 0.5 * size * max(map(abs, offset)))
         best = _annotated(axes, x, y, words, _offsets()[int(np.argmin(costs))])
-        taken.append(best.get_window_extent(renderer))
+        labels.append(best.get_window_extent(renderer))
 
 
 def _offsets() -> list[tuple[float, float]]:
     """Candidate offsets in points, near ones first."""
     near = [(5, 0), (-5, 0), (0, 6), (0, -6), (5, 5), (-5, 5), (5, -5), (-5, -5)]
-    return [(dx * k, dy * k) for k in (1, 2, 3, 4.5, 6.5, 9) for dx, dy in near]
+    return [(dx * k, dy * k) for k in (1, 2, 3, 4.5, 6.5, 9, 12) for dx, dy in near]
 
 
 def _annotated(

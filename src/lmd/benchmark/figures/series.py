@@ -15,6 +15,7 @@ from lmd.benchmark.figures.sources import Found, Study
 from lmd.benchmark.tables.results import Entry, Estimate, RunResult
 from lmd.runfolder.folder import RunFolder
 from lmd.runfolder.record import Record
+from lmd.scoring.intervals import Difference
 from lmd.scoring.metrics import METRICS
 
 RESAMPLES = 1000
@@ -101,6 +102,16 @@ class Series:
         mean, sd = fmean(values), stdev(values)
         half = float(stats.t.ppf(0.975, len(values) - 1)) * sd / math.sqrt(len(values))
         return Estimate(mean, mean - half, mean + half, sd), "seeds (Student's t)"
+
+    def difference(self, other: "Series", metric: str) -> Difference | None:
+        """This row minus the other on the same test images; ``None`` where that is not known."""
+        mine, theirs = self._entry, other._entry
+        if mine is None or theirs is None:
+            return None
+        # Groups of images are drawn for both or for none.
+        if (mine.runs[0].groups is None) != (theirs.runs[0].groups is None):
+            return None
+        return mine.difference(theirs, metric)
 
     def classes(self) -> list[ClassPoint]:
         """Recall of each class that has images in the reported part, most training images first."""
