@@ -25,8 +25,7 @@ Sources = Annotated[
     ),
 ]
 Reference = Annotated[
-    str | None,
-    typer.Option(help="The row that others are compared with.", show_default="the benchmark's"),
+    str | None, typer.Option(help="The row to compare with.", show_default="the benchmark's")
 ]
 Runs = Annotated[Path | None, typer.Option(help="Folder of the grid's runs; default runs/NAME.")]
 Methods = Annotated[
