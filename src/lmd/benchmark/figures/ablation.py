@@ -4,13 +4,12 @@ from collections.abc import Sequence
 from typing import Any
 
 from lmd.base.errors import LmdError
-from lmd.base.text import unknown
 from lmd.benchmark.figures.series import (
     Series,
     check_metrics,
     family,
     group,
-    reference_of,
+    reference_row,
     same_data,
 )
 from lmd.benchmark.figures.sources import Study
@@ -88,16 +87,11 @@ def ablation_figure(
 
 def _own(series: Sequence[Series], study: Study, reference: str | None) -> list[Series]:
     """The reference and its ablations: by the plan, otherwise by their keys and settings."""
-    key = reference or reference_of(series, study)
-    named = [one for one in series if one.key == key]
-    if reference is not None and not named:
-        known = dict.fromkeys(one.key for one in series)
-        there_are = "no finished run; there are"
-        raise LmdError(f"--reference: {unknown('method', reference, known, there_are=there_are)}")
+    main = reference_row(series, study, reference)
     if reference is None and study.own:
         found = [one for one in series if one.key in study.own]
     else:
-        found = family(named[0], series) if named else []
+        found = family(main, series) if main else []
     if len(found) < 2:
         raise LmdError(
             "there are no ablations among these runs: an ablation figure needs the reference and "

@@ -3,14 +3,13 @@
 from collections.abc import Sequence
 
 from lmd.base.errors import LmdError
-from lmd.base.text import unknown
 from lmd.benchmark.figures.series import (
     RESAMPLES,
     Series,
     axis_title,
     check_metrics,
     group,
-    reference_of,
+    reference_row,
     same_data,
 )
 from lmd.benchmark.figures.sources import Study
@@ -32,7 +31,9 @@ def difference_figure(
     check_metrics([metric])
     everything = group(study)
     same_data(everything, "difference")
-    main = _reference(everything, study, reference)
+    main = reference_row(everything, study, reference)
+    if main is None:
+        raise LmdError("these runs have no reference row: name one with --reference")
     series = [one for one in group(study, methods) if one.key != main.key]
     found = [(one, gap) for one in series if (gap := one.difference(main, metric)) is not None]
     if not found:
@@ -71,18 +72,6 @@ def difference_figure(
     figure.supxlabel(words, fontsize=8)
     axes.grid(axis="x")
     return Drawn(figure, [_row(one, gap, metric, main) for one, gap in ordered], _notes(ordered))
-
-
-def _reference(series: Sequence[Series], study: Study, wanted: str | None) -> Series:
-    key = wanted or reference_of(series, study)
-    found = next((one for one in series if one.key == key), None)
-    if found is not None:
-        return found
-    if wanted is None:
-        raise LmdError("these runs have no reference row: name one with --reference")
-    known = dict.fromkeys(one.key for one in series)
-    there_are = "no finished run; there are"
-    raise LmdError(f"--reference: {unknown('method', wanted, known, there_are=there_are)}")
 
 
 def _row(one: Series, gap: Difference, metric: str, main: Series) -> dict[str, object]:

@@ -225,6 +225,17 @@ def reference_of(series: Sequence[Series], study: Study) -> str | None:
     return best if sizes[best] > 1 else None
 
 
+def reference_row(series: Sequence[Series], study: Study, wanted: str | None) -> Series | None:
+    """The row of ``--reference``, or of the reference if none is ``wanted``, if there is one."""
+    key = wanted or reference_of(series, study)
+    found = next((one for one in series if one.key == key), None)
+    if found is None and wanted is not None:
+        known = dict.fromkeys(one.key for one in series)
+        there_are = "no finished run; there are"
+        raise LmdError(f"--reference: {unknown('method', wanted, known, there_are=there_are)}")
+    return found
+
+
 def family(reference: Series, series: Sequence[Series]) -> list[Series]:
     """A row and those whose key extends its key and that have the same settings."""
     names = set(settings_of(reference.record))
