@@ -17,12 +17,22 @@ from lmd.runfolder.reading import read_record, upgrade
 from lmd.runfolder.record import Record
 from lmd.runfolder.schema import page
 
-COMMITTED = sorted((ROOT / "docs" / "results").glob("*/records/*.json"))
+OLD = Path(__file__).parent / "old_records"  # of format 1
 
 
-def test_every_committed_record_loads_with_its_values() -> None:
-    assert len(COMMITTED) == 54
-    for path in COMMITTED:
+def test_published_records_load() -> None:
+    published = sorted((ROOT / "docs" / "results").glob("*/runs/*/record.json"))
+    assert published
+    for path in published:
+        record = read_record(path)
+        assert record.status == "finished"
+        assert record.request.method == record.method.key
+
+
+def test_old_records_load_with_their_values() -> None:
+    paths = sorted(OLD.iterdir())
+    assert len(paths) == 3
+    for path in paths:
         raw, record = json.loads(path.read_text()), read_record(path)
         assert record.format == 2
         assert record.status == "finished"
@@ -41,8 +51,8 @@ def test_every_committed_record_loads_with_its_values() -> None:
         assert record.notes == raw["notes"]
 
 
-def test_a_committed_record_in_detail() -> None:
-    record = read_record(ROOT / "docs" / "results" / "ham10000-lt" / "records" / "lmd-seed0.json")
+def test_an_old_record_in_detail() -> None:
+    record = read_record(OLD / "ham10000-lt-lmd-seed0.json")
     assert record.method.settings["shrinkage"] == "validation"
     assert record.method.chosen == {}  # not recorded at the time
     assert record.history == []
