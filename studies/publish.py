@@ -31,6 +31,9 @@ SWEEPS = {
 FIGURES = {
     "synthetic": ("recall", "cost", "ablation", "tsne"),
     "ham10000-lt": ("recall", "difference", "cost", "ablation", "cd", "tsne"),
+    "ham10000-ablations": ("ablation",),
+    "ham10000-natural": ("recall", "difference"),
+    "ham10000-resnet18": ("difference",),
     **{f"{data}-{of}": SWEEPS[of] for data in ("synthetic", "ham10000") for of in SWEEPS},
 }
 HEADLINE = "balanced_accuracy"

@@ -24,7 +24,8 @@ HERE = Path(__file__).resolve().parent
 RESULTS = HERE.parents[1] / "docs" / "results"
 STEPS = ("data", "decisions", "grids", "choose", "publish")
 SWEEPS = ("iterations", "virtual-features", "lambda-1", "lambda-e", "sampling")
-GRIDS = ("ham10000-lt", "ham10000-profiles", "ham10000-long", *(f"ham10000-{of}" for of in SWEEPS))
+OTHERS = ("ablations", "profiles", "long", "natural", "resnet18-rate", "resnet18", *SWEEPS)
+GRIDS = ("ham10000-lt", *(f"ham10000-{of}" for of in OTHERS))
 MANIFESTS = {"ham10000-lt.csv": ["--head-size", "2000", "--factor", "100"], "ham10000.csv": []}
 BUDGET = 60  # minutes of `lmd choose`
 

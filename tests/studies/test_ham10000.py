@@ -1,5 +1,6 @@
 """The study of HAM10000: what it publishes and takes over again."""
 
+import csv
 import json
 from pathlib import Path
 from types import ModuleType
@@ -69,3 +70,16 @@ def test_pages_get_the_newest_table(publishing: ModuleType, tmp_path: Path) -> N
     for _ in range(2):
         publishing.fill(page)
         assert page.read_text() == wanted
+
+
+@pytest.mark.parametrize("name", ["ham10000-natural", "ham10000-resnet18"])
+def test_the_best_eight_rows_go_on(name: str, publishing: ModuleType) -> None:
+    from lmd.benchmark.grid import load_grid
+    from lmd.benchmark.planning import plan_grid
+
+    with (publishing.RESULTS / "ham10000-lt" / "tiers.csv").open(newline="") as file:
+        scores = {row["Method"]: float(row["balanced_accuracy"]) for row in csv.DictReader(file)}
+    plan = plan_grid("ham10000-lt")
+    rows = [row for row in plan.rows if not row.own or row.key == plan.reference]
+    best = sorted(rows, key=lambda row: -scores[row.title])[:8]
+    assert set(load_grid(name).methods) == {row.key for row in best}
