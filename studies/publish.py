@@ -38,6 +38,7 @@ FIGURES = {
 }
 HEADLINE = "balanced_accuracy"
 TIERS = ("bacc_head", "bacc_medium", "bacc_tail")
+WIDTH = "7in"  # of figures on a page
 EMBEDDED = ("ce", "decoupling", "lmd")  # the rows of t-SNE, with the first seed
 BLOCK = re.compile(r"(<!-- (\S+\.md) -->\n).*?(<!-- end -->)", re.DOTALL)
 
@@ -135,9 +136,8 @@ def make_figures(grid: str, runs: Path, target: Path) -> bool:
             if not places or not all((Path(p) / "model.safetensors").exists() for p in places):
                 print(f"{grid}: no t-SNE, because the models are not in {runs}")
                 continue
-        width = ["--width", "7in"] if name in ("cd", "tsne", "cost", "classes") else []
         file = target / "figures" / f"{name}.svg"
-        good &= lmd("figure", name, *places, *width, "--out", file)
+        good &= lmd("figure", name, *places, "--width", WIDTH, "--out", file)
     return good
 
 
