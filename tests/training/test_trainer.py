@@ -124,3 +124,14 @@ def test_weights_that_break_in_the_last_step_are_noticed(make_trainer: MakeTrain
     trainer = make_trainer(METHODS["ce"], epochs=1, batch_size=64, lr=1e30)
     with pytest.raises(LmdError, match="no longer finite"):
         trainer.fit()
+
+
+def test_processor_time_is_kept_over_interruptions(make_trainer: MakeTrainer) -> None:
+    trainer = make_trainer(METHODS["ce"], epochs=2)
+    trainer.fit()
+    first = trainer.timings.seconds["stage 1 processor time"]
+    # Views may be made by a process of its own, whose time counts as well.
+    assert 0 < first < 60
+    again = make_trainer(METHODS["ce"], epochs=3)
+    again.fit(resume=True)
+    assert again.timings.seconds["stage 1 processor time"] > first

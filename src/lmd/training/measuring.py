@@ -1,5 +1,6 @@
 """Timings of the loop, and a context in which a model is in evaluation mode."""
 
+import os
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -26,6 +27,12 @@ class Timings:
     def add(self, what: str, seconds: float) -> None:
         """Add seconds to ``what``."""
         self.seconds[what] = self.seconds.get(what, 0.0) + seconds
+
+
+def processor_seconds() -> float:
+    """Processor time of this process and of its children that have ended, in seconds."""
+    spent = os.times()
+    return spent.user + spent.system + spent.children_user + spent.children_system
 
 
 @contextmanager

@@ -14,9 +14,11 @@ from lmd.base.seeds import derive_seed
 from lmd.contract.stage import Stage, prepare
 from lmd.data.loaders import batches_of
 from lmd.runfolder.folder import RunFolder
+from lmd.runfolder.times import processor_time
 from lmd.training.checkpoint import Checkpoint, clone_state, save_checkpoint
 from lmd.training.descent import learning_rate, make_optimizer, schedule_of, set_lr
 from lmd.training.epoch import EpochRun, train_batches, views_seen
+from lmd.training.measuring import processor_seconds
 from lmd.training.sharing import averaged
 
 if TYPE_CHECKING:
@@ -68,7 +70,7 @@ class StageTraining:
         return int(progress["epoch"])
 
     def _epoch(self, epoch: int) -> None:
-        trainer, started = self.trainer, time.perf_counter()
+        trainer, started, spent = self.trainer, time.perf_counter(), processor_seconds()
         run = self._start(epoch)
         prepare(self.stage)
         lr = self.optimizer and set_lr(self.optimizer, self.schedule, epoch, self.epochs)
@@ -80,6 +82,10 @@ class StageTraining:
             agree(list(self.stage.state_dict().values()))
         means |= train_batches(run, self.stage, self.optimizer, self.path)
         score = self._validate()
+        if trainer.device.type == "cpu":
+            # Unlike the seconds of the row, this does not grow with other work on the machine.
+            key = processor_time(self.index + 1)
+            trainer.timings.add(key, round(processor_seconds() - spent, 3))
         row: dict[str, Any] = {
             "stage": self.index + 1,
             "stage_name": self.stage.name,

@@ -1,6 +1,7 @@
 """Figures from run folders and records: files, numbers, rows and errors."""
 
 import csv
+import json
 import shutil
 from collections.abc import Sequence
 from pathlib import Path
@@ -142,6 +143,14 @@ def test_cost_counts_minutes_of_all_threads(study: Path) -> None:
     minutes = {row["method"]: row["minutes"] for row in drawn.rows}
     assert minutes == {"ce": 10.0, "lmd": 60.0, "lmd_wo_x": 30.0}  # two threads each
     assert {row["method"] for row in drawn.rows if row["front"]} == {"ce", "lmd", "lmd_wo_x"}
+
+
+def test_cost_is_processor_time_where_it_was_measured(study: Path, tmp_path: Path) -> None:
+    for run in study.iterdir():
+        record = json.loads((run / "record.json").read_text())
+        record["timings"]["stage 1 processor time"] = 60.0
+        (tmp_path / f"{run.name}.json").write_text(json.dumps(record))
+    assert {one.minutes() for one in group(read_study([str(tmp_path)]))} == {1.0}
 
 
 def test_ranks_over_seeds(study: Path) -> None:

@@ -15,6 +15,7 @@ from lmd.benchmark.figures.sources import Found, Study
 from lmd.benchmark.tables.results import Entry, Estimate, RunResult
 from lmd.runfolder.folder import RunFolder
 from lmd.runfolder.record import Record
+from lmd.runfolder.times import training_minutes
 from lmd.scoring.intervals import Difference
 from lmd.scoring.metrics import METRICS
 
@@ -150,7 +151,7 @@ class Series:
 
     def minutes(self) -> float:
         """Minutes of one processor that training took, averaged over the seeds."""
-        return fmean(_minutes(run.record) for run in self.runs)
+        return fmean(training_minutes(run.record) for run in self.runs)
 
 
 def group(study: Study, wanted: Sequence[str] | None = None) -> list[Series]:
@@ -275,10 +276,3 @@ def _row_of(key: str, runs: Sequence[Found], values: dict[str, Any]) -> Series:
     said = ", ".join(f"{name} = {value}" for name, value in values.items())
     title = runs[0].record.method.title + (f" ({said})" if said else "")
     return Series(key, title, values, tuple(ordered))
-
-
-def _minutes(record: Record) -> float:
-    used = record.machine.processes
-    if record.machine.device == "cpu":
-        used *= record.machine.threads
-    return used * sum(stage.seconds for stage in record.stages) / 60
