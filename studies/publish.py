@@ -100,10 +100,15 @@ def make_tables(grid: str, target: Path) -> None:
 
 
 def summarise(grid: str, target: Path, best: int = 5) -> None:
-    """Write ``summary.md``: the first row, the best ones without ablations, and the reference."""
+    """Write ``summary.md``: the first row, the best ones without ablations, and the reference.
+
+    A grid of one method has none.
+    """
     from lmd.benchmark.planning import plan_grid
 
     plan = plan_grid(grid)
+    if len(plan.rows) == 1:
+        return
     with (target / "tiers.csv").open(encoding="utf-8", newline="") as file:
         found = {row["Method"]: row for row in csv.DictReader(file) if row[HEADLINE]}
     others = [row.title for row in plan.rows if not row.own and row.title in found]
