@@ -6,7 +6,7 @@ DOWNLOAD has ``HAM10000_metadata.csv`` and the images in ``images``. The steps a
 two manifests), ``decisions`` (what LMD is, on pseudo-tails; the test part is not read), ``grids``
 (the benchmarks), ``choose`` (`lmd choose` on the natural tail) and ``publish`` (records and tables
 in docs/results). Run the same command again to continue an interrupted study. Two cores need about
-twenty hours; ``--steps`` runs some of the steps only.
+a day; ``--steps`` runs some of the steps only.
 
 ``--published DIR`` first takes over the runs that are published there, so that a study can continue
 on another machine.

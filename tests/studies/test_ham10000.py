@@ -83,3 +83,9 @@ def test_the_best_eight_rows_go_on(name: str, publishing: ModuleType) -> None:
     rows = [row for row in plan.rows if not row.own or row.key == plan.reference]
     best = sorted(rows, key=lambda row: -scores[row.title])[:8]
     assert set(load_grid(name).methods) == {row.key for row in best}
+
+
+def test_a_grid_of_one_method_has_no_summary(publishing: ModuleType, tmp_path: Path) -> None:
+    (tmp_path / "tiers.csv").write_text("e_sampling,m_sampling,balanced_accuracy\n")
+    publishing.summarise("ham10000-sampling", tmp_path)
+    assert not (tmp_path / "summary.md").exists()

@@ -48,9 +48,9 @@ class RRLSettings(Settings):
     ema_horizon: Annotated[Share | None, "Horizon of its average / all steps (row 7)."] = 0.3
     ema_decay: Annotated[Share, "Decay of that average where there is no horizon (row 7)."] = 0.999
     ema_ramp: Annotated[bool, "Let the decay grow from 0 in the first steps (row 7)."] = True
-    keep: Annotated[Kept, "Which goes on to stage 2; a teacher, from the last epoch (row 30)."] = (
-        "student"
-    )
+    keep: Annotated[
+        Kept, "Which goes on to stage 2; the teacher as of the last epoch (row 30)."
+    ] = "student"
 
 
 def _gram(z: Tensor, gram: Gram) -> Tensor:
