@@ -29,7 +29,7 @@ SWEEPS = {
     "virtual-features": ("sweep", "classes"),
 }
 FIGURES = {
-    "synthetic": ("recall", "cost", "ablation", "tsne"),
+    "synthetic": ("recall", "difference", "cost", "ablation", "tsne"),
     "ham10000-lt": ("recall", "difference", "cost", "ablation", "cd", "tsne"),
     "ham10000-ablations": ("ablation",),
     "ham10000-natural": ("recall", "difference"),
@@ -87,8 +87,7 @@ def make_tables(grid: str, target: Path) -> None:
     from lmd.benchmark.tables.forms import drawn_metrics
 
     results = read_results(plan_grid(grid), target / "runs")
-    form = load_grid(grid).form
-    forms = (form,) if form in ("sweep", "metrics") else (form, "metrics")
+    forms = ("sweep",) if load_grid(grid).form == "sweep" else ("tiers", "metrics")
     # The resamples are drawn once for all tables.
     results.resample({key for form in forms for key in drawn_metrics(results, form)})
     for form in forms:

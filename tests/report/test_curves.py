@@ -7,6 +7,7 @@ from pages import page, report_of
 from runs_on_disk import make_run
 
 from lmd.report.curves import nice_ticks
+from lmd.report.history import curve_groups
 
 
 @pytest.mark.parametrize(("epochs", "lines"), [((1,), 0), ((2,), 3), ((3, 2), 7)])
@@ -22,6 +23,15 @@ def test_learning_curves_draw_every_term(
     boundaries = [v for tag, key, v in found.attributes if key == "class" and v == "boundary"]
     assert bool(boundaries) == (len(epochs) > 1)
     assert ("fdc" in found.text) == (len(epochs) > 1)
+
+
+def test_a_stage_of_one_epoch_has_numbers_instead_of_dots() -> None:
+    rows = [{"stage": 1, "stage_name": "First", "epoch": n, "loss": 1.0 / n} for n in (1, 2, 3)]
+    once = {"stage": 2, "stage_name": "Second", "epoch": 1, "m_loss": 0.123456, "extra": 2e-7}
+    first, second = curve_groups([*rows, once])
+    assert [first.heading, len(first.figures), first.numbers] == ["First", 1, []]
+    assert second.numbers == [("Loss of the M step", "0.1235"), ("extra", "2e-07")]
+    assert not second.figures
 
 
 @pytest.mark.parametrize(

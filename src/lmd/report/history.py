@@ -1,6 +1,7 @@
 """The learning curves of a run: what its stages share, and what each stage has alone."""
 
 from collections.abc import Sequence
+from dataclasses import dataclass, field
 from itertools import count, groupby
 
 from markupsafe import Markup
@@ -17,16 +18,30 @@ TITLES = {
     "psi": "Psi: distance to the own class",
     "phi": "Phi: distance to the other classes",
     M_STEP: "Loss of the M step",
+    "m_grad_norm": "Gradient where the M step ended",
+    "m_evaluations": "Evaluations in the M step",
+    "shrinkage": "Shrinkage of the covariances",
+    "weight_penalty": "Penalty on the classifier's weights",
 }
 Rows = Sequence[HistoryRow]
 Stages = Sequence[tuple[str, Rows]]
 Figures = list[tuple[str, Markup]]
 
 
-def curve_groups(history: Rows) -> list[tuple[str, Figures]]:
-    """Pairs of a heading and small charts: one chart for every number of the history.
+@dataclass(frozen=True)
+class Group:
+    """What one stage has alone, or all stages share: small charts, or numbers of a single epoch."""
 
-    A number that only one of several stages has is drawn over the epochs of that stage.
+    heading: str
+    figures: Figures = field(default_factory=list)
+    numbers: list[tuple[str, str]] = field(default_factory=list)
+
+
+def curve_groups(history: Rows) -> list[Group]:
+    """Every number of the history, drawn over the epochs of the stages that have it.
+
+    One that only one of several stages has is drawn over the epochs of that stage, and written
+    down if that is a single epoch.
     """
     stages = [(name, list(rows)) for name, rows in groupby(history, key=_stage)]
     keys = dict.fromkeys(("val_bacc", *(key for row in history for key in row)))
@@ -35,15 +50,20 @@ def curve_groups(history: Rows) -> list[tuple[str, Figures]]:
     numbers = count()
     if len(stages) < 2:
         unit = "EM iteration" if _has(history, M_STEP) else "epoch"
-        return [("", [_figure(next(numbers), k, stages, unit) for k in known])] if known else []
-    groups = [("", [_figure(next(numbers), key, stages, "epoch") for key in shared])]
+        figures = [_figure(next(numbers), key, stages, unit) for key in known]
+        return [Group("", figures)] if figures else []
+    groups = [Group("", [_figure(next(numbers), key, stages, "epoch") for key in shared])]
     for name, rows in stages:
-        em = len(rows) > 1 and _has(rows, M_STEP)
-        unit = "EM iteration" if em else "epoch"
         own = [key for key in known if key not in shared and _has(rows, key)]
+        if len(rows) == 1:
+            values = [(TITLES.get(key, key), f"{_number(rows[0], key):.4g}") for key in own]
+            groups.append(Group(name, numbers=values))
+            continue
+        em = _has(rows, M_STEP)
+        unit = "EM iteration" if em else "epoch"
         figures = [_figure(next(numbers), key, [(name, rows)], unit) for key in own]
-        groups.append((f"{name}, over its EM iterations" if em else name, figures))
-    return [(heading, figures) for heading, figures in groups if figures]
+        groups.append(Group(f"{name}, over its EM iterations" if em else name, figures))
+    return [group for group in groups if group.figures or group.numbers]
 
 
 def _figure(number: int, key: str, stages: Stages, unit: str) -> tuple[str, Markup]:
