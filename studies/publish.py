@@ -36,6 +36,7 @@ FIGURES = {
     "ham10000-resnet18": ("difference",),
     **{f"{data}-{of}": SWEEPS[of] for data in ("synthetic", "ham10000") for of in SWEEPS},
 }
+RANKED = ("synthetic", "ham10000-lt")  # the benchmarks of the critical-difference diagram
 HEADLINE = "balanced_accuracy"
 TIERS = ("bacc_head", "bacc_medium", "bacc_tail")
 WIDTH = "7in"  # of figures on a page
@@ -145,6 +146,21 @@ def make_figures(grid: str, runs: Path, target: Path) -> bool:
     return good
 
 
+def make_common_figures(results: Path) -> bool:
+    """Draw what belongs to no single grid: ranks over several of them, and the stages of LMD."""
+    out = results / "figures"
+    out.mkdir(exist_ok=True)
+    ranked = [results / grid / "runs" for grid in RANKED]
+    good = True
+    if all(folder.exists() for folder in ranked):
+        words = ["--no-ablations", "--width", WIDTH, "--out", out / "cd.svg"]
+        good &= lmd("figure", "cd", *ranked, *words)
+    for stage in ("1", "2"):
+        words = ["--profile", "corrected", "--stage", stage, "--width", WIDTH]
+        good &= lmd("figure", "method", "lmd", *words, "--out", out / f"stage{stage}.svg")
+    return good
+
+
 def _embedded(runs: Path) -> list[str]:
     """The runs of the first seed with the chosen values."""
     names = {key: f"{key}-seed0" for key in EMBEDDED}
@@ -186,6 +202,8 @@ def main(words: Sequence[str] | None = None) -> None:
     runs, results = options.runs.resolve(), options.results.resolve()
     done = [g for g in options.grids if (runs / g).exists()]
     bad = [grid for grid in done if not publish(grid, runs / grid, results / grid)]
+    if done and not make_common_figures(results):
+        bad.append("all of them together")
     for page in PAGES:
         fill(page)
     if bad:

@@ -135,6 +135,9 @@ def cd(
         str,
         typer.Option(help="seeds: every seed of every data set; data: seeds are averaged."),
     ] = "seeds",
+    ablations: Annotated[
+        bool, typer.Option(help="Rank the ablations of the reference too.")
+    ] = True,
     out: Out = None,
     width: Width = "3.5in",
     height: Height = None,
@@ -152,6 +155,7 @@ def cd(
             blocks=blocks,
             width=wide,
             height=high,
+            ablations=ablations,
         )
 
     _make("cd", out, width, height, draw, ("scipy",))

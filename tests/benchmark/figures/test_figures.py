@@ -169,6 +169,12 @@ def test_ranks_over_seeds(study: Path) -> None:
     assert any("not independent" in note for note in drawn.notes)
 
 
+def test_ranks_without_ablations(study: Path, tmp_path: Path) -> None:
+    draw(["cd", str(study), "--no-ablations", "--out", str(tmp_path / "cd.svg")])
+    ranks = {row["method"]: row["mean_rank"] for row in rows_of(tmp_path / "cd.csv")}
+    assert ranks == {"ce": "2.0", "lmd": "1.0"}
+
+
 def test_recall_of_many_rows_leaves_ablations_out(study: Path, tmp_path: Path) -> None:
     runs = [study / f"{key}-seed0" for key in ("ce", "lmd", "lmd_wo_x")]
     for i in range(6):

@@ -14,6 +14,12 @@ def traces() -> list[Trace]:
     return trace_stages(METHODS["lmd"], METHODS["lmd"].settings({}, "corrected"))
 
 
+def test_titles_are_of_the_stages_that_run(traces: list[Trace]) -> None:
+    assert [trace.title for trace in traces] == ["RRL", "ICC"]
+    plain = trace_stages(METHODS["lmd"], METHODS["lmd"].settings({}))
+    assert [trace.title for trace in plain] == ["cross-entropy", "calibration"]
+
+
 def edges(trace: Trace) -> set[tuple[str, str]]:
     """View or call by name, and the term that depends on it."""
     fed = {i: view for view, i in trace.inputs}

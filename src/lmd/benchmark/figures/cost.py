@@ -71,7 +71,7 @@ def cost_figure(
         zorder=2,
     )
     times = [x for x, _ in points.values()]
-    if min(times) > 0 and max(times) > 8 * min(times):
+    if min(times) > 0 and max(times) > 4 * min(times):
         axes.set_xscale("log")
         plain_ticks(axes.xaxis)
     axes.margins(x=0.12, y=0.08)

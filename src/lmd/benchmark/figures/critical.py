@@ -9,7 +9,7 @@ from numpy.typing import NDArray
 from lmd.base.errors import LmdError
 from lmd.base.text import shorten
 from lmd.benchmark.figures.ranks import LEVEL, Ranking, Test, rank_methods
-from lmd.benchmark.figures.series import Series, check_metrics, group
+from lmd.benchmark.figures.series import Series, check_metrics, group, without_ablations
 from lmd.benchmark.figures.sources import Study
 from lmd.benchmark.figures.style import COLOURS, Drawn, new_figure
 from lmd.scoring.metrics import METRICS
@@ -30,6 +30,7 @@ def critical_figure(
     blocks: str,
     width: float,
     height: float | None,
+    ablations: bool = True,
 ) -> Drawn:
     """Ranks over blocks: every seed of every data set, or data sets with their seeds averaged."""
     check_metrics([metric])
@@ -37,7 +38,10 @@ def critical_figure(
         raise LmdError(f"--test is {test!r}; choose nemenyi or wilcoxon")
     if blocks not in ("seeds", "data"):
         raise LmdError(f"--blocks is {blocks!r}; choose seeds or data")
-    titles, names, values, left_out = _values(group(study, methods), metric, blocks)
+    series = group(study, methods)
+    if not ablations:
+        series = without_ablations(series, study)
+    titles, names, values, left_out = _values(series, metric, blocks)
     if len(names) < 2 or len(titles) < 2:
         incomplete = f" ({shorten(left_out)} not complete)" if left_out else ""
         raise LmdError(

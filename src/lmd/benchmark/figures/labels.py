@@ -64,7 +64,8 @@ def label_points(
 
     taken = [around(centre) for centre in centres]
     # What must stay readable: labels, and the points that have one.
-    labels = [around(axes.transData.transform((x, y))) for x, y, _ in points]
+    named = [axes.transData.transform((x, y)) for x, y, _ in points]
+    labels = [around(centre) for centre in named]
     for x, y, words in points:
         here, costs = axes.transData.transform((x, y)), []
         for offset in _offsets():
@@ -74,7 +75,8 @@ def label_points(
             outside = box.width * box.height - _overlap(box, frame)
             covered = sum(_overlap(box, other) for other in taken)
             covered += 10 * sum(_overlap(box, other) for other in labels)
-            near = _near(box, [c for c in centres if tuple(c) != tuple(here)], 2 * reach)
+            near = _near(box, _others(centres, here), 2 * reach)
+            near += 10 * _near(box, _others(named, here), 2 * reach)
             costs.append(covered + 5 * outside + near + 0.5 * size * max(map(abs, offset)))
         best = _annotated(axes, x, y, words, _offsets()[int(np.argmin(costs))])
         labels.append(best.get_window_extent(renderer))
@@ -111,6 +113,12 @@ def _overlap(a: "Bbox", b: "Bbox") -> float:
     width = min(a.x1, b.x1) - max(a.x0, b.x0)
     height = min(a.y1, b.y1) - max(a.y0, b.y0)
     return float(max(width, 0.0) * max(height, 0.0))
+
+
+def _others(
+    centres: Sequence[NDArray[np.float64]], here: NDArray[np.float64]
+) -> list[NDArray[np.float64]]:
+    return [centre for centre in centres if tuple(centre) != tuple(here)]
 
 
 def _near(box: "Bbox", centres: Sequence[NDArray[np.float64]], reach: float) -> float:

@@ -6,7 +6,13 @@ from typing import TYPE_CHECKING, Any
 
 from lmd.base.errors import LmdError
 from lmd.benchmark.figures.labels import spread
-from lmd.benchmark.figures.series import Series, family, group, reference_of, same_data
+from lmd.benchmark.figures.series import (
+    Series,
+    group,
+    reference_of,
+    same_data,
+    without_ablations,
+)
 from lmd.benchmark.figures.sources import Study
 from lmd.benchmark.figures.style import COLOURS, Drawn, legend_below, look, new_figure, plain_ticks
 from lmd.benchmark.tables.forms import HEADLINE
@@ -70,11 +76,9 @@ def _chosen(series: Sequence[Series], study: Study) -> list[Series]:
 
     Ablations of the reference are left out: the ablation figure has them.
     """
-    reference = reference_of(series, study)
-    fixed = {reference, *study.order[:1]}
-    main = [one for one in series if one.key == reference]
-    own = {each.key for one in main for each in family(one, series)} - fixed
-    others = [one for one in series if one.key not in own]
+    fixed = {reference_of(series, study), *study.order[:1]}
+    others = without_ablations(series, study)
+    others += [one for one in series if one.key in fixed and one not in others]
     best = sorted(others, key=lambda one: -(one.mean(HEADLINE) or 0))
     kept = sorted(best, key=lambda one: one.key not in fixed)[:SHOWN]
     return [one for one in series if one in kept]

@@ -237,6 +237,14 @@ def reference_row(series: Sequence[Series], study: Study, wanted: str | None) ->
     return found
 
 
+def without_ablations(series: Sequence[Series], study: Study) -> list[Series]:
+    """All rows but the ablations of the reference."""
+    reference = reference_of(series, study)
+    main = [one for one in series if one.key == reference]
+    own = {each.key for one in main for each in family(one, series)} - {reference}
+    return [one for one in series if one.key not in own]
+
+
 def family(reference: Series, series: Sequence[Series]) -> list[Series]:
     """A row and those whose key extends its key and that have the same settings."""
     names = set(settings_of(reference.record))

@@ -120,13 +120,19 @@ def trace_stages(method: Method, settings: Mapping[str, Any]) -> list[Trace]:
             for stage, title in zip(
                 method.stages_for(model, task, settings), method.stages, strict=False
             ):
-                found.append(_trace(stage, title, model))
+                found.append(_trace(stage, _title(stage, title), model))
         except (NotImplementedError, RuntimeError) as error:
             raise LmdError(
                 f"method {method.key!r}: stage {len(found) + 1} cannot be drawn, because it does "
                 f"not compute its loss from one batch in `loss` ({error or 'it has no loss'})"
             ) from error
     return found
+
+
+def _title(stage: Stage, title: str) -> str:
+    """Of a title such as "cross-entropy or RRL", what this stage is; the first, if none has its name."""
+    kinds = title.split(" or ")
+    return next((kind for kind in kinds if kind.lower() == stage.name.lower()), kinds[0])
 
 
 def _trace(stage: Stage, title: str, model: Model) -> Trace:
