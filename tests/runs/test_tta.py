@@ -1,5 +1,6 @@
 """`--tta`: means over mirror images, in Python and in both commands, with the run left as it is."""
 
+import shutil
 from pathlib import Path
 
 import numpy as np
@@ -117,6 +118,19 @@ def test_other_images_are_refused(run: Path) -> None:
     with pytest.raises(LmdError, match="is not what run was trained on"):
         evaluate_tta(run, quiet=True)
     data.unlink()
-    with pytest.raises(LmdError, match=r"are not at .* where they were in training: run"):
+    with pytest.raises(LmdError, match=r"are not at .* where they were in training: say where"):
         evaluate_tta(run, quiet=True)
     data.write_bytes(content)
+
+
+def test_images_may_have_moved(run: Path, tmp_path: Path) -> None:
+    here, there = run.parent / "toy.npz", tmp_path / "moved.npz"
+    shutil.move(here, there)
+    try:
+        made = lmd.evaluate(run, there, tta=True, resamples=10, quiet=True).read_record()
+        with pytest.raises(LmdError, match="needs data without tta=True"):
+            lmd.evaluate(run, there, tta=True, part="test")
+    finally:
+        shutil.move(there, here)
+    assert made.tta == "flips"
+    assert made.command == f"lmd evaluate {run} --tta --data {there}"

@@ -35,7 +35,8 @@ def evaluate(
     data: Annotated[
         str | None,
         typer.Option(
-            help="Labelled images from another place, as for training: score the model on these.",
+            help="Labelled images from another place, as for training: score the model on these. "
+            "With --tta: where the run's own images are now.",
             show_default="the run's own test part",
         ),
     ] = None,

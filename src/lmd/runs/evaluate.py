@@ -40,16 +40,18 @@ def evaluate(
 
     ``run`` is what ``lmd.train`` returned, or the path of a run folder. Without ``data``, the
     numbers come from the predictions of the run; with ``tta``, its images are predicted again
-    together with their mirror images, and the result is the folder ``RUN-tta``. With ``data``,
-    labelled images from another place, the result is a folder of its own: see docs/external.md.
+    together with their mirror images, and the result is the folder ``RUN-tta``; ``data`` then says
+    where they are now, if they have moved. Otherwise ``data`` are labelled images from another
+    place, and the result is a folder of its own: see docs/external.md.
     The report compares the result with ``against``, another run on the same test images; without
     ``images`` it has no pictures. The other arguments are those of ``lmd evaluate``. ``metrics`` of
     the result has the numbers.
     """
     path, wanted = Path(run), Wanted(prevalence, costs, coverage, refer_above)
     other = None if against is None else Path(against)
-    if data is None:
+    if data is None or tta:
         _refuse_without_data(
+            "--data without --tta" if tta else "--data",
             part=part, out=out, skip_unknown=skip_unknown, overwrite=overwrite, skip_bad=skip_bad,
             **(columns or {}),
         )  # fmt: skip
@@ -58,9 +60,10 @@ def evaluate(
         if not tta:
             rescore(path, resamples=resamples, wanted=wanted, against=other, images=images)
             return RunFolder.open(path)
-        made = evaluate_tta(path, resamples=resamples, wanted=wanted, device=device, quiet=quiet)
-    elif tta:
-        raise LmdError("--tta works on the run's own images: give --tta or --data, not both")
+        made = evaluate_tta(
+            path, None if data is None else str(data), resamples=resamples, wanted=wanted,
+            device=device, quiet=quiet,
+        )  # fmt: skip
     else:
         made = evaluate_external(
             path, Path(data) if isinstance(data, PathLike) else data, part=part,
@@ -73,8 +76,8 @@ def evaluate(
     return made
 
 
-def _refuse_without_data(**given: Any) -> None:
+def _refuse_without_data(needed: str, **given: Any) -> None:
     """Options for the images of another place mean nothing without them."""
     for key, value in given.items():
         if value:
-            raise LmdError(f"--{key.replace('_', '-')} needs --data as well")
+            raise LmdError(f"--{key.replace('_', '-')} needs {needed} as well")

@@ -141,12 +141,10 @@ def build_index(
     )
 
 
-def images_of_run(
-    record: Record, data: str | None, display: Display, *, movable: bool = True
-) -> Prepared:
+def images_of_run(record: Record, data: str | None, display: Display) -> Prepared:
     """All images of a run, read again as its record says; they must be the same.
 
-    ``data`` is where they are now; ``movable`` says that the user can give it.
+    ``data`` is where they are now, if they have moved.
     """
     request = record.request
     if record.folds is not None:
@@ -157,10 +155,10 @@ def images_of_run(
             "features, or by an earlier `lmd calibrate`"
         )
     if data is None and request.data != "synthetic" and not Path(request.data).exists():
-        remedy = "say where they are now with --data, or " if movable else ""
         raise LmdError(
             f"the images of {record.name} are not at {request.data}, where they were in training: "
-            f"{remedy}run the command from the folder in which training was started"
+            "say where they are now with --data, or run the command from the folder in which "
+            "training was started"
         )
     place, columns = place_of(request, data)
     display.start("decoding images", 1)

@@ -30,6 +30,7 @@ NOTE = (
 
 def evaluate_tta(
     path: str | Path,
+    moved: str | None = None,
     *,
     resamples: int = 1000,
     wanted: Wanted | None = None,
@@ -38,7 +39,8 @@ def evaluate_tta(
 ) -> RunFolder:
     """Predict validation and test images with their mirror images, and score them.
 
-    The images are read again and must be those of the run. Numbers, predictions and report go to
+    The images are read again, from ``moved`` if they are no longer where they were, and must be
+    those of the run. Numbers, predictions and report go to
     the folder ``RUN-tta`` beside the run, which has no model; the run itself is not changed.
     """
     path = Path(path)
@@ -47,9 +49,9 @@ def evaluate_tta(
     _check_out(folder)
     predictor, started = load(path, choose_device(device)), time.perf_counter()
     with Display(quiet=quiet) as display:
-        data = images_of_run(record, None, display, movable=False)
+        data = images_of_run(record, moved, display)
         predictions = _predicted(predictor, data, display)
-    words = ["lmd", "evaluate", str(path), "--tta"]
+    words = ["lmd", "evaluate", str(path), "--tta", *(["--data", moved] if moved else [])]
     note = NOTE.format(run=record.name)
     record = record.replaced(
         name=folder.name,
