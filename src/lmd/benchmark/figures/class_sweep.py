@@ -1,23 +1,26 @@
 """Recall of each class against a swept setting: one panel for head, medium and tail."""
 
 from collections.abc import Sequence
+from itertools import cycle
 from typing import TYPE_CHECKING, Any
 
 from lmd.base.errors import LmdError
 from lmd.benchmark.figures.series import ClassPoint, Series, group, same_data
 from lmd.benchmark.figures.sources import Study
-from lmd.benchmark.figures.style import COLOURS, MARKERS, Drawn, entry, new_figure
+from lmd.benchmark.figures.style import COLOURS, GREY, MARKERS, Drawn, entry, new_figure
 from lmd.benchmark.figures.sweep import places_of, swept_setting, value_of
 from lmd.scoring.tiers import TIERS
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
 
+DASHES = ("--", ":", "-.")  # of rows without the setting
+
 
 def class_sweep_figure(
     study: Study, *, methods: Sequence[str] | None, width: float, height: float | None
 ) -> Drawn:
-    """A line for each class; a row without the setting is a thin horizontal line in its colour."""
+    """A line for each class; a row without the setting is a broken level line in its colour."""
     series = group(study, methods)
     same_data(series, "classes")
     setting, swept = swept_setting(series)
@@ -33,7 +36,7 @@ def class_sweep_figure(
     names = [(point.name, point.tier) for point in points[0].classes()]
     tiers = [tier for tier in TIERS if any(tier == of for _, of in names)]
     most = max(sum(of == tier for _, of in names) for tier in tiers)
-    below = 0.14 * most + 0.1  # inches of the legends, which have axes of their own
+    below = 0.14 * (most + len(flat)) + 0.1  # inches of the legends, which have axes of their own
     figure = new_figure(width, height or min(0.36 * width, 2.8) + 0.6 + below)
     ratios = [figure.get_figheight() - below, below]
     panels, keys = figure.subplots(2, len(tiers), squeeze=False, height_ratios=ratios)
@@ -41,8 +44,11 @@ def class_sweep_figure(
         own = [name for name, of in names if of == tier]
         for i, name in enumerate(own):
             _line(panel, points, name, i, [places[value] for value in values])
-            for one in flat:
-                panel.axhline(100 * _of(one, name).recall, color=COLOURS[i % 7], linewidth=0.6)
+            for one, dashes in zip(flat, cycle(DASHES), strict=False):
+                high = 100 * _of(one, name).recall
+                panel.axhline(high, color=COLOURS[i % 7], linewidth=0.8, linestyle=dashes)
+        for one, dashes in zip(flat, cycle(DASHES), strict=False):  # one entry of the legend
+            panel.plot([], [], color=GREY, linewidth=0.8, linestyle=dashes, label=entry(one.title))
         panel.set_title(tier)
         panel.set_ylim(-3, 103)
         panel.grid(axis="y")
@@ -53,7 +59,7 @@ def class_sweep_figure(
             panel.tick_params(axis="x", rotation=45)
     panels[0].set_ylabel(f"recall on the {points[0].record.part} part, %")
     panels[len(panels) // 2].set_xlabel(setting + (" (logarithmic)" if logarithmic else ""))
-    thin = f" Thin lines: {', '.join(one.title for one in flat)}." if flat else ""
+    thin = f" Level lines: {', '.join(one.title for one in flat)}." if flat else ""
     several = any(len(one.runs) > 1 for one in points)
     mean = "; recalls and limits are means over the seeds" if several else ""
     note = f"Whiskers: 95 % intervals of recall over test images (Wilson){mean}.{thin}"
