@@ -231,7 +231,7 @@ def test_a_sweep_of_classes_has_the_recalls_of_the_records(study: Path, tmp_path
     words = [str(path) for path in runs.values()] + [str(study / "ce-seed0")]
     out = tmp_path / "classes.svg"
     said = draw(["classes", *words, "--out", str(out)])
-    assert "Thin lines: CE" in said
+    assert "Level lines: CE" in said
     rows = rows_of(tmp_path / "classes.csv")
     for value, run in runs.items():
         scores = {s.name: s.recall for s in read_record(run / "record.json").per_class["test"]}
