@@ -3,9 +3,11 @@
 import io
 
 import numpy as np
-from PIL import Image
+import pytest
+from PIL import Image, ImageFont
 
-from lmd.report.heat_maps import as_png, colour_map, overlay, side_by_side
+from lmd.report import heat_maps
+from lmd.report.heat_maps import as_png, colour_map, font_for, overlay, side_by_side
 
 
 def test_no_heat_leaves_the_image_and_more_heat_adds_more_colour() -> None:
@@ -38,3 +40,16 @@ def test_pictures_stand_side_by_side_above_their_captions() -> None:
         assert (pixels[12:212, left : left + 180] == value).all()
     assert (pixels[:, 192:204] == 255).all()  # a long name does not reach its neighbour
     assert (pixels[212:] < 200).any()
+
+
+def test_names_in_other_scripts_take_a_font_of_the_machine(monkeypatch: pytest.MonkeyPatch) -> None:
+    from matplotlib.font_manager import findfont
+
+    dejavu = findfont("DejaVu Sans")  # has Cyrillic; the usual font has not
+    monkeypatch.setattr(heat_maps, "FONTS", ("no such font.ttf", dejavu))
+    found = font_for("меланома", 15)
+    assert isinstance(found, ImageFont.FreeTypeFont)
+    assert found.getname()[0] == "DejaVu Sans"
+    assert font_for("melanoma", 15).getname() == ImageFont.load_default(15).getname()
+    monkeypatch.setattr(heat_maps, "FONTS", ())
+    assert font_for("меланома", 15).getname() == ImageFont.load_default(15).getname()

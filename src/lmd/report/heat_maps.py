@@ -16,6 +16,22 @@ OPACITY = 0.75  # where the heat is 1
 GAP = 12
 CAPTION = 46
 BAR = 10
+# Fonts with other scripts, by the names of their files on Linux, Windows and macOS.
+FONTS = (
+    "DejaVuSans.ttf",
+    "NotoSansCJK-Regular.ttc",
+    "NotoSansArabic-Regular.ttf",
+    "NotoSansDevanagari-Regular.ttf",
+    "NotoSansThai-Regular.ttf",
+    "wqy-zenhei.ttc",
+    "msyh.ttc",
+    "malgun.ttf",
+    "arial.ttf",
+    "Nirmala.ttf",
+    "PingFang.ttc",
+    "Arial Unicode.ttf",
+)
+Font = ImageFont.FreeTypeFont | ImageFont.ImageFont
 
 
 def overlay(picture: Pixels, heat: NDArray[np.float32]) -> Pixels:
@@ -48,18 +64,42 @@ def side_by_side(pictures: Sequence[Pixels], captions: Sequence[tuple[str, str]]
     canvas = Image.new("RGB", (len(pictures) * (room + GAP) + GAP, high + CAPTION + 2 * GAP))
     canvas.paste("white", (0, 0, *canvas.size))
     draw = ImageDraw.Draw(canvas)
-    large, small = ImageFont.load_default(15), ImageFont.load_default(13)
-    for i, (picture, (title, note)) in enumerate(zip(pictures, captions, strict=True)):
+    # The usual font has no narrow spaces.
+    lines = [
+        (shorten(title, room, 8.2), shorten(note.replace("\u202f", " "), room - 70, 7.0))
+        for title, note in captions
+    ]
+    for i, (picture, (title, note)) in enumerate(zip(pictures, lines, strict=True)):
         left, top = GAP + i * (room + GAP), GAP
         canvas.paste(Image.fromarray(picture), (left, top))
-        draw.text((left, top + high + 6), shorten(title, room, 8.2), "#1c2126", large)
-        # The font has no narrow spaces.
-        words = shorten(note.replace("\u202f", " "), room - 70, 7.0)
-        draw.text((left, top + high + 26), words, "#5b646d", small)
+        draw.text((left, top + high + 6), title, "#1c2126", font_for(title, 15))
+        draw.text((left, top + high + 26), note, "#5b646d", font_for(note, 13))
         if i > 0:
             bar = Image.fromarray(np.repeat(colour_map()[None, ::4], BAR, axis=0))
             canvas.paste(bar, (left + room - bar.width, top + high + 30))
     return canvas
+
+
+def font_for(words: str, size: int) -> Font:
+    """The usual font, or the first of the machine's that has more of the characters."""
+    best: Font = ImageFont.load_default(size)
+    lacking = _lacking(best, words)
+    for name in FONTS if lacking else ():
+        try:
+            font = ImageFont.truetype(name, size)
+        except OSError:
+            continue
+        if (fewer := _lacking(font, words)) < lacking:
+            best, lacking = font, fewer
+        if not lacking:
+            break
+    return best
+
+
+def _lacking(font: Font, words: str) -> int:
+    """How many characters a font draws like one that it does not have."""
+    none = bytes(font.getmask("\uffff"))
+    return sum(bytes(font.getmask(c)) == none for c in set(words) if not c.isspace())
 
 
 def as_png(image: Image.Image) -> bytes:
