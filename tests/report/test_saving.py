@@ -79,9 +79,10 @@ def test_terms_of_one_stage_are_drawn_over_its_own_epochs() -> None:
         | {"psi": 10.0 - i, "phi": 90.0 + i, "m_loss": 1 / i}
         for i in range(1, 6)
     ]
-    (shared, both), (first, own), (second, em) = curve_groups(history)
+    groups = curve_groups(history)
+    both, own, em = (group.figures for group in groups)
     assert [title for title, _ in both] == ["Validation balanced accuracy", "Loss"]
-    assert (shared, first, second) == ("", "RRL", "ICC, over its EM iterations")
+    assert [group.heading for group in groups] == ["", "RRL", "ICC, over its EM iterations"]
     assert [title for title, _ in own] == ["relation"]
     assert [title.partition(":")[0] for title, _ in em] == ["Psi", "Phi", "Loss of the M step"]
     for (_, figure), key in zip(em, ("psi", "phi", "m_loss"), strict=True):
@@ -89,7 +90,7 @@ def test_terms_of_one_stage_are_drawn_over_its_own_epochs() -> None:
         assert figure.count("<circle") == 5
         assert f"stage,epoch,{key}\nICC,1," in figure
     assert "epoch 35: " in both[1][1]
-    assert curve_groups(history[:31])[2][0] == "ICC"  # one calibration is no iteration
+    assert curve_groups(history[:31])[2].heading == "ICC"  # one calibration is no iteration
     assert curve_groups([]) == []
     alone = curve_groups([{"stage": 1, "epoch": 1, "m_loss": 2.0}])
-    assert "EM iteration 1: 2" in alone[0][1][0][1]
+    assert "EM iteration 1: 2" in alone[0].figures[0][1]

@@ -128,16 +128,11 @@ def cd(
     runs: Runs = None,
     methods: Methods = None,
     metric: Metric = "balanced_accuracy",
-    test: Annotated[
-        str, typer.Option(help="nemenyi (after Friedman), or wilcoxon (pairs, with Holm).")
-    ] = "nemenyi",
+    test: Annotated[str, typer.Option(help="nemenyi (Friedman), or wilcoxon (Holm).")] = "nemenyi",
     blocks: Annotated[
-        str,
-        typer.Option(help="seeds: every seed of every data set; data: seeds are averaged."),
+        str, typer.Option(help="seeds: each of every data set; data: their means.")
     ] = "seeds",
-    ablations: Annotated[
-        bool, typer.Option(help="Rank the ablations of the reference too.")
-    ] = True,
+    ablations: Annotated[bool, typer.Option(help="Rank ablations of the reference too.")] = True,
     out: Out = None,
     width: Width = "3.5in",
     height: Height = None,
