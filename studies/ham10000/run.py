@@ -96,6 +96,10 @@ def main(words: Sequence[str] | None = None) -> None:
         script = [sys.executable, str(HERE.parent / "publish.py"), *GRIDS]
         places = ["--runs", out / "runs", "--results", options.results.resolve()]
         subprocess.run([*script, *map(str, places)], check=True)
+        if (out / "choose" / "choice.json").exists():
+            target = options.results.resolve() / "ham10000-choose"
+            target.mkdir(exist_ok=True)
+            shutil.copy(out / "choose" / "choice.json", target)
 
 
 if __name__ == "__main__":

@@ -1,5 +1,6 @@
 """Which method to use: candidates on pseudo-tails of one's own data."""
 
+import json
 from pathlib import Path
 
 import numpy as np
@@ -116,7 +117,11 @@ def test_the_command_names_a_method_and_continues(images: Path, tmp_path: Path) 
     done = CliRunner().invoke(app, words)
     assert done.exit_code == 0, done.output
     assert "over 2 of 2 blocks" in done.output
-    assert "Use " in done.output
+    kept = json.loads((tmp_path / "study" / "choice.json").read_text())
+    assert f"Use {kept['use']} " in done.output
+    assert (kept["blocks"], kept["planned"]) == (2, 2)
+    assert {one["key"] for one in kept["candidates"]} == {"ce", "rs"}
+    assert kept["candidates"][0]["mean"] >= kept["candidates"][1]["mean"]
     before = {p: p.stat().st_mtime_ns for p in tmp_path.glob("study/*/record.json")}
     assert len(before) == 4
     again = CliRunner().invoke(app, words)

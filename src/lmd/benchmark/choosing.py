@@ -1,7 +1,8 @@
 """Which method to use on one's own data: candidates compared on pseudo-tails of it."""
 
+import json
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from statistics import fmean
 from typing import Any
@@ -40,6 +41,15 @@ class Candidate:
     high: float
     best: float
     minutes: float
+
+
+def write_answer(folder: Path, found: Sequence[Candidate], blocks: int, planned: int) -> Path:
+    """Keep what the study says so far in ``choice.json``: every candidate, the best first."""
+    answer = {"use": found[0].key, "metric": METRIC, "blocks": blocks, "planned": planned}
+    path = folder / "choice.json"
+    content = answer | {"candidates": [asdict(one) for one in found]}
+    atomic_write(path, (json.dumps(content, indent=1) + "\n").encode())
+    return path
 
 
 def write_study(

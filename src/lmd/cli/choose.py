@@ -66,7 +66,7 @@ def choose_command(
     test part of the data is not used. The same command continues a study that was interrupted.
     """
     from lmd.base.lock import locked
-    from lmd.benchmark.choosing import compare, write_study
+    from lmd.benchmark.choosing import compare, write_answer, write_study
     from lmd.benchmark.local import Local
     from lmd.benchmark.planning import plan_grid
     from lmd.benchmark.progress import open_board
@@ -106,7 +106,9 @@ def choose_command(
             "no task was finished by every method, because trainings failed (above): repeat the "
             "command when the cause is removed, or leave these methods out of --methods"
         ) from error
-    _print(found, blocks, len(plan.points) * len(plan.seeds))
+    planned = len(plan.points) * len(plan.seeds)
+    _print(found, blocks, planned)
+    typer.echo(f"The numbers: {write_answer(folder, found, blocks, planned)}")
 
 
 def _print(found: "list[Candidate]", blocks: int, planned: int) -> None:
