@@ -2,6 +2,7 @@
 
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 from grids import bytes_of, quiet_board, write_grid
@@ -185,8 +186,24 @@ def test_a_stage_that_others_wait_for_comes_first(tmp_path: Path) -> None:
 
 
 def test_a_sweep_of_the_first_stage_shares_nothing(tmp_path: Path) -> None:
-    grid = write_grid(tmp_path, 'methods = ["lmd"]\nPROTOCOL\n[sweep]\nlambda_1 = [1.0, 2.0]\n')
+    rows = 'methods = ["lmd"]\nprofile = "corrected"\nPROTOCOL\n[sweep]\nlambda_1 = [1.0, 2.0]\n'
+    grid = write_grid(tmp_path, rows)
     assert len({run.first for run in plan_grid(grid).runs}) == 2
+
+
+def test_a_benchmark_of_two_rows_shares_their_first_stage(tmp_path: Path) -> None:
+    grid = write_grid(tmp_path, 'methods = ["ce", "lmd"]\nPROTOCOL\n')
+    plan, out = plan_grid(grid), tmp_path / "out"
+    out.mkdir()
+    assert not run_plan(plan, out, lambda: Local(out, 1), quiet_board()).failed
+    assert RunFolder.open(out / "lmd-seed0").read_record().stage_1_from == "ce-seed0"
+
+
+@pytest.mark.parametrize("changed", [{"tau": 1.0}, {"sam": 0.05}, {"ce_view": "strong"}])
+def test_another_label_loss_is_another_first_stage(changed: dict[str, Any]) -> None:
+    lmd, ce = METHODS["lmd"], METHODS["ce"]
+    assert lmd.beginning(lmd.settings({})) == ce.beginning({}) == ("cross-entropy", {})
+    assert lmd.beginning(lmd.settings(changed)) == ("cross-entropy", changed)
 
 
 def test_a_sweep_of_the_second_stage_shares_the_first(tmp_path: Path) -> None:

@@ -206,7 +206,6 @@ def _run(
     )
     named = [] if profile == "default" or "profile" in swept else [profile]
     words = [method.key, *named, *marks, f"seed{seed}"]
-    shaping = asked.settings if method.first_settings is None else method.first_settings
     return PlannedRun(
         name=re.sub(r"[^A-Za-z0-9_.=+-]+", "_", "-".join(words)),
         method=method.key,
@@ -215,7 +214,7 @@ def _run(
         stages=len(method.stages),
         request=request.model_dump(mode="json"),
         command=train_command(request, base, given),
-        first=json.dumps([method.stages[0], {key: asked.settings[key] for key in shaping}]),
+        first=json.dumps(method.beginning(asked.settings)),
         tuned=label,
         last_epochs=method.last_epochs(asked.settings),
     )

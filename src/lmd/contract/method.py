@@ -47,7 +47,8 @@ class Method:
     training part; ``balances`` tells from the settings which of them, where it depends. ``note`` is
     shown with the row in tables. ``first_settings`` are the settings that affect the first of
     several stages (``None``: all); rows in which its name and these settings agree are expected to
-    share it in a benchmark. ``last_epochs`` tells the epochs of the last of several stages from the
+    share it in a benchmark. ``first`` tells name and settings of the first stage where they depend
+    on the settings. ``last_epochs`` tells the epochs of the last of several stages from the
     settings; ``None``: the protocol's ``stage2_epochs``. ``needs_validation`` tells from the
     settings whether there must be validation images.
     """
@@ -65,12 +66,20 @@ class Method:
     preset: Mapping[str, Any] = field(default_factory=dict)
     profiles: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)
     first_settings: tuple[str, ...] | None = None
+    first: Callable[[Mapping[str, Any]], tuple[str, dict[str, Any]]] | None = None
     last_epochs: Callable[[Mapping[str, Any]], int | None] = own_epochs
     needs_validation: Callable[[Mapping[str, Any]], bool] = never
     balances: Callable[[Mapping[str, Any]], bool] | None = None
 
     def __post_init__(self) -> None:
         keywords_of(self.make)  # a mistake in the settings is an error at import
+
+    def beginning(self, settings: Mapping[str, Any]) -> tuple[str, dict[str, Any]]:
+        """The first stage by name and settings, equal for rows that are expected to share it."""
+        if self.first is not None:
+            return self.first(settings)
+        shaping = settings if self.first_settings is None else self.first_settings
+        return self.stages[0], {key: settings[key] for key in shaping}
 
     def describe(self) -> list[Setting]:
         """Every setting with its rule and description."""

@@ -142,6 +142,16 @@ def _iterations(settings: Mapping[str, Any]) -> int | None:
     return settings["iterations"] if settings["icc"] else 1
 
 
+def _first(settings: Mapping[str, Any]) -> tuple[str, dict[str, Any]]:
+    """Without RRL and changes of the label loss, stage 1 is that of CE."""
+    if settings["rrl"]:
+        return "RRL", {key: settings[key] for key in RRLSettings.model_fields}
+    changed = {key: settings[key] for key in ("tau", "sam") if settings[key]}
+    if settings["ce_view"] not in ("label", "weak"):
+        changed["ce_view"] = settings["ce_view"]
+    return "cross-entropy", changed
+
+
 def _row(key: str, title: str, stages: tuple[str, str], **preset: Any) -> Method:
     return Method(
         key,
@@ -158,7 +168,7 @@ def _row(key: str, title: str, stages: tuple[str, str], **preset: Any) -> Method
         last_epochs=_iterations,
         # Virtual features are drawn alike for every class; real ones as the M step samples them.
         balances=lambda settings: settings["vfc"] or settings["m_sampling"] == "balanced",
-        first_settings=tuple(RRLSettings.model_fields) + (() if "rrl" in preset else ("rrl",)),
+        first=_first,
     )
 
 
