@@ -105,7 +105,7 @@ def test_only_an_evaluation_of_this_kind_is_replaced(run: Path, tmp_path: Path) 
         evaluate_tta(run, quiet=True)
 
 
-def test_other_images_are_refused(run: Path) -> None:
+def test_other_images_are_refused(run: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     data = run.parent / "toy.npz"
     content = data.read_bytes()
     write_npz(data, counts=(15, 8, 4))
@@ -117,6 +117,10 @@ def test_other_images_are_refused(run: Path) -> None:
         other.rmdir()
     with pytest.raises(LmdError, match="is not what run was trained on"):
         evaluate_tta(run, quiet=True)
+    # Known before an image is decoded, which can take long.
+    monkeypatch.setattr("lmd.data.prepare.decode", None)
+    with pytest.raises(LmdError, match="is not what run was trained on"):
+        evaluate_tta(run, str(data), quiet=True)
     data.unlink()
     with pytest.raises(LmdError, match=r"are not at .* where they were in training: say where"):
         evaluate_tta(run, quiet=True)

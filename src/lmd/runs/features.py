@@ -12,7 +12,7 @@ from numpy.typing import NDArray
 from lmd.base.errors import LmdError
 from lmd.base.progress import Display
 from lmd.data.loaders import Pixels, evaluation_batches
-from lmd.data.prepare import Prepared, prepare_data
+from lmd.data.prepare import Prepared, plan_data
 from lmd.deploy.engines import TorchEngine
 from lmd.deploy.neighbours import FILE, Neighbours, expected_bytes, save_neighbours
 from lmd.deploy.novelty import Novelty, save_novelty
@@ -161,20 +161,20 @@ def images_of_run(record: Record, data: str | None, display: Display) -> Prepare
             "training was started"
         )
     place, columns = place_of(request, data)
-    display.start("decoding images", 1)
-    found = prepare_data(
-        place,
-        Protocol.model_validate(request.protocol),
-        columns=columns,
-        skip_bad=request.skip_bad,
-        tick=display.step,
+    protocol = Protocol.model_validate(request.protocol)
+    planned = plan_data(place, protocol, columns=columns, skip_bad=request.skip_bad)
+    other = LmdError(
+        f"--data: {place} is not what {record.name} was trained on (names, "
+        "classes or parts differ): give the same data"
     )
+    # Images that cannot be read may be left out, and only decoding finds them.
+    if not request.skip_bad and planned.fingerprint() != record.data.fingerprint:
+        raise other
+    display.start("decoding images", 1)
+    found = planned.decoded(display.step)
     display.stop()
     if found.fingerprint() != record.data.fingerprint:
-        raise LmdError(
-            f"--data: {place} is not what {record.name} was trained on (names, "
-            "classes or parts differ): give the same data"
-        )
+        raise other
     return found
 
 

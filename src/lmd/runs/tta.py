@@ -40,8 +40,8 @@ def evaluate_tta(
     """Predict validation and test images with their mirror images, and score them.
 
     The images are read again, from ``moved`` if they are no longer where they were, and must be
-    those of the run. Numbers, predictions and report go to
-    the folder ``RUN-tta`` beside the run, which has no model; the run itself is not changed.
+    those of the run. Numbers, predictions and report go to the folder ``RUN-tta`` beside the run,
+    which has no model; the run itself is not changed.
     """
     path = Path(path)
     record = with_prior(_checked(path))

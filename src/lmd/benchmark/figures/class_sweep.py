@@ -31,6 +31,7 @@ def class_sweep_figure(
         )
     (points,) = swept.values()
     flat = [one for one in series if one.key not in swept]
+    level = list(zip(flat, cycle(DASHES), strict=False))
     values = [value_of(one, setting) for one in points]
     places, logarithmic = places_of(values)
     names = [(point.name, point.tier) for point in points[0].classes()]
@@ -44,10 +45,10 @@ def class_sweep_figure(
         own = [name for name, of in names if of == tier]
         for i, name in enumerate(own):
             _line(panel, points, name, i, [places[value] for value in values])
-            for one, dashes in zip(flat, cycle(DASHES), strict=False):
+            for one, dashes in level:
                 high = 100 * _of(one, name).recall
                 panel.axhline(high, color=COLOURS[i % 7], linewidth=0.8, linestyle=dashes)
-        for one, dashes in zip(flat, cycle(DASHES), strict=False):  # one entry of the legend
+        for one, dashes in level:  # one entry of the legend
             panel.plot([], [], color=GREY, linewidth=0.8, linestyle=dashes, label=entry(one.title))
         panel.set_title(tier)
         panel.set_ylim(-3, 103)
@@ -59,10 +60,10 @@ def class_sweep_figure(
             panel.tick_params(axis="x", rotation=45)
     panels[0].set_ylabel(f"recall on the {points[0].record.part} part, %")
     panels[len(panels) // 2].set_xlabel(setting + (" (logarithmic)" if logarithmic else ""))
-    thin = f" Level lines: {', '.join(one.title for one in flat)}." if flat else ""
+    lines = f" Level lines: {', '.join(one.title for one in flat)}." if flat else ""
     several = any(len(one.runs) > 1 for one in points)
     mean = "; recalls and limits are means over the seeds" if several else ""
-    note = f"Whiskers: 95 % intervals of recall over test images (Wilson){mean}.{thin}"
+    note = f"Whiskers: 95 % intervals of recall over test images (Wilson){mean}.{lines}"
     return Drawn(figure, _rows([*points, *flat], setting, swept), (note,))
 
 
