@@ -78,6 +78,8 @@ def test_one_image_and_several(
     browser.choose("#files", *images)
     browser.until("document.getElementById('status').textContent.includes('1 could not be read')")
     assert browser.value("document.querySelectorAll('#table tbody tr').length") == 3
+    error = "document.querySelector('#table .problem').getBoundingClientRect().left"
+    assert browser.value(error) < 0.6 * wide  # it is seen without scrolling to the side
     assert browser.value("document.documentElement.scrollWidth") <= wide
     assert browser.errors == []
 

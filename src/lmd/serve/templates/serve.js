@@ -301,10 +301,14 @@
       row.append(cell);
       models.forEach((_, m) => {
         const { answer, problem } = answers[i][m];
+        if (problem) {
+          row.append(make("td", problem.detail, { class: "problem", colspan: 3 }));
+          return;
+        }
         row.append(
           make("td", answer ? answer.predicted : ""),
           make("td", answer ? percent(answer.probability) : "", { class: "number" }),
-          make("td", answer ? remarks(answer) : problem ? problem.detail : "…", problem ? { class: "problem" } : {}),
+          make("td", answer ? remarks(answer) : "…"),
         );
       });
       return row;
