@@ -2,11 +2,12 @@
 
     python studies/ham10000/run.py DOWNLOAD --out study
 
-DOWNLOAD has ``HAM10000_metadata.csv`` and the images in ``images``. The steps are ``data`` (the
-two manifests), ``decisions`` (what LMD is, on pseudo-tails; the test part is not read), ``grids``
-(the benchmarks), ``choose`` (`lmd choose` on the natural tail) and ``publish`` (records and tables
-in docs/results). Run the same command again to continue an interrupted study. Two cores need about
-a day; ``--steps`` runs some of the steps only.
+DOWNLOAD has ``HAM10000_metadata.csv`` and the folders of images (docs/data.md). The steps are
+``data`` (the two manifests), ``decisions`` (what LMD is, on pseudo-tails; the test part is not
+read), ``grids`` (the benchmarks), ``choose`` (`lmd choose` on the natural tail) and ``publish``
+(records, tables and figures in ``--results``, and the tables in the pages there and in the README).
+Run the same command again to continue an interrupted study. Two cores need about a day; ``--steps``
+runs some of the steps only.
 
 ``--published DIR`` first takes over the runs that are published there, so that a study can continue
 on another machine.
@@ -19,6 +20,8 @@ import subprocess
 import sys
 from collections.abc import Sequence
 from pathlib import Path
+
+from lmd.data.recipes.ham10000 import FOLDERS
 
 HERE = Path(__file__).resolve().parent
 RESULTS = HERE.parents[1] / "docs" / "results"
@@ -38,10 +41,13 @@ def lmd(*words: str | Path, cwd: Path) -> None:
 
 
 def make_data(download: Path, out: Path) -> None:
-    """Write both manifests beside a link to the images."""
-    images = out / "images"
-    if not images.exists():
-        images.symlink_to(download / "images", target_is_directory=True)
+    """Write both manifests beside links to the folders of images."""
+    for name in FOLDERS:
+        link = out / name
+        if link.is_symlink():
+            link.unlink()  # the download may have moved
+        if (download / name).is_dir() and not link.exists():
+            link.symlink_to(download / name, target_is_directory=True)
     for name, options in MANIFESTS.items():
         if not (out / name).exists():
             places: list[str | Path] = ["--root", download, "--out", out / name]

@@ -54,6 +54,21 @@ def test_what_is_published_can_be_taken_over(
     assert (found / "choices.json").read_text() == choices
 
 
+@pytest.mark.parametrize("name", ["images", "HAM10000_images_part_2"])
+def test_the_manifests_find_the_images_of_any_download(
+    study: ModuleType, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, name: str
+) -> None:
+    download, out = tmp_path / "download", tmp_path / "out"
+    (download / name).mkdir(parents=True)
+    (download / name / "ISIC_1.jpg").touch()
+    out.mkdir()
+    monkeypatch.setattr(study, "lmd", lambda *words, cwd: None)
+    (out / name).symlink_to(tmp_path / "moved")
+    for _ in range(2):
+        study.make_data(download, out)
+    assert (out / name / "ISIC_1.jpg").exists()
+
+
 def test_its_grids_are_shipped(study: ModuleType) -> None:
     from lmd.benchmark.planning import plan_grid
 

@@ -139,6 +139,18 @@ def test_the_decisions_of_the_study_are_settings_of_the_method() -> None:
         method.settings(settings | change["settings"])
 
 
+def test_the_study_starts_from_the_papers_method_whatever_the_default_is() -> None:
+    import tomllib
+
+    plan = tomllib.loads((ROOT / "studies" / "ham10000" / "decisions.toml").read_text())
+    method = find_method(plan["method"])
+    corrected = method.profiles["corrected"]
+    assert corrected.keys() <= plan["start"].keys()
+    assert {k: plan["start"][k] for k in corrected} == dict(corrected) | {"icc": False}
+    e_step = next(c for c in plan["change"] if c["name"].startswith("E step"))
+    assert method.settings(plan["start"] | e_step["settings"])["fdc"] is True
+
+
 def test_decisions_as_a_table() -> None:
     path = ROOT / "studies" / "ham10000" / "decisions.json"
     done = subprocess.run(
