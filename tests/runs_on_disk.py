@@ -8,6 +8,7 @@ from typing import Any
 
 import numpy as np
 
+from lmd.benchmark.plan import Plan
 from lmd.runfolder.folder import RunFiles, RunFolder
 from lmd.runfolder.predictions import PartPredictions, Predictions
 from lmd.runfolder.record import (
@@ -195,6 +196,14 @@ def edited(folder: Path) -> Iterator[dict[str, Any]]:
     values = json.loads(path.read_text(encoding="utf-8"))
     yield values
     path.write_text(json.dumps(values), encoding="utf-8")
+
+
+def as_planned(plan: Plan, folder: Path) -> None:
+    """Let every run in the folder have been asked for by the plan."""
+    for run in plan.runs:
+        if (folder / run.name / "record.json").exists():
+            with edited(folder / run.name) as record:
+                record["request"] = run.request
 
 
 @contextmanager

@@ -6,7 +6,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 from PIL import Image
-from runs_on_disk import begun, write_run
+from runs_on_disk import as_planned, begun, write_run
 from toys import toy_probabilities
 from typer.testing import CliRunner
 
@@ -57,12 +57,13 @@ def write_runs(
         test = PartPredictions(ids, labels, given)
         record = begun(run.name, CLASSES, [100, 50, 20, 10], key=run.method, title=run.method)
         write_run(folder / run.name, record, Predictions(CLASSES, {"test": test}))
+    as_planned(plan, folder)
 
 
 def test_the_better_method_wins_and_equals_are_not_told_apart(plan: Plan, tmp_path: Path) -> None:
     write_runs(plan, tmp_path)
     found, blocks = compare(read_results(plan, tmp_path, resamples=500))
-    assert blocks == 6
+    assert len(blocks) == 6
     by_key = {one.key: one for one in found}
     assert {found[0].key, found[1].key} == {"rs", "focal"}
     assert found[0].behind == 0
@@ -89,7 +90,7 @@ def test_only_blocks_that_every_method_finished_count(plan: Plan, tmp_path: Path
     one = next(run.name for run in plan.runs if run.method == "rs" and run.point == 1)
     write_runs(plan, tmp_path, leave_out=(one,))
     _, blocks = compare(read_results(plan, tmp_path, resamples=50))
-    assert blocks == 5
+    assert len(blocks) == 5
     everything = tuple(run.name for run in plan.runs if run.method == "rs")
     write_runs(plan, tmp_path / "none", leave_out=everything)
     with pytest.raises(LmdError, match="larger budget"):
@@ -127,9 +128,18 @@ def test_the_command_names_a_method_and_continues(images: Path, tmp_path: Path) 
     again = CliRunner().invoke(app, words)
     assert again.exit_code == 0, again.output
     assert before == {p: p.stat().st_mtime_ns for p in before}
-    other = CliRunner().invoke(app, [*words, "--seeds", "2"])
-    assert isinstance(other.exception, LmdError)
-    assert "other candidates, tasks or seeds" in str(other.exception)
+    # Other candidates, tasks and seeds: what is finished is not trained again.
+    fewer = CliRunner().invoke(app, [*words, "--methods", "rs", "--tasks", "1"])
+    assert fewer.exit_code == 0, fewer.output
+    assert "So far rs is ahead, on one task." in fewer.output
+    assert json.loads((tmp_path / "study" / "choice.json").read_text())["tasks"] == 1
+    assert not (tmp_path / "study" / "tasks" / "task-2.csv").exists()
+    more = CliRunner().invoke(app, [*words, "--methods", "ce,rs,focal"])
+    assert "over 2 of 2 blocks" in more.output
+    assert before == {p: p.stat().st_mtime_ns for p in before}
+    (tmp_path / "p.toml").write_text(PROTOCOL.replace("\nepochs = 1", "\nepochs = 2"))
+    other = CliRunner().invoke(app, words)
+    assert "epochs: 1 → 2" in str(other.exception)
 
 
 def test_a_study_is_of_its_own_data(images: Path, tmp_path: Path) -> None:
@@ -147,6 +157,7 @@ def test_a_study_is_of_its_own_data(images: Path, tmp_path: Path) -> None:
 
     made = study("a.csv", "dx")
     assert study("b.csv", "dx") == made  # the same images and labels
+    assert study("../" + tmp_path.name + "/b.csv", "dx") == made  # by another path
     with pytest.raises(LmdError, match="a study of other data"):
         study("a.csv", "other")
     with pytest.raises(LmdError, match="does not exist"):
@@ -154,6 +165,62 @@ def test_a_study_is_of_its_own_data(images: Path, tmp_path: Path) -> None:
     (tmp_path / "a.csv").write_text(text.replace(f"{rows[-1]}\n", ""))
     with pytest.raises(LmdError, match="a study of other data"):
         study("a.csv", "dx")
+
+
+def test_a_study_is_of_its_own_patients(images: Path, tmp_path: Path) -> None:
+    names = sorted(p.relative_to(images).as_posix() for p in images.rglob("*.png"))
+    parts = ("train", "train", "validation")
+
+    def study(group: int) -> None:
+        rows = [f"{n},{n[0]},{i // group},{parts[i // 4 % 3]}" for i, n in enumerate(names)]
+        (tmp_path / "a.csv").write_text("\n".join(["image,label,group,split", *rows]) + "\n")
+        write_study(
+            str(tmp_path / "a.csv"), tmp_path / "study", methods=["ce"], tasks=1, seeds=1,
+            protocol="small", columns={"root": str(images)}, held_out=20,
+        )  # fmt: skip
+
+    study(2)
+    study(2)
+    with pytest.raises(LmdError, match="a study of other data"):
+        study(4)
+
+
+def test_tiers_may_name_a_class_that_takes_no_part(images: Path, tmp_path: Path) -> None:
+    (tmp_path / "p.toml").write_text(PROTOCOL + 'tiers = "head=a,b;medium=c;tail=d"\n')
+    grid = write_study(
+        str(images), tmp_path / "study", methods=["ce"], tasks=1, seeds=1,
+        protocol=str(tmp_path / "p.toml"), columns={},
+    )  # fmt: skip
+    (run,) = plan_grid(grid).runs
+    assert run.request["protocol"]["tiers"] == "thirds"
+    assert run.request["protocol"]["backbone"] == "resnet8"
+
+
+@pytest.mark.parametrize(
+    ("words", "said"),
+    [
+        (["--methods", "ce,ce"], "must differ from one another"),
+        (["--protocol", "p.toml"], "remove imbalance"),
+        (["--out", "skin/study"], "lies inside the data"),
+    ],
+)
+def test_what_cannot_work_is_refused_before_anything_is_written(
+    images: Path, monkeypatch: pytest.MonkeyPatch, words: list[str], said: str
+) -> None:
+    monkeypatch.chdir(images.parent)
+    Path("p.toml").write_text(PROTOCOL + "imbalance = 20\n")
+    done = CliRunner().invoke(app, ["choose", "skin", "--out", "study", *words])
+    assert said in str(done.exception)
+    assert not Path("study").exists()
+    assert not Path("skin/study").exists()
+
+
+def test_the_folder_of_a_study_in_the_current_one(
+    images: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(images)
+    done = CliRunner().invoke(app, ["choose", "."])
+    assert "runs/skin-choose lies inside the data" in str(done.exception)
 
 
 def test_an_unknown_method_is_refused_before_anything_is_written(
@@ -171,6 +238,7 @@ def test_failures_are_told(images: Path, tmp_path: Path) -> None:
     words += ["--protocol", str(tmp_path / "p.toml"), "--out", str(tmp_path / "study")]
     done = CliRunner().invoke(app, words)
     assert "failed: ce" in done.output
+    assert done.exit_code == 1
 
 
 def test_without_a_budget_nothing_is_trained(images: Path, tmp_path: Path) -> None:

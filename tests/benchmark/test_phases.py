@@ -4,6 +4,7 @@ import json
 import shutil
 from pathlib import Path
 
+import numpy as np
 import pytest
 from grids import quiet_board, write_grid
 from runs_on_disk import edited, write_hits
@@ -78,16 +79,27 @@ def test_both_phases_and_an_interruption_between_them(tmp_path: Path) -> None:
     assert "2 of 2 runs are finished; all done" in after
 
 
+def test_trials_without_a_validation_part_are_refused_before_any_training(tmp_path: Path) -> None:
+    grid, out = write_grid(tmp_path, GRID), tmp_path / "out"
+    with np.load(tmp_path / "toy.npz") as file:
+        arrays = {name: file[name] for name in file if not name.startswith("val")}
+    np.savez(tmp_path / "toy.npz", **arrays)
+    done = CliRunner().invoke(app, ["benchmark", str(grid), "--out", str(out)])
+    assert "[trials] choose on the validation part, which is empty" in str(done.exception)
+    assert not out.exists()
+
+
 class Pretends(Local):
     """Ends every run at once with the exit code of its name."""
 
     def __init__(self, folder: Path, codes: dict[str, int]) -> None:
         super().__init__(folder, 2)
-        self.codes, self.begun = codes, list[str]()
+        self.codes, self.begun, self.shared = codes, list[str](), list[str]()
         self._now: list[str] = []
 
     def start(self, run: PlannedRun, *, shared: bool = False) -> None:
         self.begun.append(run.name)
+        self.shared += [run.name] if shared else []
         self._now.append(run.name)
         code = self.codes.get(run.name, 0)
         if code == 0:
@@ -131,6 +143,28 @@ def test_a_row_whose_trials_failed_waits_and_the_others_go_on(two_rows: tuple[Pl
     }
     last = run_plan(plan, out, lambda: pytest.fail("nothing is to be done"), quiet_board())
     assert len(last.earlier) == 6
+
+
+def test_blocks_are_completed_one_after_another(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("lmd.benchmark.run.PAUSE", 0)
+    text = 'methods = ["focal", "ce", "lmd"]\nseeds = [0, 1]\n[sweep.data]\n'
+    grid = tmp_path / "grid.toml"
+    grid.write_text(text + '"task 1" = "a.csv"\n"task 2" = "b.csv"\n')
+    plan, out = plan_grid(grid), tmp_path / "out"
+    out.mkdir()
+    backend = Pretends(out, {"lmd-data=task_1-seed0": 1})
+    run_plan(plan, out, lambda: backend, quiet_board())
+    blocks = [backend.begun[i : i + 3] for i in range(0, 12, 3)]
+    expected = [f"data=task_{task}-seed{seed}" for seed in (0, 1) for task in (1, 2)]
+    assert [{name.split("-", 1)[1] for name in block} for block in blocks] == [
+        {name} for name in expected
+    ]
+    # What was shared with finished runs is still shared with the one that is missing.
+    again = Pretends(out, {})
+    run_plan(plan, out, lambda: again, quiet_board())
+    assert again.shared == ["lmd-data=task_1-seed0"]
 
 
 def test_finished_trials_without_a_choice_are_not_repeated(two_rows: tuple[Plan, Path]) -> None:

@@ -268,6 +268,16 @@ def test_settings_of_a_grid_leave_what_defines_a_row(tmp_path: Path) -> None:
     }
 
 
+def test_a_sweep_leaves_what_defines_a_row(tmp_path: Path) -> None:
+    text = 'methods = ["lmd", "lmd_wo_levels"]\n[sweep]\nlevels = [0, 5]\n'
+    plan = plan_grid(write(tmp_path, BASE + text))
+    assert {run.name: run.request["settings"]["levels"] for run in plan.runs} == {
+        "lmd-levels=0-seed0": 0,
+        "lmd-levels=5-seed0": 5,
+        "lmd_wo_levels-seed0": 0,
+    }
+
+
 def test_names_and_files_of_a_grid(tmp_path: Path) -> None:
     text = 'methods = ["ce"]\n[sweep]\nweights = ["none", "w.safetensors"]\n'
     plan = plan_grid(write(tmp_path, BASE + text, "skin 2024.toml"))

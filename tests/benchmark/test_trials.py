@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from runs_on_disk import edited_arrays, write_hits
+from runs_on_disk import as_planned, edited_arrays, write_hits
 from toys import ROOT
 
 from lmd.base.errors import LmdError
@@ -44,6 +44,7 @@ def write_trials(plan: Plan, folder: Path, hits: dict[str, tuple[int, int]]) -> 
     for name, each in hits.items():
         assert name in {run.name for run in plan.runs}
         write_hits(folder / name, each)
+    as_planned(plan, folder)
 
 
 def scores(*given: tuple[float, float] | None) -> list[Score]:

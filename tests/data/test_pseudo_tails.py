@@ -87,7 +87,7 @@ def test_the_seed_decides_which_images_are_drawn() -> None:
     ("arguments", "said"),
     [
         ({"tasks": 0}, "tasks is 0"),
-        ({"tasks": 4}, "only 3 classes can play the rarest"),
+        ({"tasks": 4}, "only 3 classes can play the rarest: use tasks 3"),
         ({"tasks": 1, "held_out": 500}, "three classes with at least 516"),
     ],
 )
@@ -96,11 +96,34 @@ def test_what_cannot_be_made_is_refused(arguments: dict[str, int], said: str) ->
         pseudo_tails(long_tail(), **arguments)
 
 
+def test_without_a_number_there_are_as_many_tasks_as_the_classes_allow() -> None:
+    assert len(pseudo_tails(long_tail())) == 3
+    assert len(pseudo_tails(long_tail(), held_out=70)) == 2  # three classes are large enough
+    two = long_tail().take(long_tail().labels < 2)
+    with pytest.raises(LmdError, match="three classes or more; the data has 2"):
+        pseudo_tails(replace(two, classes=("a", "b")))
+
+
+def test_large_groups_are_told() -> None:
+    assert [task.warnings for task in pseudo_tails(long_tail(), 1)] == [()]
+    table = long_tail()
+    assert table.parts is not None
+    own = [int((table.labels[:i] == k).sum()) // 40 for i, k in enumerate(table.labels)]
+    groups = np.array([f"{k}-{n}" for k, n in zip(table.labels, own, strict=True)])
+    pool = replace(table, groups=groups).take(table.parts != "test")
+    (task,) = pseudo_tails(pool, 1, held_out=20)  # class b has five patients with 40 images
+    assert "class 'b' has 40 images to train on, where 10 would be" in task.warnings[0]
+
+
 def test_tasks_are_not_replaced_unasked(tasks: list[PseudoTail], tmp_path: Path) -> None:
     write_tasks(tasks, tmp_path / "out", ROOT)
     with pytest.raises(LmdError, match="overwrite=True"):
         write_tasks(tasks, tmp_path / "out", ROOT)
-    write_tasks(tasks, tmp_path / "out", ROOT, overwrite=True)
+    write_tasks(tasks[:2], tmp_path / "out", ROOT, overwrite=True)
+    assert sorted(path.name for path in (tmp_path / "out").iterdir()) == [
+        "task-1.csv",
+        "task-2.csv",
+    ]
 
 
 def test_the_command_writes_manifests_that_training_opens(tmp_path: Path) -> None:

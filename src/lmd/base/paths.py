@@ -4,6 +4,8 @@ import os
 import stat
 from pathlib import Path
 
+from lmd.base.errors import LmdError
+
 FILE, FOLDER, MISSING = "a file", "a folder", "missing"
 _SPECIAL = {
     stat.S_IFIFO: "a pipe",
@@ -45,3 +47,13 @@ def listing_problem(folder: Path) -> str | None:
 def whole(path: str | Path) -> Path:
     """The absolute path without ``..``; links stay as they are, unlike in ``Path.resolve``."""
     return Path(os.path.normpath(Path(path).expanduser().absolute()))
+
+
+def check_outside(folder: Path, data: str) -> None:
+    """An ``LmdError`` if a folder would be written among the class folders of the data."""
+    source = Path(data).expanduser()
+    if source.is_dir() and folder.resolve().is_relative_to(source.resolve()):
+        raise LmdError(
+            f"the folder {folder} lies inside the data {data}, where it would be taken for a "
+            "class: run the command from another folder, or give --out"
+        )

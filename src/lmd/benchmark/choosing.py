@@ -1,7 +1,8 @@
 """Which method to use on one's own data: candidates compared on pseudo-tails of it."""
 
+import hashlib
 import json
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from statistics import fmean
@@ -12,17 +13,20 @@ from numpy.typing import NDArray
 
 from lmd.base.errors import LmdError
 from lmd.base.files import atomic_write
+from lmd.base.paths import check_outside, whole
 from lmd.base.text import as_toml
 from lmd.benchmark.tables.results import Results, RunResult
 from lmd.data.prepare import fingerprint
 from lmd.data.pseudo_tails import HELD_OUT, images_root, pseudo_tails, write_tasks
 from lmd.data.sources import open_table
 from lmd.data.splits import split
+from lmd.data.table import Table
 from lmd.methods import find_method
-from lmd.protocol import load_protocol
+from lmd.protocol import Protocol, load_protocol
 from lmd.scoring.intervals import interval
 
 METRIC = "balanced_accuracy"
+Blocks = Sequence[tuple[int, int]]  # a task and a seed
 
 
 @dataclass(frozen=True)
@@ -43,11 +47,12 @@ class Candidate:
     minutes: float
 
 
-def write_answer(folder: Path, found: Sequence[Candidate], blocks: int, planned: int) -> Path:
+def write_answer(folder: Path, found: Sequence[Candidate], blocks: Blocks, planned: int) -> Path:
     """Keep what the study says so far in ``choice.json``: every candidate, the best first."""
-    answer = {"use": found[0].key, "metric": METRIC, "blocks": blocks, "planned": planned}
+    tasks = len({task for task, _ in blocks})
+    answer = {"use": found[0].key, "metric": METRIC, "blocks": len(blocks), "planned": planned}
     path = folder / "choice.json"
-    content = answer | {"candidates": [asdict(one) for one in found]}
+    content = answer | {"tasks": tasks, "candidates": [asdict(one) for one in found]}
     atomic_write(path, (json.dumps(content, indent=1) + "\n").encode())
     return path
 
@@ -57,23 +62,21 @@ def write_study(
     folder: Path,
     *,
     methods: Sequence[str],
-    tasks: int,
+    tasks: int | None,
     seeds: int,
     protocol: str | None,
     columns: dict[str, Any],
     held_out: int = HELD_OUT,
     skip_bad: bool = False,
+    warn: Callable[[str], object] = lambda said: None,
 ) -> Path:
-    """Pseudo-tails of the data and a grid of the candidates on them; an existing study is kept.
+    """Pseudo-tails of the data and a grid of the candidates on them; ``warn`` gets warnings.
 
-    The test part is never used: it is left out before the tasks are drawn.
+    The test part is never used: it is left out before the tasks are drawn. A study of the same data
+    goes on with the candidates, seeds and number of tasks that are given now.
     """
-    grid = folder / "choose.toml"
-    asked = load_protocol(protocol)
-    for name in methods:
-        find_method(name)
-    if str(protocol).endswith(".toml"):
-        protocol = str(Path(str(protocol)).resolve())  # a grid's paths start from its own folder
+    asked = _checked(methods, protocol)
+    check_outside(folder, data)
     where = Path(data).expanduser()
     root = Path(columns.get("root") or (where if where.is_dir() else where.parent))
     table = split(
@@ -82,42 +85,82 @@ def write_study(
         seed=asked.split_seed,
         allow_leak=asked.allow_leak,
     )
-    assert table.parts is not None
-    root = images_root(table, root).absolute()
+    root = whole(images_root(table, root))
     reading = {key: value for key, value in columns.items() if key != "root"}
+    about = [
+        f"# images, labels, patients or lesions, and parts: {_identity(table)}",
+        f"# in {as_toml(str(root))}, read with {as_toml(reading)}; {held_out} or more to test on",
+    ]
+    grid = folder / "choose.toml"
+    if grid.exists() and grid.read_text(encoding="utf-8").splitlines()[:2] != about:
+        raise LmdError(
+            f"{folder} holds a study of other data, or with another --held-out: repeat that "
+            "command, or choose another folder with --out"
+        )
+    found = pseudo_tails(table, tasks, held_out=held_out)
+    for j, task in enumerate(found):
+        for warning in task.warnings:
+            warn(f"task {j + 1}: {warning}")
     outside = ", allow_outside = true" if columns.get("allow_outside") else ""
     lines = [
-        f"# images, labels and parts: {fingerprint(table.ids, table.label_names(), table.parts)}",
-        f"# read with {as_toml(reading)}; {held_out} images or more to test on",
+        *about,
         'title = "Candidates on pseudo-tails"',
         f"methods = {as_toml(list(methods))}",
         f"seeds = {as_toml(list(range(seeds)))}",
         f"reference = {as_toml(methods[0])}",
-        *([f"protocol = {as_toml(str(protocol))}"] if protocol is not None else []),
+        f"protocol = {as_toml(_protocol(protocol))}",
         *(["skip_bad = true"] if skip_bad else []),
         f"columns = {{ root = {as_toml(str(root))}{outside} }}",
         "[sweep.data]",
-        *(f'"task {j + 1}" = "tasks/task-{j + 1}.csv"' for j in range(tasks)),
+        *(f'"task {j + 1}" = "tasks/task-{j + 1}.csv"' for j in range(len(found))),
     ]
     text = "\n".join(lines) + "\n"
-    if grid.exists():
-        if grid.read_text(encoding="utf-8") != text:
-            raise LmdError(
-                f"{folder} holds a study of other data, or with other candidates, tasks or seeds: "
-                "repeat that command, or choose another folder with --out"
-            )
-        return grid
-    found = pseudo_tails(table, tasks, held_out=held_out)
-    write_tasks(found, folder / "tasks", root, overwrite=True)
-    atomic_write(grid, text.encode())
+    if not grid.exists() or grid.read_text(encoding="utf-8") != text:
+        write_tasks(found, folder / "tasks", root, overwrite=True)
+        atomic_write(grid, text.encode())
     return grid
 
 
-def compare(results: Results, *, seed: int = 0) -> tuple[list[Candidate], int]:
-    """The candidates, best first, and on how many complete blocks they were compared.
+def _checked(methods: Sequence[str], protocol: str | None) -> Protocol:
+    """The protocol; what no training could follow is refused before anything is written."""
+    for name in methods:
+        find_method(name)
+    if len(set(methods)) < len(methods):
+        raise LmdError(f"--methods must differ from one another; they are {', '.join(methods)}")
+    asked = load_protocol(protocol)
+    if asked.imbalance is not None:
+        raise LmdError(
+            "pseudo-tails have the class counts of the data, so the protocol cannot thin them out: "
+            "remove imbalance from it, or make a manifest with that imbalance first"
+        )
+    return asked
 
-    Every resample draws tasks with replacement, and test images within each task, the same for
-    all methods: so the shares and intervals speak of other tasks and other images.
+
+def _protocol(protocol: str | None) -> dict[str, Any]:
+    """The protocol of the tasks, whose classes are not all that the tiers may name."""
+    if protocol is None:
+        return {"tiers": "thirds"}
+    # The paths of a grid start from its own folder.
+    base = str(Path(protocol).resolve()) if protocol.endswith(".toml") else protocol
+    return {"base": base, "tiers": "thirds"}
+
+
+def _identity(table: Table) -> str:
+    """A hash of what the tasks are drawn from."""
+    assert table.parts is not None
+    found = fingerprint(table.ids, table.label_names(), table.parts)
+    if table.groups is None:
+        return found
+    lines = sorted(f"{i}\t{g}" for i, g in zip(table.ids, table.groups, strict=True))
+    return hashlib.sha256("\n".join([found, *lines]).encode()).hexdigest()
+
+
+def compare(results: Results, *, seed: int = 0) -> tuple[list[Candidate], Blocks]:
+    """The candidates, best first, and the complete blocks (task, seed) they were compared on.
+
+    A mean is that over tasks, of the mean over the seeds of each. Every resample draws tasks with
+    replacement, and test images within each task, the same for all methods: so the shares and
+    intervals speak of other tasks and other images. With one task they speak of its images alone.
     """
     keys = [row.key for row in results.plan.rows]
     blocks = _complete_blocks(results, keys)
@@ -146,7 +189,7 @@ def compare(results: Results, *, seed: int = 0) -> tuple[list[Candidate], int]:
         found.append(
             Candidate(row.key, row.title, means[i], behind, low, high, float(wins[i]), minutes)
         )
-    return sorted(found, key=lambda one: -one.mean), len(blocks)
+    return sorted(found, key=lambda one: -one.mean), sorted(blocks)
 
 
 def _complete_blocks(

@@ -13,7 +13,7 @@ from lmd.base.distributed import world
 from lmd.base.errors import LmdError
 from lmd.base.files import atomic_write
 from lmd.base.lock import locked
-from lmd.base.paths import whole
+from lmd.base.paths import check_outside, whole
 from lmd.base.rules import complaints
 from lmd.benchmark.local import Local
 from lmd.benchmark.plan import Plan, PlannedRun, Point, Row
@@ -27,7 +27,6 @@ from lmd.protocol import Protocol
 from lmd.runfolder.folder import RUN_FILES, RunFolder
 from lmd.runfolder.one_model import FINAL
 from lmd.runfolder.record import Request
-from lmd.runs.opening import check_outside
 from lmd.runs.request import resolve, train_command
 from lmd.runs.tracking import Tracking, checked_trackers
 

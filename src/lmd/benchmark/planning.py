@@ -119,8 +119,13 @@ def _settings(method: Method) -> set[str]:
 
 
 def _applies(key: str, method: Method) -> bool:
-    """Whether sweeping ``key`` changes the runs of a method."""
-    return key in _settings(method) or key == "data" or (key == "profile" and bool(method.profiles))
+    """Whether a setting of the grid is one that may change in the runs of a method.
+
+    What distinguishes a row from its family stays: an ablation must not become the method.
+    """
+    if key == "profile":
+        return bool(method.profiles)
+    return key == "data" or key in _settings(method) - set(method.preset)
 
 
 def _check_settings(grid: Grid, methods: Sequence[Method]) -> None:
@@ -167,9 +172,7 @@ def _given(
     grid: Grid, method: Method, extra: Mapping[str, Any]
 ) -> tuple[str | None, dict[str, Any]]:
     """The name of the protocol, and every setting that this method gets on top of it."""
-    # What distinguishes a row from its family stays: an ablation must not become the method.
-    known = _settings(method) - set(method.preset)
-    own = {k: v for k, v in grid.settings.items() if k in known} | dict(extra)
+    own = {k: v for k, v in grid.settings.items() if _applies(k, method)} | dict(extra)
     if isinstance(grid.protocol, dict):
         inline = {k: v for k, v in grid.protocol.items() if k != "base"}
         return grid.protocol.get("base"), inline | own

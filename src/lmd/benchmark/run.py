@@ -63,8 +63,9 @@ def run_plan(
     if done >= wanted.keys():
         return outcome
     at_work = backend()
-    # Any value may be chosen, so its first stage is kept for the rows that take it over.
-    sharing = Counter(_beginning(run) for run in plan.runs if share and run.name not in done)
+    # Any value may be chosen, so its first stage is kept for the rows that take it over. Finished
+    # runs count too: what they shared is still there for those that are missing.
+    sharing = Counter(_beginning(run) for run in plan.runs if share)
     try:
         with board as shown:
             seconds = {name: found.seconds for name, found in disk.items() if found.seconds}
@@ -119,9 +120,17 @@ class _Scheduler:
     ) -> None:
         """Start runs and wait for them until all have ended."""
         self.later, self.trials = later, trials
-        # One run of each shared first stage goes first, so that the others soon can continue it.
+        # In each block, one run of every shared first stage goes first, so that the others soon can
+        # continue it. The blocks keep their order: a benchmark that is stopped has complete ones.
         firsts = {_beginning(run): run for run in reversed(todo) if self._shared(run)}
-        self.waiting = sorted(todo, key=lambda run: run is not firsts.get(_beginning(run)))
+        blocks = list(dict.fromkeys((run.seed, run.point) for run in todo))
+        self.waiting = sorted(
+            todo,
+            key=lambda run: (
+                blocks.index((run.seed, run.point)),
+                run is not firsts.get(_beginning(run)),
+            ),
+        )
         while (self.waiting or self.running) and time.monotonic() < self.deadline:
             self._start()
             self._show()

@@ -1,5 +1,6 @@
 """The state of a plan's runs on disk: finished, begun or missing, and how far; no torch."""
 
+import json
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -31,7 +32,7 @@ def inspect(plan: Plan, folder: Path) -> dict[str, OnDisk]:
         record = on_disk.read_record()
         done = record.status == "finished"
         # A finished run may come from another machine, where the data had another place.
-        view = _without_places if done else dict[str, Any]
+        view = without_places if done else dict[str, Any]
         changes = differences(view(record.request.model_dump(mode="json")), view(run.request))
         if changes:
             others.append(f"  {folder / run.name}: " + "; ".join(changes))
@@ -60,19 +61,47 @@ def require_data(plan: Plan, disk: Mapping[str, OnDisk]) -> None:
             )
 
 
-def differences(before: dict[str, Any], now: dict[str, Any]) -> list[str]:
+def require_validation(plan: Plan, disk: Mapping[str, OnDisk]) -> None:
+    """An ``LmdError`` if trials that are not finished have no validation part to choose on."""
+    if not plan.trials:
+        return
+    from lmd.data.prepare import plan_data
+    from lmd.protocol import Protocol
+
+    wanted = [run.request for run in plan.runs if disk[run.name].status != "finished"]
+    # All rows have the same data, unless a trial is about how it is split.
+    keys = ("split", "split_seed", "imbalance", "shape", "head_size", "allow_leak", "tiers")
+    seen: dict[str, dict[str, Any]] = {}
+    for request in wanted:
+        of = [request["data"], request["columns"], *(request["protocol"][key] for key in keys)]
+        seen.setdefault(json.dumps(of), request)
+    for request in seen.values():
+        protocol = Protocol.model_validate(request["protocol"])
+        columns, skip = request["columns"], request["skip_bad"]
+        table = plan_data(request["data"], protocol, columns=columns, skip_bad=skip).table
+        if len(table.part("validation")) == 0:
+            raise LmdError(
+                f"grid {plan.name}: [trials] choose on the validation part, which is empty in "
+                f"{request['data']}: give the data one, or remove [trials] from the grid"
+            )
+
+
+def differences(before: dict[str, Any], now: dict[str, Any], *, common: bool = False) -> list[str]:
     """What differs between two requests, as ``key: before → now``, except loader workers.
+
+    With ``common``, only keys that both have: an older run lacks settings that came later.
 
     >>> differences({"protocol": {"lr": 1, "workers": 0}}, {"protocol": {"lr": 2, "workers": 1}})
     ['lr: 1 → 2']
     """
     old, new = _flat(before), _flat(now)
     keys = [key for key in {**old, **new} if key != ("protocol", "workers")]
+    keys = [key for key in keys if key in old and key in new] if common else keys
     changed = [key for key in keys if old.get(key) != new.get(key)]
     return [f"{key[-1]}: {old.get(key)} → {new.get(key)}" for key in changed]
 
 
-def _without_places(request: Mapping[str, Any]) -> dict[str, Any]:
+def without_places(request: Mapping[str, Any]) -> dict[str, Any]:
     """A request with the data's name instead of its path, and without the root of the images."""
     columns = {key: value for key, value in request["columns"].items() if key != "root"}
     return {**request, "data": Path(request["data"]).name, "columns": columns}

@@ -53,12 +53,14 @@ def benchmark(
     from lmd.benchmark.planning import plan_grid
     from lmd.benchmark.progress import open_board
     from lmd.benchmark.run import run_plan
-    from lmd.benchmark.state import inspect, require_data
+    from lmd.benchmark.state import inspect, require_data, require_validation
     from lmd.benchmark.trials import read_choices, settled, undecided
 
     plan = plan_grid(file)
     folder = (out or Path("runs") / plan.name).resolve()
-    require_data(plan, inspect(plan, folder))
+    disk = inspect(plan, folder)
+    require_data(plan, disk)
+    require_validation(plan, disk)
     if dry_run:
         _preview(plan, folder, workers)
         return

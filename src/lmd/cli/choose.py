@@ -21,7 +21,7 @@ from lmd.cli.options import (
 )
 
 if TYPE_CHECKING:
-    from lmd.benchmark.choosing import Candidate
+    from lmd.benchmark.choosing import Blocks, Candidate
 
 
 def choose_command(
@@ -38,10 +38,18 @@ def choose_command(
         float,
         typer.Option(min=0, help="Minutes after which training stops."),
     ] = 60,
-    tasks: Annotated[int, typer.Option(min=1, help="Pseudo-tail tasks to draw.")] = 3,
+    tasks: Annotated[
+        int | None,
+        typer.Option(
+            min=1, help="Pseudo-tail tasks to draw; default 3, or as many as the classes allow."
+        ),
+    ] = None,
     seeds: Annotated[int, typer.Option(min=1, help="Trainings of each method on each task.")] = 2,
     held_out: Annotated[
-        int, typer.Option(min=1, help="Fewest images of a class to test on in a task.")
+        int,
+        typer.Option(
+            min=1, help="Fewest test images of a class in a task; with whole groups, half of that."
+        ),
     ] = 40,
     protocol: Annotated[
         str, typer.Option(help="A TOML file, or the name of a protocol of lmd.")
@@ -66,6 +74,7 @@ def choose_command(
     test part of the data is not used. The same command continues a study that was interrupted.
     """
     from lmd.base.lock import locked
+    from lmd.base.paths import whole
     from lmd.benchmark.choosing import compare, write_answer, write_study
     from lmd.benchmark.local import Local
     from lmd.benchmark.planning import plan_grid
@@ -74,7 +83,7 @@ def choose_command(
     from lmd.benchmark.tables import read_results
     from lmd.methods import CANDIDATES
 
-    folder = (out or Path("runs") / f"{Path(data).stem}-choose").resolve()
+    folder = (out or Path("runs") / f"{whole(data).stem}-choose").resolve()
     grid = write_study(
         data,
         folder,
@@ -85,6 +94,7 @@ def choose_command(
         columns=given_columns(context),
         held_out=held_out,
         skip_bad=skip_bad,
+        warn=lambda said: typer.secho(f"warning: {said}", fg="yellow", err=True),
     )
     plan = plan_grid(grid)
     with locked(folder) as lock:
@@ -109,9 +119,11 @@ def choose_command(
     planned = len(plan.points) * len(plan.seeds)
     _print(found, blocks, planned)
     typer.echo(f"The numbers: {write_answer(folder, found, blocks, planned)}")
+    if outcome.failed:
+        raise typer.Exit(1)
 
 
-def _print(found: "list[Candidate]", blocks: int, planned: int) -> None:
+def _print(found: "list[Candidate]", blocks: "Blocks", planned: int) -> None:
     table = Table("method", "mean", "behind the best (95 %)", "best in", "minutes")
     for column in table.columns[1:]:
         column.justify = "right"
@@ -121,12 +133,17 @@ def _print(found: "list[Candidate]", blocks: int, planned: int) -> None:
         table.add_row(one.key, *cells, f"{100 * one.best:.0f} %", f"{one.minutes:.1f}")
     Console(highlight=False, markup=False).print(table)
     typer.echo(
-        f"Balanced accuracy on held-out images, in per cent, over {blocks} of {planned} blocks "
-        "(a task with a seed). 'best in': share of resamples of tasks and images."
+        f"Balanced accuracy on held-out images, in per cent, over {len(blocks)} of {planned} "
+        "blocks (a task with a seed). 'best in': share of resamples of tasks and images."
     )
     top, equal = found[0], [one.key for one in found[1:] if one.high >= 0]
-    typer.secho(f"\nUse {top.key} (best in {100 * top.best:.0f} % of the resamples).", bold=True)
-    if equal:
-        typer.echo(f"Not clearly worse: {', '.join(equal)}.")
-    if blocks < planned:
+    if len({task for task, _ in blocks}) == 1:
+        typer.secho(f"\nSo far {top.key} is ahead, on one task.", bold=True)
+        typer.echo("Intervals and shares speak of its images alone, not of other tasks.")
+    else:
+        best = f"best in {100 * top.best:.0f} % of the resamples"
+        typer.secho(f"\nUse {top.key} ({best}).", bold=True)
+        if equal:
+            typer.echo(f"Not clearly worse: {', '.join(equal)}.")
+    if len(blocks) < planned:
         typer.echo("The same command continues with the trainings that are missing.")

@@ -122,9 +122,15 @@ def list_command() -> None:
 def pseudo_tails_command(
     data: Annotated[str, typer.Argument(help="A folder of class folders or a .csv manifest.")],
     out: Annotated[Path, typer.Option(help="Folder to write task-1.csv, task-2.csv, … to.")],
-    tasks: Annotated[int, typer.Option(min=1, help="Number of tasks.")] = 3,
+    tasks: Annotated[
+        int | None,
+        typer.Option(min=1, help="Number of tasks; default 3, or as many as the classes allow."),
+    ] = None,
     held_out: Annotated[
-        int, typer.Option(min=1, help="Least number of test images of each class.")
+        int,
+        typer.Option(
+            min=1, help="Fewest test images of a class in a task; with whole groups, half of that."
+        ),
     ] = 40,
     seed: Annotated[int, typer.Option(help="Seed of the drawn images.")] = 0,
     image_column: ImageColumn = None,
@@ -143,6 +149,7 @@ def pseudo_tails_command(
     Only training and validation images are used. The images that are left out of a class that plays
     a rare one are for testing, so that smaller differences between methods become visible.
     """
+    from lmd.base.paths import check_outside
     from lmd.data.pseudo_tails import images_root, pseudo_tails, write_tasks
     from lmd.data.sources import scan_source
     from lmd.data.sources.scan import Columns
@@ -151,6 +158,7 @@ def pseudo_tails_command(
     columns = Columns(
         image_column, label_column, group_column, split_column, root, allow_outside=allow_outside
     )
+    check_outside(out, data)
     table = split(scan_source(data, columns).table(skip_bad=skip_bad))
     found = pseudo_tails(table, tasks, seed=seed, held_out=held_out)
     where = Path(root) if root else Path(data) if Path(data).is_dir() else Path(data).parent
@@ -159,6 +167,8 @@ def pseudo_tails_command(
     for path, task in zip(paths, found, strict=True):
         typer.echo(f"\n{path}: {' and '.join(task.rarest)} play the rarest classes")
         _print_counts(task.table.part_counts())
+        for warning in task.warnings:
+            typer.secho(f"warning: {warning}", fg="yellow", err=True)
         words = ["lmd", "train", str(path), "--root", str(where)]
         typer.echo(f"Next: {shlex.join(words)}")
 

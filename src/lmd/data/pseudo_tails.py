@@ -5,7 +5,7 @@ is trained on a few images is as hard to learn, and its other images form a larg
 Test images of the data set are never used.
 """
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 
@@ -24,31 +24,41 @@ from lmd.data.table import PARTS, Table
 
 # With fewer held-out images a recall says little: one image of forty changes it by 2.5 points.
 HELD_OUT = 40
+TASKS = 3
 
 
 @dataclass(frozen=True)
 class PseudoTail:
-    """One task: a split table and the classes that play the tail, the rarest first."""
+    """One task: a split table and the classes that play the tail, the rarest first.
+
+    ``warnings`` tell where whole groups changed the counts of a class much.
+    """
 
     table: Table
     rarest: tuple[str, ...]
+    warnings: tuple[str, ...] = ()
 
 
 def pseudo_tails(
-    table: Table, tasks: int = 3, *, seed: int = 0, held_out: int = HELD_OUT
+    table: Table, tasks: int | None = None, *, seed: int = 0, held_out: int = HELD_OUT
 ) -> list[PseudoTail]:
     """Tasks made of the training and validation images of a split table.
 
-    A class takes part if it keeps at least ``held_out`` images when it plays the rarest one. The
-    counts are those of the real task, evenly by rank, but each class keeps at least an eighth of
-    its images for testing. The most frequent class always stays the head. In task j the j-th of the
-    others plays the rarest class, the next one the second rarest, and the rest keep their order.
-    Groups stay whole.
+    Three by default, or as many as the classes allow. A class takes part if it keeps at least
+    ``held_out`` images when it plays the rarest one. The counts are those of the real task, evenly
+    by rank, but each class keeps at least an eighth of its images for testing. The most frequent
+    class always stays the head. In task j the j-th of the others plays the rarest class, the next
+    one the second rarest, and the rest keep their order. Groups stay whole, so a class may have
+    fewer images to test on, but at least half of ``held_out``.
     """
     if table.parts is None:
         raise LmdError("pseudo-tails need a table with parts: split it first")
-    if tasks < 1:
+    if tasks is not None and tasks < 1:
         raise LmdError(f"tasks is {tasks}; expected 1 or more")
+    if len(table.classes) < 3:
+        raise LmdError(
+            f"pseudo-tails need three classes or more; the data has {len(table.classes)}"
+        )
     train, validation = (table.part(part).counts() for part in PARTS[:2])
     pool = table.take(table.parts != "test")
     available = pool.counts()
@@ -61,10 +71,16 @@ def pseudo_tails(
             f"validation images ({rarest[0]} + {rarest[1]} as in the rarest class, {held_out} to "
             f"test on); there are {len(donors)}: collect more images, or use a smaller --held-out"
         )
-    if tasks > len(donors) - 1:
-        raise LmdError(f"tasks is {tasks}, but only {len(donors) - 1} classes can play the rarest")
+    most = len(donors) - 1
+    if tasks is not None and tasks > most:
+        raise LmdError(
+            f"tasks is {tasks}, but only {most} classes can play the rarest: use --tasks {most}"
+        )
     profile = _profile(train, validation, len(donors))
-    return [_task(pool, _roles(donors, j), profile, held_out, f"{seed}/{j}") for j in range(tasks)]
+    return [
+        _task(pool, _roles(donors, j), profile, held_out, f"{seed}/{j}")
+        for j in range(tasks or min(TASKS, most))
+    ]
 
 
 def images_root(table: Table, root: Path) -> Path:
@@ -84,6 +100,8 @@ def write_tasks(
             f"{existing[0]} exists: choose another folder, or replace it with --overwrite"
         )
     check_output(paths[0], "--out")
+    for path in set(folder.glob("task-*.csv")) - set(paths):
+        path.unlink()  # of an earlier call with more tasks
     for path, task in zip(paths, tasks, strict=True):
         table = task.table
         assert table.parts is not None
@@ -130,12 +148,14 @@ def _task(
     _, members, held = units_of(pool)
     places = np.full(len(held), "", dtype="<U10")  # of groups that have been drawn
     parts = np.full(len(pool), "", dtype="<U10")
+    wanted = {}
     for k, role in reversed(list(zip(roles, profile, strict=True))):
         rows = np.flatnonzero(pool.labels == k)
         room = len(rows) - max(held_out, len(rows) // 8)
         # A class that is too small for its role has fewer images, a fifth for validation.
         train = min(role[0], max(1, 4 * room // 5))
         validation = min(role[1], room - train)
+        wanted[pool.classes[k]] = train
         parts[rows] = "test"
         for part, count in (("train", train), ("validation", validation), ("test", held_out)):
             here = rows[places[members[rows]] == part]  # came with a rarer class
@@ -157,16 +177,24 @@ def _task(
     names = tuple(pool.classes[k] for k in sorted(roles))
     labels = np.searchsorted(sorted(roles), chosen.labels).astype(np.int64)
     table = replace(chosen, labels=labels, classes=names, parts=parts[parts != ""])
-    _check(table, held_out)
-    return PseudoTail(table, tuple(pool.classes[k] for k in roles[:-3:-1]))
+    rarest = tuple(pool.classes[k] for k in roles[:-3:-1])
+    return PseudoTail(table, rarest, tuple(_check(table, wanted, held_out)))
 
 
-def _check(task: Table, held_out: int) -> None:
-    """An ``LmdError`` if groups are so large that a class has nothing to train or test on."""
+def _check(task: Table, wanted: Mapping[str, int], held_out: int) -> Iterator[str]:
+    """Warn of counts that whole groups changed much.
+
+    An ``LmdError`` if groups are so large that a class has nothing to train or test on.
+    """
     for name, train, _, test, _ in task.part_counts()[:-1]:
         if train == 0 or test < held_out / 2:
             raise LmdError(
                 f"no pseudo-tail could be made: with whole groups, class {name!r} would have "
                 f"{train} images to train and {test} to test on, where {held_out} are asked for; "
                 "use a smaller --held-out or fewer tasks, or compare methods on more patients"
+            )
+        if train > 1.5 * wanted[name] or test < 0.75 * held_out:
+            yield (
+                f"with whole groups, class {name!r} has {train} images to train on, where "
+                f"{wanted[name]} would be as in the data, and {test} to test on"
             )

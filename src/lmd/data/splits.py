@@ -62,7 +62,7 @@ def check_no_leak(table: Table) -> None:
         raise LmdError(
             f"{len(leaks)} of {total} groups are in more than one part, for example "
             f"{group!r} with {where}: the model would be tested on groups it was trained on. "
-            "Put each group into one part, or accept this with --set allow_leak=true"
+            "Put each group into one part; training can accept this with --set allow_leak=true"
         )
 
 

@@ -10,6 +10,7 @@ from lmd.base.distributed import rank
 from lmd.base.errors import LmdError
 from lmd.base.files import clear_leftovers
 from lmd.base.lock import locked
+from lmd.base.paths import check_outside
 from lmd.methods import DEFAULT, find_method
 from lmd.protocol import load_protocol
 from lmd.report import write_card, write_report
@@ -55,16 +56,6 @@ def open_run(
     if begun:
         return *_reopen(folder, request, given), True
     return RunFolder(folder), request, False
-
-
-def check_outside(folder: Path, data: str) -> None:
-    """An ``LmdError`` if the run would be written among the class folders of its data."""
-    source = Path(data).expanduser()
-    if source.is_dir() and folder.resolve().is_relative_to(source.resolve()):
-        raise LmdError(
-            f"the run folder {folder} lies inside the data {data}, where it would be taken for a "
-            "class: run the command from another folder, or give --out"
-        )
 
 
 def given_names(request: Request, settings: Collection[str], *, named: bool) -> set[str]:

@@ -1,11 +1,10 @@
 """What a table does not show: intervals that are not known, and runs on other images."""
 
-import json
 from pathlib import Path
 
 import numpy as np
 import pytest
-from runs_on_disk import begun, make_run, write_run
+from runs_on_disk import as_planned, begun, edited, make_run, write_run
 
 from lmd.base.errors import LmdError
 from lmd.benchmark.planning import plan_grid
@@ -27,7 +26,9 @@ def test_what_all_resamples_agree_on_has_no_interval(tmp_path: Path) -> None:
         record = begun(f"ce-seed{seed}", CLASSES, [500, 200, 80], key="ce", title="CE")
         folder = tmp_path / "out" / f"ce-seed{seed}"
         write_run(folder, record, Predictions(CLASSES, {"test": test}), resamples=50)
-    results = read_results(plan_grid(grid), tmp_path / "out", resamples=50)
+    plan = plan_grid(grid)
+    as_planned(plan, tmp_path / "out")
+    results = read_results(plan, tmp_path / "out", resamples=50)
     found = results.entry("ce", 0).estimate("auc")
     assert found is not None
     assert (found.mean, found.low, found.high) == (1, None, None)
@@ -42,6 +43,7 @@ def test_seeds_that_are_not_trained_yet_are_not_named(tmp_path: Path) -> None:
     )
     for seed, said in ((2, "one seed (2),"), (0, "over the seeds 0, 2,")):
         make_run(folder / f"ce-seed{seed}", list(CLASSES))
+        as_planned(plan, folder)
         assert said in " ".join(make_tables(read_results(plan, folder, resamples=50)).split())
 
 
@@ -53,6 +55,7 @@ def test_resamples_drawn_for_all_runs_are_those_of_each(tmp_path: Path) -> None:
     plan = plan_grid(grid)
     for i, run in enumerate(plan.runs):  # two points, with other images
         make_run(tmp_path / "out" / run.name, list(CLASSES), skill=1.0 + i, seed=i)
+    as_planned(plan, tmp_path / "out")
     together, alone = (read_results(plan, tmp_path / "out", resamples=50) for _ in range(2))
     added: list[int] = []
     together.resample(("auc", "macro_f1"), added.append)
@@ -69,9 +72,22 @@ def test_runs_on_other_training_images_are_not_in_one_table(tmp_path: Path, chan
     grid.write_text('data = "a.csv"\nmethods = ["ce"]\nseeds = [0, 1]\n')
     for seed in (0, 1):
         make_run(tmp_path / "out" / f"ce-seed{seed}", list(CLASSES))
-        path = tmp_path / "out" / f"ce-seed{seed}" / "record.json"
-        record = json.loads(path.read_text())
-        record["data"] |= {"pixels": "0", changed: str(seed)}
-        path.write_text(json.dumps(record))
+        with edited(tmp_path / "out" / f"ce-seed{seed}") as record:
+            record["data"] |= {"pixels": "0", changed: str(seed)}
+    plan = plan_grid(grid)
+    as_planned(plan, tmp_path / "out")
     with pytest.raises(LmdError, match="were not trained on the same images"):
-        read_results(plan_grid(grid), tmp_path / "out")
+        read_results(plan, tmp_path / "out")
+
+
+def test_runs_with_other_settings_are_not_the_grids(tmp_path: Path) -> None:
+    grid = tmp_path / "grid.toml"
+    grid.write_text('data = "a.csv"\nmethods = ["ce"]\n[protocol]\nepochs = 10\n')
+    make_run(tmp_path / "out" / "ce-seed0", list(CLASSES))
+    as_planned(plan_grid(grid), tmp_path / "out")
+    with edited(tmp_path / "out" / "ce-seed0") as record:
+        del record["request"]["protocol"]["amp"]  # a setting that is younger than the run
+    assert read_results(plan_grid(grid), tmp_path / "out", resamples=10).runs
+    grid.write_text(grid.read_text().replace("10", "40"))
+    with pytest.raises(LmdError, match=r"ce-seed0 differ from the grid's .*: epochs: 10 → 40;"):
+        read_results(plan_grid(grid), tmp_path / "out", resamples=10)

@@ -12,7 +12,7 @@ from xml.etree import ElementTree
 
 import numpy as np
 import pytest
-from runs_on_disk import begun, edited_arrays, write_run
+from runs_on_disk import as_planned, begun, edited_arrays, write_run
 from toys import toy_probabilities
 
 from lmd.base.errors import LmdError
@@ -60,6 +60,7 @@ def write_runs(plan: Plan, folder: Path, leave_out: tuple[str, ...] = ()) -> Non
             row = rows[run.method]
             method = {"key": row.key, "title": row.title, "note": row.note}
             write_one(folder / run.name, method, given, run.seed)
+    as_planned(plan, folder)
 
 
 def make_plan(tmp_path: Path, text: str) -> Plan:
@@ -206,6 +207,7 @@ def test_equal_numbers_are_marked_alike(tmp_path: Path) -> None:
     for run, skill in zip(plan.runs, (2.0, 2.0, 0.5), strict=True):
         given = probabilities(labels, skill, 0)
         write_one(tmp_path / "out" / run.name, {"key": run.method}, given, 0)
+    as_planned(plan, tmp_path / "out")
     table = build(read_results(plan, tmp_path / "out", resamples=20), "metrics")[0]
     marks = [[c.mark for c in line.cells if isinstance(c, Value)] for line in table.lines]
     assert marks == [["best"] * 6, ["best"] * 6, ["second"] * 6]
@@ -384,6 +386,7 @@ def test_errors(compared: tuple[Plan, Path]) -> None:
     write_one(folder / "rs-seed2", {"key": "rs"}, probabilities(labels, 1.0, 0), 0)
     with edited_arrays(folder / "rs-seed2") as arrays:
         arrays["test_ids"][0] = "other"
+    as_planned(plan, folder)
     with pytest.raises(LmdError, match="not tested on the same images"):
         read_results(plan, folder)
 

@@ -12,6 +12,7 @@ from numpy.typing import NDArray
 
 from lmd.base.errors import LmdError
 from lmd.benchmark.plan import Plan
+from lmd.benchmark.state import differences, without_places
 from lmd.benchmark.trials import Choices, read_choices, settled
 from lmd.runfolder.folder import RunFiles, RunFolder
 from lmd.scoring import estimates
@@ -204,7 +205,15 @@ def read_results(plan: Plan, folder: Path, *, resamples: int | None = None) -> R
         if not place.record_path.exists() or place.read_record().status != "finished":
             missing.append(planned.name)
             continue
-        result = RunResult(place.read(), planned.seed, resamples)
+        files = place.read()
+        asked = without_places(files.record.request.model_dump(mode="json"))
+        if changes := differences(asked, without_places(planned.request), common=True):
+            raise LmdError(
+                f"the settings of {place.path} differ from the grid's (run → grid): "
+                f"{'; '.join(changes)}; give the folder of this grid with --runs, or undo the "
+                "change of the grid"
+            )
+        result = RunResult(files, planned.seed, resamples)
         found.setdefault((planned.method, planned.point), []).append(result)
     for point in range(len(plan.points)):
         here = [run for key, runs in found.items() if key[1] == point for run in runs]

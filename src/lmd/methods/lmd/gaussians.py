@@ -20,7 +20,7 @@ T = TypeVar("T")
 Adjust = Callable[[Tensor, Tensor], tuple[Tensor, Tensor]]
 Distance = Literal["mahalanobis", "literal"]
 
-# A class has no spread if its total variance is below this share of the pooled one: copies of one
+# A class has no spread if its total variance is below this share of the largest one: copies of one
 # image differ only by rounding.
 NO_SPREAD = 1e-6
 
@@ -76,10 +76,12 @@ def class_moments(
             torch.mm(rows.T, rows, out=covariance[k])
             covariance[k] /= max(n - 1, 1)
         start += n
-    freedom = (counts - 1).clamp(min=0).to(mean)
-    pooled = torch.tensordot(freedom, covariance, 1) / freedom.sum().clamp(min=1)
     spread = covariance.diagonal(dim1=1, dim2=2).sum(1)
-    covariance[spread <= NO_SPREAD * pooled.diagonal().sum()] = pooled
+    spreads = spread > NO_SPREAD * spread.max()
+    # Copies of one image tell nothing about the spread within classes, however many there are.
+    freedom = (counts - 1).clamp(min=0).to(mean) * spreads
+    pooled = torch.tensordot(freedom, covariance, 1) / freedom.sum().clamp(min=1)
+    covariance[~spreads] = pooled
     mean[counts == 0] = mean[counts > 0].mean(0)
     covariance.diagonal(dim1=1, dim2=2).add_(ridge)
     return mean, covariance, counts
