@@ -224,7 +224,7 @@ def test_values_as_toml(value: object) -> None:
 
 def test_grids_that_ship() -> None:
     names = shipped_grids()
-    assert len(names) == 30
+    assert len(names) == 31
     for name in names:
         grid = load_grid(name)
         needed = PAPER if grid.methods in ("paper", "all") else grid.methods

@@ -114,7 +114,8 @@ def table(
         int | None,
         typer.Option(
             min=1,
-            help="Number of bootstrap resamples; default 1000, or 10000 with more than three rows.",
+            help="Number of bootstrap resamples; default 1000, or 10000 with more than three "
+            "methods.",
         ),
     ] = None,
 ) -> None:

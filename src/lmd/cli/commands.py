@@ -58,7 +58,7 @@ Set = Annotated[
     typer.Option(
         "--set",
         metavar="KEY=VALUE",
-        help="A setting of the protocol or of the method, such as epochs=20 or lambda_1=1; can be "
+        help="A setting of the protocol or of the method, such as epochs=20 or levels=0; can be "
         "repeated.",
     ),
 ]
