@@ -17,6 +17,7 @@ from lmd.base.errors import LmdError
 from lmd.cli.commands import app
 from lmd.deploy.decisions import describe_guarantees
 from lmd.runs.rescore import rescore
+from lmd.scoring.rules import Wanted
 
 PAGE = page("decisions.md")
 RUN = "runs/skin-balanced_softmax-seed0"
@@ -129,6 +130,26 @@ def test_the_sets_of_the_file_are_those_of_the_record() -> None:
     for one, name in zip(record.sets.per_class, model.classes, strict=True):
         assert np.float32(found.guarantees[name].threshold) == np.float32(one.threshold)
         assert found.guarantees[name].level == one.guarantee
+
+
+def test_a_patient_counts_once_from_the_data_to_the_model_file(tmp_path: Path) -> None:
+    lines = ["image,label,group"]
+    for number, path in enumerate(sorted(Path("skin").rglob("*.png"))):
+        lines.append(f"{path},{path.parent.name},patient {number // 4}")
+    (tmp_path / "skin.csv").write_text("\n".join(lines))
+    out, root = tmp_path / "run", {"root": str(Path.cwd())}
+    made = {"method": "balanced_softmax", "settings": QUICK, "columns": root, "quiet": True}
+    lmd.train(tmp_path / "skin.csv", out=out, **made)
+    sets = rescore(out, wanted=Wanted(coverage=0.6), resamples=10).sets
+    assert sets is not None
+    found = lmd.load(out).predict([], coverage=0.6).guarantees
+    for one in sets.per_class:
+        assert (found[one.name].images, found[one.name].groups) == (one.images, one.group_count)
+    nv = found["nv"]
+    assert nv.level == "class"
+    assert nv.groups == pytest.approx(nv.images / 4, abs=1)
+    lines = describe_guarantees([nv], ["nv"], 0.6)
+    assert f"validation images of {nv.groups} patients or lesions: " in lines[1]
 
 
 def test_mistakes_leave_nothing_behind(tmp_path: Path) -> None:

@@ -8,6 +8,7 @@ from numpy.typing import NDArray
 
 from lmd.base.errors import LmdError
 from lmd.scoring.conformal import (
+    Held,
     coverage_interval,
     guarantees,
     prediction_sets,
@@ -41,8 +42,8 @@ def test_the_threshold_is_an_order_statistic() -> None:
 
 
 def test_a_tiny_coverage_takes_the_highest_probability() -> None:
-    pools = [np.array([0.2, 0.9, 0.5]), np.array([0.3]), np.zeros(0)]
-    found = guarantees(pools, ["head", "head", "tail"], 1e-232)
+    pools = [np.array([0.2, 0.5, 0.9]), np.array([0.3]), np.zeros(0)]
+    found = guarantees([*map(Held, pools)], ["head", "head", "tail"], 1e-232)
     assert [one.threshold for one in found][:2] == [0.9, 0.3]
     assert found[2].level == "all"
 
@@ -50,7 +51,7 @@ def test_a_tiny_coverage_takes_the_highest_probability() -> None:
 def test_who_shares_a_threshold_with_whom() -> None:
     rng = np.random.default_rng(1)
     held_out = [np.sort(rng.uniform(0, 1, n)) for n in (60, 30, 4, 3, 2)]
-    found = guarantees(held_out, TIERS, 0.9)
+    found = guarantees([*map(Held, held_out)], TIERS, 0.9)
     assert [one.level for one in found] == ["class", "class", "tier", "all", "all"]
     assert [one.images for one in found] == [60, 30, 34, 99, 99]
     everyone = np.sort(np.concatenate(held_out))[99 - rank(99, 0.9)]
@@ -64,7 +65,7 @@ def test_who_shares_a_threshold_with_whom() -> None:
 
 def test_too_few_images_for_any_threshold() -> None:
     held_out = [np.array([0.9]), np.array([]), np.array([0.2, 0.4])]
-    found = guarantees(held_out, ["head", "medium", "tail"], 0.9)
+    found = guarantees([*map(Held, held_out)], ["head", "medium", "tail"], 0.9)
     assert {one.level for one in found} == {"always"}
     assert prediction_sets(np.zeros((2, 3)), [one.threshold for one in found]).all()
 
@@ -72,7 +73,7 @@ def test_too_few_images_for_any_threshold() -> None:
 @pytest.mark.parametrize("coverage", [0, 1, 90, -0.1, math.nan])
 def test_a_coverage_that_is_none(coverage: float) -> None:
     with pytest.raises(LmdError, match="coverage must be above 0 and below 1"):
-        guarantees([np.array([0.5])], ["head"], coverage)
+        guarantees([Held(np.array([0.5]))], ["head"], coverage)
 
 
 def drawn(labels: NDArray[np.int64], rng: np.random.Generator) -> NDArray[np.float64]:
@@ -114,7 +115,8 @@ def test_a_class_alone_is_covered_as_the_beta_distribution_says() -> None:
     rng, n, coverage = np.random.default_rng(3), 30, 0.9
     # Uniform scores: the coverage of the threshold t is exactly 1 - t.
     found = [
-        guarantees([np.sort(rng.uniform(0, 1, n))], ["head"], coverage)[0] for _ in range(3000)
+        guarantees([Held(np.sort(rng.uniform(0, 1, n)))], ["head"], coverage)[0]
+        for _ in range(3000)
     ]
     covered = 1 - np.array([one.threshold for one in found])
     low, high = coverage_interval(n, rank(n, coverage))
@@ -122,6 +124,45 @@ def test_a_class_alone_is_covered_as_the_beta_distribution_says() -> None:
     assert covered.mean() == pytest.approx(found[0].mean, abs=0.004)
     assert (covered < low).mean() == pytest.approx(0.025, abs=0.01)
     assert (covered > high).mean() == pytest.approx(0.025, abs=0.01)
+
+
+def of_patients(patients: int, images: int, rng: np.random.Generator) -> Held:
+    """Scores of one class that are alike within a patient (correlation 0.8), normal overall."""
+    shared = np.repeat(rng.normal(0, 0.8**0.5, patients), images)
+    scores = shared + rng.normal(0, 0.2**0.5, patients * images)
+    order = np.argsort(scores)
+    return Held(scores[order], np.repeat(np.arange(patients), images)[order])
+
+
+def test_coverage_of_images_of_new_patients_by_simulation() -> None:
+    rng, coverage = np.random.default_rng(4), 0.8
+    covered = {True: list[float](), False: list[float]()}
+    for _ in range(600):
+        held, new = of_patients(4, 5, rng), of_patients(200, 1, rng).probabilities
+        for grouped, one in ((True, held), (False, Held(held.probabilities))):
+            (found,) = guarantees([one], ["head"], coverage)
+            assert found.level == "class"
+            assert found.groups == (4 if grouped else None)
+            covered[grouped].append(float((new >= found.threshold).mean()))
+    assert np.mean(covered[True]) >= coverage - 0.01
+    # Counted by image, the promise would not hold.
+    assert np.mean(covered[False]) < coverage - 0.02
+
+
+def test_every_patient_counts_once() -> None:
+    one = np.sort(np.random.default_rng(5).uniform(0, 1, 30))
+    alone = guarantees([Held(one)], ["head"], 0.9)[0]
+    single = guarantees([Held(one, np.arange(30))], ["head"], 0.9)[0]
+    assert (single.threshold, single.mean, single.low, single.high) == (
+        alone.threshold, alone.mean, alone.low, alone.high,
+    )  # fmt: skip
+    # Nine images of three patients are too few for 90 %, which needs nine patients.
+    few = Held(np.linspace(0.1, 0.9, 9), np.arange(9) // 3)
+    assert guarantees([few], ["head"], 0.9)[0].level == "always"
+    # All images of a patient reach 0.5, and half of the images of another: 1.5 of 2 patients.
+    two = Held(np.array([0.1, 0.5, 0.6, 0.7]), np.array([0, 0, 1, 1]))
+    found = guarantees([two], ["head"], 0.5)[0]
+    assert (found.threshold, found.mean, found.groups) == (0.5, pytest.approx(0.5), 2)
 
 
 def test_the_interval_narrows_to_the_coverage() -> None:
@@ -132,12 +173,12 @@ def test_the_interval_narrows_to_the_coverage() -> None:
 
 
 def test_a_lowered_threshold_is_expected_to_cover_more() -> None:
-    large, small = np.linspace(0.8, 1, 200), np.array([0.2, 0.3])
+    large, small = Held(np.linspace(0.8, 1, 200)), Held(np.array([0.2, 0.3]))
     alone = guarantees([large], ["head"], 0.9)[0]
     lowered = guarantees([large, small], ["head", "tail"], 0.9)[0]
     shared = guarantees([large, small], ["head", "head"], 0.9)[0]
     assert alone.mean == pytest.approx(0.9, abs=0.005)
     assert lowered.threshold == shared.threshold < alone.threshold
-    reached = (large >= lowered.threshold).sum()
+    reached = (large.probabilities >= lowered.threshold).sum()
     assert lowered.mean == reached / 201
     assert (lowered.low, lowered.high) == coverage_interval(200, int(reached))

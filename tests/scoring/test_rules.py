@@ -4,13 +4,14 @@ import numpy as np
 import pytest
 
 from lmd.base.errors import LmdError
+from lmd.scoring.conformal import Held
 from lmd.scoring.rules import Known, Wanted, make_rule
 
 P = np.array([[0.5, 0.3, 0.2], [0.34, 0.33, 0.33], [0.98, 0.01, 0.01]], np.float32)
 
 
 def known(**changes: object) -> Known:
-    held_out = [np.linspace(0.25, 1, 30).astype(np.float32) for _ in range(3)]
+    held_out = [Held(np.linspace(0.25, 1, 30).astype(np.float32)) for _ in range(3)]
     values = {"prior": np.full(3, 1 / 3), "held_out": held_out} | changes
     return Known(["a", "b", "c"], [80, 15, 5], tiers=["head", "medium", "tail"], **values)
 
@@ -48,7 +49,7 @@ def test_sets_do_not_depend_on_the_mix() -> None:
 def test_what_the_model_does_not_know() -> None:
     with pytest.raises(LmdError, match="prevalence needs to know the mix"):
         make_rule(Wanted(prevalence="uniform"), known(prior=None))
-    for nothing in (None, [np.array([])] * 3):
+    for nothing in (None, [Held(np.array([]))] * 3):
         with pytest.raises(LmdError, match="coverage needs the probabilities of validation"):
             make_rule(Wanted(coverage=0.9), known(held_out=nothing))
     with pytest.raises(LmdError, match="refer_above needs coverage as well; it is 2"):

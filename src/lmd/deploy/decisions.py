@@ -22,9 +22,7 @@ def rule_of(spec: ModelSpec, wanted: Wanted) -> Rule:
         counts=spec.class_counts,
         prior=None if prior is None else np.array(prior.shares),
         tiers=("",) * len(spec.classes) if held_out is None else held_out.tiers,
-        held_out=None
-        if held_out is None
-        else [np.array(of, np.float32) for of in held_out.probabilities],
+        held_out=None if held_out is None else held_out.classes(),
     )
     rule = make_rule(wanted, known)
     # Without another mix the probabilities stay as they are, to the last bit.
@@ -61,5 +59,6 @@ def describe_guarantees(
             lines.append(f"{line} (too few validation images)")
             continue
         span = f"{100 * one.low:.0f} to {100 * one.high:.0f} %"
-        lines.append(f"{line} (by {one.images} validation images: {span})")
+        of = "" if one.groups is None else f" of {one.groups} patients or lesions"
+        lines.append(f"{line} (by {one.images} validation images{of}: {span})")
     return lines

@@ -230,17 +230,21 @@ def _sets(record: Record) -> list[Block]:
             _cell("recall", one.coverage),
             NONE if one.size.value is None else f"{one.size.value:.2f}",
             GUARANTEES[one.guarantee],
-            thousands(one.images),
+            thousands(one.images)
+            + ("" if one.group_count is None else f" ({thousands(one.group_count)})"),
         )
         for one in found.per_class
     ]
+    behind = "By validation images"
+    if any(one.group_count is not None for one in found.per_class):
+        behind += " (patients or lesions)"
     total = ("all images", _cell("recall", found.coverage), f"{found.size.value:.2f}", "", "")
     return [
         f"Sets that should contain the true class with a probability of "
         f"{100 * found.requested:g} %, calibrated on the validation part and counted on the "
         f"{record.part_title}.",
         Grid(
-            ("Class", "Coverage", "Mean size", "Guaranteed for", "By validation images"),
+            ("Class", "Coverage", "Mean size", "Guaranteed for", behind),
             [*rows, total],
         ),
     ]

@@ -40,6 +40,7 @@ def sets_view(run: RunFiles, rows: Sequence[Row]) -> dict[str, Any] | None:
                 "name": one.name,
                 "guarantee": GUARANTEES[one.guarantee],
                 "images": one.images,
+                "groups": one.group_count,
                 "expected": interval("recall", one.expected),
                 "expected_low": one.expected.low or 0,
                 "coverage": _number(one.coverage),

@@ -37,7 +37,7 @@ def known_of(record: Record, predictions: Predictions) -> Known:
         tiers=record.tiers.assignment,
         held_out=None
         if validation is None
-        else true_probabilities(validation.labels, validation.probabilities),
+        else true_probabilities(validation.labels, validation.probabilities, validation.groups),
     )
 
 
@@ -46,7 +46,7 @@ def answers_of(record: Record, predictions: Predictions) -> tuple[Prior | None, 
     known, prior, held_out = known_of(record, predictions), None, None
     if known.prior is not None and record.model.prior is not None:
         prior = Prior(record.model.prior, tuple(known.prior.tolist()))
-    if known.held_out is not None and any(of.size for of in known.held_out):
+    if known.held_out is not None and any(map(len, known.held_out)):
         held_out = HeldOut.of(known.held_out, known.tiers)
     return prior, held_out
 
@@ -67,7 +67,7 @@ def decisions_of(
         raise LmdError("--coverage needs a test part, and this run has none")
     sample = Sample(of.labels, of.probabilities, known.tiers, of.groups)
     sets = None
-    if part == "test" and known.held_out is not None and any(of.size for of in known.held_out):
+    if part == "test" and known.held_out is not None and any(map(len, known.held_out)):
         coverage = COVERAGE if wanted.coverage is None else wanted.coverage
         with_sets = rule.sets or make_rule(Wanted(coverage=coverage), known).sets
         sets = score_sets(sample, with_sets or [], known.classes, coverage)

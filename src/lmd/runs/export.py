@@ -153,7 +153,7 @@ def _quantised(run: Path, images: Prepared, display: Display) -> tuple[Any, Chan
         ratio=ratio,
     )
     # Prediction sets need thresholds from the model that gives the answers.
-    own = HeldOut.of(true_probabilities(validation.labels, found[1]), tiers)
+    own = HeldOut.of(true_probabilities(validation.labels, found[1], numbered), tiers)
     return complete(cores[1], replace(spec, held_out=own)), change
 
 

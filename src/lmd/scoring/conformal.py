@@ -5,7 +5,9 @@ threshold of their own are the set of an image. The threshold of a class is an e
 probabilities that held-out images of the class have for it (Vovk, Gammerman and Shafer 2005,
 Section 4.5; Sadinle, Lei and Wasserman, JASA 2019, show that these sets are the smallest on average
 if the probabilities are right). Coverage holds for images that are exchangeable with the held-out
-ones of their class, counted by image, not by patient.
+ones of their class. Images of one patient or lesion are not: where groups are known, every group
+counts once, its images share its weight, and coverage holds for an image of a new group (Lee,
+Barber and Willett, Distribution-free inference with hierarchical data, 2023).
 
 There is no dependency for this: libraries for conformal prediction bring scikit-learn with them and
 fit estimators, while all that is needed here is one order statistic for each class, from numbers
@@ -14,14 +16,14 @@ that fit into the model's own files, and a rule for classes that have too few im
 
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, Literal
 
 import numpy as np
 from numpy.typing import NDArray
 
 from lmd.base.errors import LmdError
-from lmd.scoring.confusion import Labels
+from lmd.scoring.confusion import Floats, Labels
 from lmd.scoring.intervals import LEVEL
 from lmd.scoring.sample import Probabilities
 
@@ -36,8 +38,9 @@ class Guarantee:
     ``level`` is ``class`` (images of the class), ``tier`` (images of all classes of its tier, in
     the mix of the validation part), ``all`` (all images, likewise) or ``always`` (the class is in
     every set, because there are too few images for any threshold). ``images`` were held out for
-    the threshold. With other held-out images the coverage would vary: ``low`` to ``high`` holds
-    95 % of its distribution, and ``mean`` is its mean.
+    the threshold, of ``groups`` patients or lesions if these are known. With other held-out images
+    the coverage would vary: ``low`` to ``high`` holds 95 % of its distribution (of all images of a
+    group being alike, if there are groups), and ``mean`` is its mean.
     """
 
     level: Level
@@ -46,12 +49,30 @@ class Guarantee:
     mean: float
     low: float
     high: float
+    groups: int | None = None
 
 
-def true_probabilities(labels: Labels, probabilities: Probabilities) -> list[NDArray[Any]]:
-    """Of the images of each class, the probability of that class, sorted: K arrays ``(n_k,)``."""
-    own = probabilities[np.arange(len(labels)), labels]
-    return [np.sort(own[labels == k]) for k in range(probabilities.shape[1])]
+@dataclass(frozen=True)
+class Held:
+    """Held-out images of a class: sorted probabilities of it, ``(n,)``, and groups ``(n,)``."""
+
+    probabilities: NDArray[Any]
+    groups: NDArray[np.integer[Any]] | None = None
+
+    def __len__(self) -> int:
+        return len(self.probabilities)
+
+
+def true_probabilities(
+    labels: Labels, probabilities: Probabilities, groups: NDArray[np.integer[Any]] | None = None
+) -> list[Held]:
+    """Of the images of each class, the probability of that class, for K classes."""
+    own, found = probabilities[np.arange(len(labels)), labels], []
+    for k in range(probabilities.shape[1]):
+        rows = np.flatnonzero(labels == k)
+        rows = rows[np.argsort(own[rows], kind="stable")]
+        found.append(Held(own[rows], None if groups is None else groups[rows]))
+    return found
 
 
 def rank(images: int, coverage: float) -> int:
@@ -66,9 +87,7 @@ def rank(images: int, coverage: float) -> int:
     return max(math.ceil((images + 1) * coverage - 1e-9), 1)
 
 
-def guarantees(
-    held_out: Sequence[NDArray[Any]], tiers: Sequence[str], coverage: float
-) -> list[Guarantee]:
+def guarantees(held_out: Sequence[Held], tiers: Sequence[str], coverage: float) -> list[Guarantee]:
     """The threshold of each class with its guarantee, from ``true_probabilities``.
 
     A class with too few images takes the threshold of all images of its tier, or of all images. For
@@ -87,9 +106,9 @@ def guarantees(
             ("all", list(everyone)),
         ]
         for level, members in pools:
-            pool = np.sort(np.concatenate([held_out[j] for j in members]))
-            if rank(len(pool), coverage) <= len(pool):
-                found.append(_guarantee(level, pool, coverage))
+            one = _guarantee(level, _together([held_out[j] for j in members]), coverage)
+            if one is not None:
+                found.append(one)
                 shared += [(members, found[-1].threshold)] if level != "class" else []
                 break
         else:
@@ -103,13 +122,13 @@ def guarantees(
     ]
 
 
-def _lowered(one: Guarantee, threshold: float, own: NDArray[Any]) -> Guarantee:
+def _lowered(one: Guarantee, threshold: float, own: Held) -> Guarantee:
     """What to expect of a class whose threshold was lowered for the sake of others."""
-    reached, images = int((own >= threshold).sum()), len(own)
     if one.level != "class":  # what is expected holds for the images of all, not of this class
-        return Guarantee(one.level, one.images, threshold, one.mean, one.low, one.high)
-    low, high = coverage_interval(images, reached)
-    return Guarantee(one.level, one.images, threshold, reached / (images + 1), low, high)
+        return replace(one, threshold=threshold)
+    weights, units = _weights(own)
+    reached = float(weights[own.probabilities >= threshold].sum())
+    return _described(one.level, own, threshold, reached, units)
 
 
 def prediction_sets(probabilities: Probabilities, thresholds: Sequence[float]) -> NDArray[np.bool_]:
@@ -141,9 +160,40 @@ def coverage_interval(images: int, reached: int) -> tuple[float, float]:
     return quantile((1 - LEVEL) / 2), quantile((1 + LEVEL) / 2)
 
 
-def _guarantee(level: Level, pool: NDArray[Any], coverage: float) -> Guarantee:
-    n = len(pool)
-    reached = rank(n, coverage)
-    return Guarantee(
-        level, n, float(pool[n - reached]), reached / (n + 1), *coverage_interval(n, reached)
-    )
+def _together(held_out: Sequence[Held]) -> Held:
+    """The held-out images of several classes, whose groups have numbers of their own."""
+    values = np.concatenate([one.probabilities for one in held_out])
+    order = np.argsort(values, kind="stable")
+    groups = [one.groups for one in held_out if one.groups is not None]
+    if len(groups) < len(held_out):
+        return Held(values[order])
+    return Held(values[order], np.concatenate(groups)[order])
+
+
+def _weights(held: Held) -> tuple[Floats, int]:
+    """What each image counts ``(n,)``, a group 1 in all, and the number of groups."""
+    if held.groups is None:
+        return np.ones(len(held)), len(held)
+    _, index, sizes = np.unique(held.groups, return_inverse=True, return_counts=True)
+    return 1 / sizes[index], len(sizes)
+
+
+def _guarantee(level: Level, pool: Held, coverage: float) -> Guarantee | None:
+    """The highest threshold that enough of the pool reaches; ``None`` if it is too small."""
+    weights, units = _weights(pool)
+    needed = rank(units, coverage) if pool.groups is None else (units + 1) * coverage
+    if rank(units, coverage) > units:
+        return None
+    reached = np.cumsum(weights[::-1])  # from the highest probability on
+    last = min(int(np.searchsorted(reached, needed - 1e-9)), len(pool) - 1)
+    threshold = float(pool.probabilities[::-1][last])
+    return _described(level, pool, threshold, float(reached[last]), units)
+
+
+def _described(level: Level, pool: Held, threshold: float, reached: float, units: int) -> Guarantee:
+    """A threshold that ``reached`` of ``units`` independent images or groups reach."""
+    below, above = math.floor(reached + 1e-9), min(math.ceil(reached - 1e-9), units)
+    low = coverage_interval(units, below)[0] if below else 0.0
+    high = coverage_interval(units, above)[1]
+    groups = None if pool.groups is None else units
+    return Guarantee(level, len(pool), threshold, reached / (units + 1), low, high, groups)

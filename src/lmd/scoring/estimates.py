@@ -71,6 +71,9 @@ class ClassSets(Plain):
         "tier, or all images; `always` if the class is in every set"
     )
     images: int = Field(description="validation images behind the threshold")
+    group_count: int | None = Field(
+        default=None, description="patients or lesions behind it, each of which counts once"
+    )
     threshold: float = Field(description="the class is in a set from this probability on")
     expected: Estimate = Field(
         description="coverage to be expected; the interval is for other validation images"

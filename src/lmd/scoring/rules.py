@@ -8,7 +8,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from lmd.base.errors import LmdError
-from lmd.scoring.conformal import Guarantee, guarantees, prediction_sets
+from lmd.scoring.conformal import Guarantee, Held, guarantees, prediction_sets
 from lmd.scoring.confusion import Floats
 from lmd.scoring.costs import Costs, GivenCosts, parse_costs
 from lmd.scoring.prevalence import Prevalence, parse_prevalence, reweighted
@@ -30,15 +30,15 @@ class Known:
     """What a rule needs to know about a model.
 
     ``counts (K,)`` are of the training part, ``prior (K,)`` is the mix that the probabilities
-    answer for, ``tiers (K,)`` are those of the classes, and ``held_out`` has for each class the
-    sorted probabilities of its validation images (``lmd.scoring.conformal``).
+    answer for, ``tiers (K,)`` are those of the classes, and ``held_out`` has the validation images
+    of each class.
     """
 
     classes: Sequence[str]
     counts: Sequence[int]
     prior: Floats | None
     tiers: Sequence[str]
-    held_out: Sequence[NDArray[Any]] | None
+    held_out: Sequence[Held] | None
 
 
 @dataclass(frozen=True)
@@ -105,12 +105,13 @@ def make_rule(wanted: Wanted, known: Known) -> Rule:
         mix = parse_prevalence(wanted.prevalence, known.classes, known.counts)
     costs = None if wanted.costs is None else parse_costs(wanted.costs, known.classes)
     if wanted.coverage is not None:
-        if known.held_out is None or not any(of.size for of in known.held_out):
+        if known.held_out is None or not any(map(len, known.held_out)):
             raise LmdError(
                 "--coverage needs the probabilities of validation images, and this model has none: "
                 "`lmd evaluate RUN` adds them to an older model; a run without a validation part "
                 "has none, nor have all folds of a cross-validation together (train with --final "
-                "refit, and give the folder `final` to evaluate it)"
+                "refit and give its folder `final` to predict; the report of each fold has the "
+                "coverage on test images)"
             )
         sets = guarantees(known.held_out, known.tiers, wanted.coverage)
     if wanted.refer_above is not None and (sets is None or wanted.refer_above < 1):

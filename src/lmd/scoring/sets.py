@@ -38,6 +38,7 @@ def score_sets(
             name=name,
             guarantee=found[k].level,
             images=found[k].images,
+            group_count=found[k].groups,
             threshold=found[k].threshold,
             expected=Estimate(value=found[k].mean, low=found[k].low, high=found[k].high),
             coverage=share_of(covered[own], _groups(sample, own)),
