@@ -5,6 +5,7 @@ import pytest
 from toys import toy_predictions
 
 from lmd.scoring.conformal import Guarantee
+from lmd.scoring.intervals import wilson
 from lmd.scoring.sample import Sample
 from lmd.scoring.sets import score_sets
 
@@ -40,3 +41,19 @@ def test_images_of_one_patient_widen_the_interval() -> None:
     one, other = alone.per_class[0].coverage, together.per_class[0].coverage
     assert one.value == other.value
     assert other.high - other.low > one.high - one.low  # type: ignore[operator]
+
+
+def test_a_patient_counts_once_where_it_does_for_the_threshold() -> None:
+    labels, probabilities = toy_predictions((40, 40))
+    groups = np.where(np.arange(80) % 40 < 30, np.arange(80) // 40, np.arange(80))
+    promise = [Guarantee("class", 9, 0.5, 0.9, 0.8, 1.0, groups=9)] * 2
+    found = score_sets(Sample(labels, probabilities, groups=groups), promise, ["a", "b"], 0.9)
+    covered = probabilities[np.arange(80), labels] >= 0.5
+    for k, own in enumerate((covered[:40], covered[40:])):
+        each = np.array([own[:30].mean(), *own[30:]])
+        value = found.per_class[k].coverage
+        assert value.value == pytest.approx(each.mean())
+        assert (value.low, value.high) == pytest.approx(wilson(each.sum(), 11))
+    assert found.coverage.value == pytest.approx(
+        np.mean([one.coverage.value for one in found.per_class])
+    )

@@ -78,7 +78,10 @@ class ClassSets(Plain):
     expected: Estimate = Field(
         description="coverage to be expected; the interval is for other validation images"
     )
-    coverage: Estimate = Field(description="share of images whose set has the true class")
+    coverage: Estimate = Field(
+        description="share of images whose set has the true class; every patient or lesion counts "
+        "once if it does for the threshold"
+    )
     size: Estimate = Field(description="mean number of classes in a set")
 
 

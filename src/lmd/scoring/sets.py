@@ -1,6 +1,7 @@
 """How prediction sets do on labelled images: coverage and size, for each class and overall."""
 
 from collections.abc import Sequence
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -15,7 +16,7 @@ from lmd.scoring.sample import Sample
 RESAMPLES = 500
 
 
-def share_of(outcomes: NDArray[np.bool_], groups: NDArray[np.integer] | None) -> Estimate:
+def share_of(outcomes: NDArray[Any], groups: NDArray[np.integer] | None) -> Estimate:
     """A share of images with Wilson's interval; images of one patient or lesion count less."""
     if not len(outcomes):
         return Estimate(value=None)
@@ -26,13 +27,17 @@ def share_of(outcomes: NDArray[np.bool_], groups: NDArray[np.integer] | None) ->
 def score_sets(
     sample: Sample, found: Sequence[Guarantee], classes: Sequence[str], requested: float
 ) -> SetScores:
-    """Coverage with Wilson's intervals and mean size with bootstrap intervals."""
+    """Coverage with Wilson's intervals and mean size with bootstrap intervals.
+
+    Coverage counts what is guaranteed: every patient or lesion once if the thresholds do.
+    """
     sets = prediction_sets(
         sample.probabilities.astype(np.float32), [one.threshold for one in found]
     )
     covered = sets[np.arange(len(sets)), sample.labels]
     sizes = sets.sum(axis=1).astype(np.float64)
     drawn, total = resampled_sums(sample, sizes)
+    once = any(one.groups is not None for one in found)
     per_class = [
         ClassSets(
             name=name,
@@ -41,18 +46,28 @@ def score_sets(
             group_count=found[k].groups,
             threshold=found[k].threshold,
             expected=Estimate(value=found[k].mean, low=found[k].low, high=found[k].high),
-            coverage=share_of(covered[own], _groups(sample, own)),
+            coverage=_coverage(covered[own], _groups(sample, own), once),
             size=mean_estimate(sizes[own], drawn[:, k], total[:, k]),
         )
         for k, (name, own) in enumerate(zip(classes, sample.rows, strict=True))
     ]
     return SetScores(
         requested=requested,
-        coverage=share_of(covered, sample.groups),
+        coverage=_coverage(covered, sample.groups, once),
         size=mean_estimate(sizes, drawn.sum(axis=1), total.sum(axis=1)),
         empty=float((sizes == 0).mean()),
         per_class=per_class,
     )
+
+
+def _coverage(
+    covered: NDArray[np.bool_], groups: NDArray[np.integer] | None, once: bool
+) -> Estimate:
+    """A share of images, or with ``once`` the mean over groups of their shares."""
+    if groups is None or not once:
+        return share_of(covered, groups)
+    _, index, sizes = np.unique(groups, return_inverse=True, return_counts=True)
+    return share_of(np.bincount(index, covered) / sizes, None)
 
 
 def _groups(sample: Sample, rows: slice) -> NDArray[np.integer] | None:
