@@ -194,9 +194,11 @@ class RRL(Stage):
         return terms
 
     def _sharp_step(self, optimizer: Optimizer, batch: Batch) -> Terms:
-        """One update with the gradient at the weights where the label loss is sharpest."""
-        with still_statistics(self.model):
-            logits = self.model(batch.views[self.settings.ce_view])
+        """One update with the gradient at the weights where the label loss is sharpest.
+
+        The student's BatchNorm statistics come from the unperturbed pass only.
+        """
+        logits = self.model(batch.views[self.settings.ce_view])
         optimizer.zero_grad(set_to_none=True)
         # By backward(), so that several processes average their gradients.
         self.label_loss(logits, batch.labels).backward()
@@ -204,7 +206,8 @@ class RRL(Stage):
         gradients = [p.grad for p in moved if p.grad is not None]
         saved = perturb(moved, ascent(gradients, self.settings.sam))
         optimizer.zero_grad(set_to_none=True)
-        terms: Terms = self(batch)
+        with still_statistics(self.model):
+            terms: Terms = self(batch)
         terms["loss"].backward()
         restore(moved, saved)
         optimizer.step()
