@@ -13,7 +13,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 from torch.optim import Optimizer
 
-from lmd.contract.method import Method
+from lmd.contract.method import Method, by_effective_number
 from lmd.contract.settings import BelowOne, Count, NonNegative, Positive, Share
 from lmd.contract.stage import Batch, Rate, Run, Stage, Stages, Task, Terms
 from lmd.contract.supervised import PerClass, Supervised
@@ -142,3 +142,4 @@ METHODS = (
         first_settings=("stage1_weight_decay",),
     ),
 )
+        balances=by_effective_number,
