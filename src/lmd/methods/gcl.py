@@ -37,7 +37,8 @@ def cloud_sizes(counts: Tensor) -> Tensor:
     """
     log = counts.clamp_min(1).log()
     size = log.max() - log
-    return size / size.max() if size.max() > 0 else size
+    largest = size.max()
+    return size / torch.where(largest > 0, largest, 1)
 
 
 def draw_noise(like: Tensor) -> Tensor:

@@ -90,10 +90,10 @@ class MaxNorm(Stage):
         """One update; the last one of an epoch ends with the projection, before validation."""
         terms = super().step(optimizer, *batches)
         self.left -= 1
-        if self.left == 0:
-            with torch.no_grad():
-                weight = self.model.classifier.weight
-                weight.copy_(max_norm(weight, self.radius))
+        with torch.no_grad():
+            weight = self.model.classifier.weight
+            # Not an "if": it would wait for the device in every step.
+            weight.copy_(torch.where(self.left == 0, max_norm(weight, self.radius), weight))
         return terms
 
 
