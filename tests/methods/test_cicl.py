@@ -129,7 +129,7 @@ def test_cicl_takes_the_statistics_from_undistorted_images_once_each():
     stages = world.start("cicl")
     world.train_stage(next(stages))
     stage = next(stages)
-    assert (stage.view_names(), stage.epochs) == (("eval",), 1)
+    assert (stage.view_names(), stage.epochs, stage.updates) == (("eval",), 1, False)
     assert stage.class_weights(world.run(0)) == [None]
     before = state(world.model)
     optimizer = optimise(stage)

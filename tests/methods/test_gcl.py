@@ -165,6 +165,8 @@ def test_gcl_with_mixup_trains_and_needs_a_cosine_classifier():
     assert (authors["mixup"], authors["stage2_mixup"]) == (1, 1)
     cosine = METHODS["gcl"].settings({}, profile="cosine")
     assert [cosine[f"stage2_{k}"] for k in ("margin", "scale", "mixup")] == [0.1, 20, 0]
+    cifar = METHODS["gcl"].settings({}, profile="cifar")
+    assert cifar == cosine | {"mixup": 1, "stage2_mixup": 1}
     both = {"mixup": 1.0, "stage2_mixup": 1.0, "classifier_epochs": 2}
     for index in (0, 1):
         stage = world.to_stage("gcl", index, **both)
@@ -173,6 +175,17 @@ def test_gcl_with_mixup_trains_and_needs_a_cosine_classifier():
             assert torch.tensor(row["loss"]).isfinite()
     with pytest.raises(LmdError, match=r"cosine classifier.*Linear"):
         next(METHODS["gcl"].stages_for(small_model(), world.task, {}))
+
+
+def test_the_profile_cifar_is_the_authors_script_for_it():
+    world = World([9, 3, 1])
+    stages = list(world.start("gcl", **METHODS["gcl"].settings({}, profile="cifar")))
+    values = [(0.0, 30, 0.5, 0.0), (0.1, 20, 0.5, 1.0)]
+    for stage, (margin, scale, noise, gamma) in zip(stages, values, strict=True):
+        assert stage.mixup == 1
+        expected = gcl_loss(COSINE, LABELS, COUNTS, NOISE, margin, scale, noise, gamma)
+        assert torch.equal(stage.criterion(COSINE, LABELS, COUNTS, NOISE), expected)
+    assert (stages[1].epochs, stages[1].lr, stages[1].schedule) == (30, Rate(0.002, 64), "cosine")
 
 
 def test_the_easy_margin_leaves_cosines_up_to_zero_alone():

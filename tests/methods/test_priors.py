@@ -80,10 +80,10 @@ class Gaussians(World):
         return z.softmax(1).numpy(), true.numpy()
 
 
-def trained(key: str) -> Gaussians:
+def trained(key: str, **settings: object) -> Gaussians:
     world = Gaussians(COUNTS, batch_size=128, epochs=14)
     stage: Stage
-    for stage in world.start(key, **quick(key)):
+    for stage in world.start(key, **quick(key), **settings):
         world.train_stage(stage)
     return world
 
@@ -122,6 +122,24 @@ def test_mean_probabilities_are_the_stated_mix(key: str, tolerance: float) -> No
 @pytest.mark.parametrize("key", OTHERS)
 def test_the_stated_mix_is_the_nearer_one(key: str) -> None:
     world, kind = trained(key), METHODS[key].prior
+    assert deviation(world, kind) < 0.8 * deviation(world, other(kind))
+
+
+@pytest.mark.parametrize(
+    ("key", "given"),
+    [
+        ("ldam_rs", {"beta": 0.0}),
+        ("ldam_drw", {"beta": 0.99}),
+        ("ldam_drw", {"defer": 1.0}),
+        ("cb_wd_max", {"beta": 0.0}),
+        ("cb_wd_max", {"beta": 0.999}),
+        ("cb_focal", {"beta": 0.9}),
+        ("cb_focal", {"beta": 0.999}),
+    ],
+)
+def test_the_mix_is_the_nearer_one_where_settings_decide(key: str, given: dict[str, float]) -> None:
+    world, kind = trained(key, **given), METHODS[key].mix(METHODS[key].settings(given))
+    assert kind == ("uniform" if given.get("beta") == 0.999 else "training")
     assert deviation(world, kind) < 0.8 * deviation(world, other(kind))
 
 

@@ -97,7 +97,7 @@ def test_rows_are_projected_at_the_end_of_an_epoch_onto_a_radius_that_stays():
     assert stage.radius == expected
 
 
-def test_the_class_balanced_loss_can_be_the_one_of_cui():
+def test_the_class_balanced_loss_can_be_weighted_cross_entropy():
     world = World([9, 3, 1])
     stage = world.to_stage("cb_wd_max", 1, cb_loss="cross_entropy")
     images, labels = world.train

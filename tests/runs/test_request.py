@@ -35,6 +35,20 @@ def test_a_protocol_that_changes_a_profile_says_so() -> None:
     assert resolve(METHODS["lmd"], "small", {"lambda_1": 3}, "paper").notes == []
 
 
+def test_settings_of_parts_that_are_off_are_told() -> None:
+    given = {"lambda_1": 3, "lambda_e": 1, "tau": 1}
+    assert resolve(METHODS["lmd"], "small", given).notes == [
+        "Setting lambda_1 has no effect here: it needs rrl=true.",
+        "Setting lambda_e has no effect here: it needs icc=true and fdc=true.",
+    ]
+    assert resolve(METHODS["lmd_with_rrl"], "small", {"lambda_1": 3}).notes == []
+    assert resolve(METHODS["lmd"], "small", {"lambda_1": 3, "rrl": True}).notes == []
+    (note,) = resolve(METHODS["lmd_wo_rrl"], None, {"lambda_1": 3}, "corrected").notes
+    assert note.endswith("needs rrl=true.")
+    (note,) = resolve(METHODS["lmd"], None, {"m_lr": 0.1}).notes
+    assert note.endswith("needs m_step=sgd.")
+
+
 def test_settings_go_to_the_protocol_or_to_the_method() -> None:
     asked = resolve(METHODS["focal"], None, {"epochs": 3, "gamma": 1})
     assert (asked.protocol.epochs, asked.settings) == (3, {"gamma": 1.0})

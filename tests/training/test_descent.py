@@ -81,6 +81,18 @@ def test_a_stage_has_the_budget_of_the_protocol_unless_it_has_its_own(
     assert set(constant.rates) == {0.3}
 
 
+def test_a_stage_that_updates_no_weights_has_no_learning_rate(make_trainer: MakeTrainer) -> None:
+    trainer = make_trainer(METHODS["cicl"], settings={"classifier_epochs": 1}, epochs=1)
+    trainer.fit()
+    first, statistics, probe = trainer.summaries
+    assert (first["lr"], probe["schedule"]) == (0.01, "cosine")
+    assert (statistics["lr"], statistics["schedule"]) == (None, None)
+    assert statistics["views"] == ["eval"]
+    rates = {row["stage_name"]: row["lr"] for row in trainer.history}
+    assert rates["Statistics"] is None
+    assert rates["Contrastive"] == 0.01
+
+
 def test_a_class_s_own_budget_is_kept_unless_one_is_given() -> None:
     class Once(Stage):
         epochs = 1

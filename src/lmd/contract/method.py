@@ -31,6 +31,19 @@ def above(name: str, limit: float) -> Callable[[Mapping[str, Any]], bool]:
     return lambda settings: settings[name] > limit
 
 
+def by_effective_number(settings: Mapping[str, Any]) -> bool:
+    """For class weights by effective number, which balance classes of up to 1 / (1 - β) images.
+
+    With β = 0.99 these are a hundred, fewer than the frequent classes of most training parts have.
+    """
+    return bool(settings["beta"] > 0.99)
+
+
+def all_used(_settings: Mapping[str, Any]) -> dict[str, dict[str, Any]]:
+    """For a method without parts that settings turn off."""
+    return {}
+
+
 def one_epoch(settings: Mapping[str, Any]) -> int | None:
     """For a last stage that is a single pass."""
     return 1
@@ -50,7 +63,8 @@ class Method:
     share it in a benchmark. ``first`` tells name and settings of the first stage where they depend
     on the settings. ``last_epochs`` tells the epochs of the last of several stages from the
     settings; ``None``: the protocol's ``stage2_epochs``. ``needs_validation`` tells from the
-    settings whether there must be validation images.
+    settings whether there must be validation images, and ``unused`` which of them have no effect,
+    each with the values of others that it needs.
     """
 
     key: str
@@ -70,6 +84,7 @@ class Method:
     last_epochs: Callable[[Mapping[str, Any]], int | None] = own_epochs
     needs_validation: Callable[[Mapping[str, Any]], bool] = never
     balances: Callable[[Mapping[str, Any]], bool] | None = None
+    unused: Callable[[Mapping[str, Any]], Mapping[str, Mapping[str, Any]]] = all_used
 
     def __post_init__(self) -> None:
         keywords_of(self.make)  # a mistake in the settings is an error at import

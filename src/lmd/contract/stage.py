@@ -95,10 +95,12 @@ class Stage(nn.Module):
     without views trains nothing and works in ``start_epoch``. ``part`` is what is trained (default:
     all), ``weights (K,)`` how images are drawn (default: each once). ``epochs``, ``lr``,
     ``schedule`` and ``weight_decay`` are the stage's own budget: where they are set, they replace
-    the protocol's.
+    the protocol's. A stage whose steps update no weights has ``updates = False``: its learning rate
+    is not recorded.
     """
 
     views: ClassVar[tuple[str, ...]] = ("label",)
+    updates: ClassVar[bool] = True
     epochs: int | None = None
     lr: Rate | None = None
     schedule: Schedule | None = None

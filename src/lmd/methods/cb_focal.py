@@ -7,7 +7,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from lmd.contract.method import Method, above
+from lmd.contract.method import Method, by_effective_number
 from lmd.contract.settings import BelowOne, NonNegative
 from lmd.contract.stage import Batch, Stage, Stages, Task, Terms
 from lmd.contract.supervised import PerClass
@@ -76,6 +76,6 @@ METHODS = (
         cb_focal,
         "Cui et al., Class-balanced loss based on effective number of samples, CVPR 2019",
         ("class-balanced focal loss",),
-        balances=above("beta", 0),
+        balances=by_effective_number,
     ),
 )

@@ -91,6 +91,7 @@ class Statistics(Stage):
     """
 
     views: ClassVar[tuple[str, ...]] = ("eval",)
+    updates: ClassVar[bool] = False
     epochs = 1
 
     def __init__(self, model: Model) -> None:

@@ -1,7 +1,7 @@
 """LDAM: margins that grow as classes shrink, with resampling or deferred re-weighting."""
 
 from collections.abc import Mapping
-from typing import Annotated, Literal
+from typing import Annotated, Any, Literal
 
 import torch
 from torch import Tensor
@@ -9,7 +9,7 @@ from torch.nn import functional as F
 from torch.optim import Optimizer
 
 from lmd.base.errors import LmdError
-from lmd.contract.method import Method
+from lmd.contract.method import Method, by_effective_number
 from lmd.contract.settings import BelowOne, NonNegative, Positive, Share
 from lmd.contract.stage import Batch, Run, Stage, Stages, Task, Terms
 from lmd.contract.weighting import class_balanced_weights, deferred
@@ -111,6 +111,12 @@ def ldam(
     yield LDAM(model, margins, balance, scale, rule, defer)
 
 
+def _balances(settings: Mapping[str, Any]) -> bool:
+    """The margins alone do not: it takes weights, from the first epoch or after ``defer``."""
+    begins = settings["rule"] == "rs" or settings["defer"] < 1
+    return begins and by_effective_number(settings)
+
+
 METHODS = (
     Method(
         "ldam_rs",
@@ -120,6 +126,7 @@ METHODS = (
         ("LDAM",),
         head="cosine",
         family="ldam",
+        balances=_balances,
         note="Resampling by effective number from the first epoch; rule=drw defers re-weighting.",
         preset={"rule": "rs"},
     ),
@@ -131,6 +138,7 @@ METHODS = (
         ("LDAM",),
         head="cosine",
         family="ldam",
+        balances=_balances,
         preset={"rule": "drw"},
     ),
 )

@@ -57,7 +57,9 @@ def seesaw(
     *,
     p: Annotated[NonNegative, "Power of the mitigation by class size; 0 turns it off."] = 0.8,
     q: Annotated[NonNegative, "Power of the compensation of mistakes; 0 turns it off."] = 2.0,
-    temperature: Annotated[Positive | None, "Scale of a normalised head; null: linear."] = None,
+    temperature: Annotated[
+        Positive | None, "Scale of a normalised head; null: 30. A linear head has none."
+    ] = None,
 ) -> Stages:
     """Seesaw loss with online counts; p and q as in Wang et al., CVPR 2021, Section 4.
 

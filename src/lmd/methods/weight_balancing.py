@@ -13,7 +13,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 from torch.optim import Optimizer
 
-from lmd.contract.method import Method
+from lmd.contract.method import Method, by_effective_number
 from lmd.contract.settings import BelowOne, Count, NonNegative, Positive, Share
 from lmd.contract.stage import Batch, Rate, Run, Stage, Stages, Task, Terms
 from lmd.contract.supervised import PerClass, Supervised
@@ -90,10 +90,10 @@ class MaxNorm(Stage):
         """One update; the last one of an epoch ends with the projection, before validation."""
         terms = super().step(optimizer, *batches)
         self.left -= 1
-        if self.left == 0:
-            with torch.no_grad():
-                weight = self.model.classifier.weight
-                weight.copy_(max_norm(weight, self.radius))
+        with torch.no_grad():
+            weight = self.model.classifier.weight
+            # Not an "if": it would wait for the device in every step.
+            weight.copy_(torch.where(self.left == 0, max_norm(weight, self.radius), weight))
         return terms
 
 
@@ -105,7 +105,9 @@ def cb_wd_max(
     stage2_weight_decay: Annotated[NonNegative, "Weight decay of the classifier in stage 2."] = 0.1,
     beta: Annotated[BelowOne, "β of the effective number; 0 weighs all classes alike."] = 0.9999,
     threshold: Annotated[Share, "MaxNorm radius: the shortest (0) to the longest (1) row."] = 0.1,
-    cb_loss: Annotated[Loss, "Class-balanced loss of stage 2."] = "softmax_bce",
+    cb_loss: Annotated[
+        Loss, "Loss of stage 2; cross_entropy is a weighted mean, Σ w l / Σ w of a batch."
+    ] = "softmax_bce",
     classifier_epochs: Annotated[Count, "Epochs of stage 2."] = 10,
     classifier_lr: Annotated[
         Positive, "Learning rate of stage 2 at batches of 64; scaled with them."
@@ -115,8 +117,9 @@ def cb_wd_max(
 
     The values are those of the authors' CIFAR-100-LT code. They searched the weight decays, so
     search them again on your validation part. ``softmax_bce`` is the loss that their stage 2 runs;
-    ``cross_entropy`` is the class-balanced softmax loss of Cui et al. Their test-time flips are
-    left out.
+    ``cross_entropy`` is the class-balanced softmax loss of Cui et al., but for its mean: it divides
+    by the sum of the weights in a batch, theirs by the number of images. The authors' test-time
+    flips are left out.
     """
     yield Supervised(model, weight_decay=stage1_weight_decay)
     loss = softmax_bce_loss if cb_loss == "softmax_bce" else F.cross_entropy
@@ -139,6 +142,7 @@ METHODS = (
         "Alshammari et al., CVPR 2022",
         ("cross-entropy with weight decay", "class-balanced MaxNorm"),
         note="Its weight decays are the authors' for CIFAR-100-LT, not searched on this data.",
+        balances=by_effective_number,
         first_settings=("stage1_weight_decay",),
     ),
 )

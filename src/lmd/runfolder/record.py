@@ -106,7 +106,7 @@ class StageInfo(Plain):
     name: str
     epochs: int
     seconds: float
-    lr: float | None = Field(default=None, description="its learning rate at the start")
+    lr: float | None = Field(default=None, description="its learning rate at the start, if any")
     schedule: str | None = Field(default=None, description="how the learning rate changes")
     views: list[str] = Field(default=[], description="the views of each image it trained on")
     chosen: dict[str, float] = Field(default={}, description="values that the stage chose")

@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import Any
 
 from lmd.base.errors import LmdError
-from lmd.base.text import as_toml, unknown
+from lmd.base.text import as_toml, as_typed, unknown
 from lmd.contract.method import Method
 from lmd.methods import METHODS
 from lmd.model.backbones import available
@@ -16,7 +16,10 @@ from lmd.runfolder.record import Request
 
 @dataclass(frozen=True)
 class Resolved:
-    """The complete protocol and settings; ``notes`` say where the protocol overrides a profile."""
+    """The complete protocol and settings.
+
+    ``notes`` say which given settings have no effect, and where the protocol overrides a profile.
+    """
 
     protocol: Protocol
     settings: dict[str, Any]
@@ -45,11 +48,17 @@ def resolve(
     row = complete.methods.get(method.key, {})
     in_file = family | row
     settings = method.settings({**row, **own}, profile, family)
-    notes: list[str] = []
+    # Those of a protocol are for all methods of a family, whatever parts they have.
+    unused = method.unused(settings)
+    notes = [
+        f"Setting {key} has no effect here: it needs {_needs(unused[key])}."
+        for key in own
+        if key in unused
+    ]
     if profile != "default":
         before = method.settings({}, profile)
         name = f"Protocol {protocol}" if protocol is not None else "The protocol"
-        notes = [
+        notes += [
             f"{name} sets {key} = {_text(value)}; profile {profile} has {_text(before[key])}."
             for key, value in in_file.items()
             if settings[key] == value != before[key]
@@ -68,6 +77,10 @@ def _check_names(protocol: Protocol, method: Method) -> None:
 
 def _text(value: Any) -> str:
     return f"{value:g}" if isinstance(value, float) else str(value)
+
+
+def _needs(values: Mapping[str, Any]) -> str:
+    return " and ".join(f"{key}={as_typed(value)}" for key, value in values.items())
 
 
 def with_weights(asked: Resolved) -> tuple[Resolved, dict[str, Any]]:

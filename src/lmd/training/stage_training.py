@@ -90,7 +90,7 @@ class StageTraining:
             "stage": self.index + 1,
             "stage_name": self.stage.name,
             "epoch": epoch + 1,
-            "lr": lr,
+            "lr": lr if self.stage.updates else None,
             "seconds": round(time.perf_counter() - started, 3),
             "val_bacc": score,
             **means,
@@ -131,12 +131,13 @@ class StageTraining:
     def _summary(self) -> dict[str, Any]:
         rows = [row for row in self.trainer.history if row["stage"] == self.index + 1]
         views = dict.fromkeys(views_seen(self.stage, self.trainer.protocol).values())
+        updating = self.optimizer if self.stage.updates else None
         return {
             "name": self.stage.name,
             "epochs": len(rows),
             "seconds": round(sum(row["seconds"] for row in rows), 3),
-            "lr": self.optimizer and self.optimizer.param_groups[0]["initial_lr"],
-            "schedule": self.optimizer and self.schedule,
+            "lr": updating and updating.param_groups[0]["initial_lr"],
+            "schedule": updating and self.schedule,
             "views": list(views) if self.optimizer else [],
             "chosen": dict(self.stage.chosen()),
         }

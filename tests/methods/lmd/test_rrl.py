@@ -270,6 +270,20 @@ def test_a_sharp_step_uses_the_gradient_at_the_perturbed_weights():
         torch.testing.assert_close(p.detach(), old - 0.05 * g)
 
 
+@pytest.mark.parametrize(("warmup", "ce_view"), [(1.0, "weak"), (0.0, "weak"), (0.0, "strong")])
+def test_statistics_of_a_sharp_step_come_from_the_unperturbed_pass(warmup, ce_view):
+    stage, optimizer = started(sam=0.5, warmup=warmup, ce_view=ce_view)
+    twin = small_model()
+    twin.train()
+    twin(batch().views[ce_view])
+    stage.step(optimizer, batch())
+    for ours, plain in zip(stage.model.buffers(), twin.buffers(), strict=True):
+        assert torch.equal(ours, plain)
+    norms = [m for m in stage.model.modules() if isinstance(m, nn.BatchNorm2d)]
+    assert norms
+    assert all(norm.track_running_stats for norm in norms)
+
+
 def test_half_precision_keeps_the_relations_in_float32():
     stage, _ = started(warmup=0.0)
     with torch.autocast("cpu", dtype=torch.bfloat16):

@@ -19,6 +19,7 @@ from lmd.contract.weighting import log_priors
 from lmd.methods.lmd.icc import ICC
 from lmd.methods.lmd.icc_settings import ICCSettings, check_model
 from lmd.methods.lmd.rrl import RRL, RRLSettings
+from lmd.methods.lmd.unused import unused
 from lmd.model import Model
 
 
@@ -45,7 +46,7 @@ def lmd(
     rrl: Annotated[bool, "Stage 1 is RRL; without it, cross-entropy."] = False,
     icc: Annotated[bool, "Stage 2 iterates; without it, it calibrates once."] = False,
     vfc: Annotated[bool, "The M step has virtual features; without it, real ones."] = True,
-    fdc: Annotated[bool, "The E step has feature distribution consistency."] = False,
+    fdc: Annotated[bool, "With icc: the E step has feature distribution consistency."] = False,
     stage_1: RRLSettings,
     stage_2: ICCSettings,
 ) -> Stages:
@@ -169,6 +170,7 @@ def _row(key: str, title: str, stages: tuple[str, str], **preset: Any) -> Method
         # Virtual features are drawn alike for every class; real ones as the M step samples them.
         balances=lambda settings: settings["vfc"] or settings["m_sampling"] == "balanced",
         first=_first,
+        unused=unused,
     )
 
 

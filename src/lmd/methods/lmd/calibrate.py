@@ -60,11 +60,12 @@ def sgd_pass(
     ``weight (K, C)``, ``bias (K,)`` and their ``velocity``; batches of ``(B, C)`` and ``(B,)``.
     The gradient is written out: autograd would cost more than the batch itself.
     """
-    total, seen = 0.0, 0
+    # A tensor: reading the loss of each batch would wait for the device.
+    total, seen = torch.zeros((), dtype=torch.float64, device=weight.device), 0
     for features, labels in batches:
         n = len(labels)
         log_p = torch.addmm(bias, features, weight.T).log_softmax(1)
-        total -= log_p.gather(1, labels[:, None]).sum().item()
+        total -= log_p.gather(1, labels[:, None]).sum()
         seen += n
         error = log_p.exp_()
         error[torch.arange(n, device=error.device), labels] -= 1
@@ -75,7 +76,7 @@ def sgd_pass(
         ):
             speed.mul_(momentum).add_(grad.add_(value, alpha=weight_decay))
             value.add_(speed, alpha=-lr)
-    return total / max(seen, 1)
+    return total.item() / max(seen, 1)
 
 
 def enough_draws(classes: int) -> int:

@@ -22,9 +22,14 @@ Chosen = Literal["validation"]
 
 
 class ICCSettings(Settings):
-    """Settings of stage 2; the rows are those of ``docs/paper-vs-code.md``."""
+    """Settings of stage 2; the rows are those of ``docs/paper-vs-code.md``.
 
-    iterations: Annotated[Count | None, "EM iterations; null: the protocol's epochs."] = None
+    Those "with icc" have no effect without it, as there is then one M step and no E step.
+    """
+
+    iterations: Annotated[
+        Count | None, "With icc: EM iterations (J); null: the protocol's stage2_epochs."
+    ] = None
     levels: Annotated[Depth, "Inner levels of the encoder among the features (row 31)."] = 5
     classifier: Annotated[
         Classifier, "Average with stage 1's classifier, correct it, or drop it (row 32)."
@@ -40,9 +45,15 @@ class ICCSettings(Settings):
     m_sampling: Annotated[Sampling, "How the M step draws images (row 11)."] = "balanced"
     m_drop_partial: Annotated[Count | None, "Drop partial batches of this size (row 11)."] = None
     ridge: Annotated[NonNegative, "Added to the diagonal of each covariance (row 12)."] = 1e-2
-    virtual_moments: Annotated[Moments, "Draw from averaged or new moments (row 12)."] = "ema"
-    moments_decay: Annotated[Share, "Largest decay of the averaged moments (row 13)."] = 0.0
-    virtual_features: Annotated[Count, "Virtual features of each class (row 14)."] = 50_000
+    virtual_moments: Annotated[Moments, "With icc: draw from averaged or new moments (row 12)."] = (
+        "ema"
+    )
+    moments_decay: Annotated[Share, "With icc: largest decay of the averaged moments (row 13)."] = (
+        0.0
+    )
+    virtual_features: Annotated[
+        Count, "Virtual features of each class; argmin: at most 4096 (row 14)."
+    ] = 50_000
     m_step: Annotated[MStep, "Solve the M step, or make one pass of SGD (row 15)."] = "argmin"
     shrinkage: Annotated[
         Share | Chosen, "Shrinkage towards the pooled covariance; argmin only (row 15)."
@@ -54,25 +65,41 @@ class ICCSettings(Settings):
     m_momentum: Annotated[BelowOne, "Momentum of the M step; sgd only (row 15)."] = 0.9
     m_weight_decay: Annotated[NonNegative, "Weight decay of the M step; sgd only (row 15)."] = 1e-4
     m_batch: Annotated[Count, "Batch size of the M step; sgd only (row 15)."] = 352
-    e_sampling: Annotated[Sampling, "How the E step draws images."] = "natural"
+    e_sampling: Annotated[Sampling, "With icc: how the E step draws images."] = "natural"
     e_tau: Annotated[
-        NonNegative, "The E step's label loss sees z + tau ln(prior); 0 is plain (row 26)."
+        NonNegative, "With icc: its label loss sees z + e_tau ln(prior); 0 is plain (row 26)."
     ] = 1.0
-    e_statistics: Annotated[bool, "Let the E step update BatchNorm statistics (row 35)."] = False
-    label_loss: Annotated[LabelLoss, "Plain or generalised cross-entropy (row 16)."] = "ce"
-    label_gradient: Annotated[bool, "Whether the label loss reaches the encoder (row 16)."] = True
-    lambda_e: Annotated[NonNegative, "Weight of feature distribution consistency."] = 0.1
-    fdc_form: Annotated[
-        Form, "Psi - Phi, or the bounded cross-entropy over distances (row 36)."
-    ] = "bounded"
-    fdc_temperature: Annotated[Positive, "Temperature of the bounded form (row 36)."] = 10.0
-    fdc_sign: Annotated[Literal[1, -1], "1 is Psi - Phi, -1 the opposite (row 17)."] = 1
-    distance: Annotated[Distance, "Mahalanobis, or the printed formula (row 18)."] = "mahalanobis"
-    encoder_lr: Annotated[NonNegative, "Learning rate of the encoder (row 20)."] = 1e-3
+    e_statistics: Annotated[
+        bool, "With icc: let the E step update BatchNorm statistics (row 35)."
+    ] = False
+    label_loss: Annotated[LabelLoss, "With icc: plain or generalised cross-entropy (row 16)."] = (
+        "ce"
+    )
+    label_gradient: Annotated[
+        bool, "With icc: whether the label loss reaches the encoder (row 16)."
+    ] = True
+    lambda_e: Annotated[
+        NonNegative, "With icc and fdc: weight of feature distribution consistency."
+    ] = 0.1
+    fdc_form: Annotated[Form, "With icc and fdc: Psi - Phi, or bounded cross-entropy (row 36)."] = (
+        "bounded"
+    )
+    fdc_temperature: Annotated[
+        Positive, "With icc and fdc: temperature of the bounded form (row 36)."
+    ] = 10.0
+    fdc_sign: Annotated[
+        Literal[1, -1], "With icc and fdc: 1 is Psi - Phi, -1 the opposite (row 17)."
+    ] = 1
+    distance: Annotated[
+        Distance, "With icc and fdc: Mahalanobis, or the printed formula (row 18)."
+    ] = "mahalanobis"
+    encoder_lr: Annotated[NonNegative, "With icc: learning rate of the encoder (row 20)."] = 1e-3
     encoder_weight_decay: Annotated[
-        NonNegative | None, "Weight decay of the encoder; null: the protocol's (row 20)."
+        NonNegative | None, "With icc: the encoder's weight decay; null: the protocol's (row 20)."
     ] = None
-    last_e_step: Annotated[bool, "Whether the last iteration has an E step (row 21)."] = False
+    last_e_step: Annotated[bool, "With icc: whether the last iteration has an E step (row 21)."] = (
+        False
+    )
 
 
 def check_model(model: Model, settings: ICCSettings) -> None:

@@ -27,7 +27,10 @@ Kept = Literal["student", "teacher"]
 
 
 class RRLSettings(Settings):
-    """Settings of stage 1; the rows are those of ``docs/paper-vs-code.md``."""
+    """Settings of stage 1; the rows are those of ``docs/paper-vs-code.md``.
+
+    Those "with rrl" have no effect without it.
+    """
 
     tau: Annotated[
         NonNegative, "Cross-entropy sees z + tau ln(prior); 0 is the plain one (row 26)."
@@ -35,21 +38,39 @@ class RRLSettings(Settings):
     ce_view: Annotated[
         Literal["label", "weak", "strong"], "View for cross-entropy; label: the protocol's (row 1)."
     ] = "label"
-    warmup: Annotated[Share, "Share of all steps with cross-entropy alone (row 2)."] = 0.2
-    gram: Annotated[Gram, "Gram matrices with rows of length 1, or raw (row 3)."] = "normalised"
-    centre: Annotated[bool, "Centre the features before the Gram matrices (row 27)."] = False
-    channel_divisor: Annotated[Divisor, "Divisor of the channel loss (row 4)."] = "channels"
-    kl: Annotated[Direction, "Which way the KL divergence is taken (row 5)."] = "teacher_student"
-    lambda_1: Annotated[NonNegative, "Weight of the consistency losses (row 6)."] = 10.0
-    relations: Annotated[NonNegative, "Share of each relation loss in lambda_1 (row 28)."] = 1.0
-    probabilities: Annotated[NonNegative, "Share of the KL loss in lambda_1 (row 28)."] = 0.5
+    warmup: Annotated[Share, "With rrl: share of all steps with cross-entropy alone (row 2)."] = 0.2
+    gram: Annotated[Gram, "With rrl: Gram matrices with rows of length 1, or raw (row 3)."] = (
+        "normalised"
+    )
+    centre: Annotated[bool, "With rrl: centre features before the Gram matrices (row 27)."] = False
+    channel_divisor: Annotated[Divisor, "With rrl: divisor of the channel loss (row 4)."] = (
+        "channels"
+    )
+    kl: Annotated[Direction, "With rrl: which way the KL divergence is taken (row 5)."] = (
+        "teacher_student"
+    )
+    lambda_1: Annotated[NonNegative, "With rrl: weight of the consistency losses (row 6)."] = 10.0
+    relations: Annotated[
+        NonNegative, "With rrl: share of each relation loss in lambda_1 (row 28)."
+    ] = 1.0
+    probabilities: Annotated[
+        NonNegative, "With rrl: share of the KL loss in lambda_1 (row 28)."
+    ] = 0.5
     sam: Annotated[NonNegative, "Radius of sharpness-aware steps; 0: none (row 29)."] = 0.0
-    teacher: Annotated[Teacher, "A copy of the student, or with its own head (row 7)."] = "copy"
-    ema_horizon: Annotated[Share | None, "Horizon of its average / all steps (row 7)."] = 0.3
-    ema_decay: Annotated[Share, "Decay of that average where there is no horizon (row 7)."] = 0.999
-    ema_ramp: Annotated[bool, "Let the decay grow from 0 in the first steps (row 7)."] = True
+    teacher: Annotated[
+        Teacher, "With rrl: a copy of the student, or with its own head (row 7)."
+    ] = "copy"
+    ema_horizon: Annotated[
+        Share | None, "With rrl: horizon of the teacher's average / all steps (row 7)."
+    ] = 0.3
+    ema_decay: Annotated[
+        Share, "With rrl: decay of that average where there is no horizon (row 7)."
+    ] = 0.999
+    ema_ramp: Annotated[bool, "With rrl: let the decay grow from 0 in the first steps (row 7)."] = (
+        True
+    )
     keep: Annotated[
-        Kept, "Which goes on to stage 2; the teacher as of the last epoch (row 30)."
+        Kept, "With rrl: what goes on to stage 2; the teacher of the last epoch (row 30)."
     ] = "student"
 
 
@@ -194,9 +215,11 @@ class RRL(Stage):
         return terms
 
     def _sharp_step(self, optimizer: Optimizer, batch: Batch) -> Terms:
-        """One update with the gradient at the weights where the label loss is sharpest."""
-        with still_statistics(self.model):
-            logits = self.model(batch.views[self.settings.ce_view])
+        """One update with the gradient at the weights where the label loss is sharpest.
+
+        The student's BatchNorm statistics come from the unperturbed pass only.
+        """
+        logits = self.model(batch.views[self.settings.ce_view])
         optimizer.zero_grad(set_to_none=True)
         # By backward(), so that several processes average their gradients.
         self.label_loss(logits, batch.labels).backward()
@@ -204,7 +227,8 @@ class RRL(Stage):
         gradients = [p.grad for p in moved if p.grad is not None]
         saved = perturb(moved, ascent(gradients, self.settings.sam))
         optimizer.zero_grad(set_to_none=True)
-        terms: Terms = self(batch)
+        with still_statistics(self.model):
+            terms: Terms = self(batch)
         terms["loss"].backward()
         restore(moved, saved)
         optimizer.step()
