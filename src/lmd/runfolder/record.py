@@ -132,10 +132,15 @@ class Candidate(Plain):
     title: str
     chosen: bool = Field(description="whether it is the shipped one")
     settings: dict[str, float] = Field(description="chosen on held-out images")
-    held_out: Estimate = Field(description="balanced accuracy where the choice was made")
+    held_out: Estimate | None = Field(
+        description="balanced accuracy where the choice was made; null for the existing classifier "
+        "without a validation part, because it may know all training images"
+    )
     test: Estimate | None = Field(description="balanced accuracy of the test part, if there is one")
-    worst_class: str = Field(description="class with the lowest recall, of test or else held out")
-    worst_recall: float
+    worst_class: str | None = Field(
+        description="class with the lowest recall, of test or else held out; null without both"
+    )
+    worst_recall: float | None
 
 
 class FoldRun(Plain):
