@@ -213,25 +213,6 @@ def test_a_calibrated_model_can_be_tested_elsewhere_too(run: RunFolder, tmp_path
     assert "load_classifier" in (only.path / "model-card.md").read_text(encoding="utf-8")
 
 
-def test_training_images_are_refused_whatever_lists_them(tmp_path: Path) -> None:
-    root = tmp_path / "skin"
-    for label, name in zip(LABELS, "abc", strict=True):
-        (root / name).mkdir(parents=True)
-        for i, pixels in enumerate(skin(label, 12)):
-            Image.fromarray(pixels).save(root / name / f"{name}{i}.png")
-    options = {"method": "ce", "settings": SETTINGS | {"epochs": 1}, "quiet": True}
-    run = lmd.train(root, out=tmp_path / "run", **options)
-    tested = set(run.read_predictions().parts["test"].ids.tolist())
-    files = sorted(path.relative_to(root).as_posix() for path in root.rglob("*.png"))
-    for name, wanted in (("all.csv", files), ("test.csv", sorted(tested))):
-        lines = [f"skin/{file},{file[0]}" for file in wanted]
-        (tmp_path / name).write_text("\n".join(["image,label", *lines]))
-    with pytest.raises(LmdError, match=r"was trained on .* of these images"):
-        evaluated(run, tmp_path / "all.csv", tmp_path / "out")
-    made = evaluated(run, tmp_path / "test.csv", tmp_path / "out").read_record()
-    assert any("have the name of a validation or test image" in note for note in made.notes)
-
-
 def test_the_folder_can_be_scored_again(run: RunFolder, tmp_path: Path) -> None:
     np.savez(tmp_path / "clinic.npz", **arrays())
     made = evaluated(run, tmp_path / "clinic.npz", tmp_path / "out")

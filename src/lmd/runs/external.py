@@ -77,7 +77,7 @@ def evaluate_external(
     RunFolder.check_free(folder, overwrite=overwrite, resumable=False)
     _check_replaced(folder)
     predictor = load(run, here)
-    table = open_external(files.record, str(data), part, columns or {}, skip_bad)
+    table = open_external(files, str(data), part, columns or {}, skip_bad)
     known_rows(table, predictor.classes, skip_unknown)  # a mistake is found before images are read
     begun, started = now(), time.perf_counter()
     with Display(quiet=quiet) as display:
