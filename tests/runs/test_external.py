@@ -112,6 +112,13 @@ def test_images_of_another_kind_are_flagged_and_unknown_classes_follow_the_rule(
     assert "External validation." in page
     assert "What is different here" in page
     assert "No images of 2 are here" in page
+    # Sets and flags are of all images, also of classes that only one place has; the rows say so.
+    own, coverage = run.read_record().sets, record.external.coverage
+    assert own is not None
+    assert coverage == own.coverage
+    assert coverage.value == pytest.approx(np.mean([one.coverage.value for one in own.per_class]))
+    for title in ("Coverage of 90 % sets", "Unlike the training images"):
+        assert f'<th scope="row">{title}, all images</th>' in page
     assert "12 images of polyp" in page
     np.savez(tmp_path / "tubes.npz", images=endoscopy(4), labels=np.array(["a", "b"] * 2))
     with pytest.raises(LmdError, match=r"no image of a class that the model knows.*0, 1, 2"):
@@ -167,7 +174,7 @@ def test_a_manifest_with_its_columns_and_one_part(run: RunFolder, tmp_path: Path
     assert done.exit_code == 0
     assert "external images" in done.output
     assert "Class mix:" in done.output
-    assert "Coverage of 80 % sets" in done.output
+    assert "Coverage of 80 % sets, all images" in done.output
     record = RunFolder.open(tmp_path / "out").read_record()
     assert record.data.counts["test"] == [3, 3, 3]
     assert "--label-column dx" in record.command
@@ -182,6 +189,24 @@ def test_a_manifest_with_its_columns_and_one_part(run: RunFolder, tmp_path: Path
     words[words.index("--out") + 1] = str(tmp_path / "again")
     done = CliRunner().invoke(app, [*words, "--against", str(tmp_path / "out")])
     assert "again minus out" in done.output
+
+
+def test_without_a_test_part_there_is_no_coverage_to_compare_with(tmp_path: Path) -> None:
+    """The validation images gave the thresholds: their own coverage is right by construction."""
+    np.savez(tmp_path / "home.npz", **arrays((40, 30, 20)))
+    np.savez(tmp_path / "clinic.npz", **arrays((8, 8, 8)))
+    settings = SETTINGS | {"epochs": 1, "fold": [0, 2]}
+    home = lmd.train(
+        tmp_path / "home.npz", method="ce", settings=settings, out=tmp_path / "final", quiet=True
+    )
+    assert home.read_record().part == "validation"
+    record = evaluated(home, tmp_path / "clinic.npz", tmp_path / "out").read_record()
+    assert record.sets is not None
+    assert record.external is not None
+    assert record.external.home_part == "validation"
+    assert record.external.coverage is None
+    page = (tmp_path / "out" / "report.html").read_text(encoding="utf-8")
+    assert "% sets, all images" not in page
 
 
 def test_a_calibrated_model_can_be_tested_elsewhere_too(run: RunFolder, tmp_path: Path) -> None:

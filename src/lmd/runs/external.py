@@ -100,7 +100,7 @@ def evaluate_external(
         timings={"predict": round(time.perf_counter() - started, 3)},
     )
     record = scored(record, predictions, resamples=resamples, wanted=wanted)
-    record = _home_coverage(record, predictions, files).replaced(finished=now())
+    record = _home_coverage(record, files).replaced(finished=now())
     made = RunFolder.create(folder, overwrite=overwrite)
     (folder / "checkpoint").rmdir()
     made.write_predictions(predictions)
@@ -134,13 +134,15 @@ def _temperature(predictor: Predictor) -> float:
     return 1.0 if average else predictor.engine.spec.temperature
 
 
-def _home_coverage(record: Record, predictions: Predictions, home: RunFiles) -> Record:
-    """The record with the coverage of the same prediction sets on the run's own images."""
-    external, sets, part = record.external, record.sets, home.record.part
-    if external is None or sets is None or home.predictions is None or part is None:
+def _home_coverage(record: Record, home: RunFiles) -> Record:
+    """The record with the coverage of the same prediction sets in the run's own test part.
+
+    A run without one has images of the validation part only, which gave the sets their thresholds.
+    """
+    external, sets = record.external, record.sets
+    if external is None or sets is None or home.predictions is None or home.record.part != "test":
         return record
-    here = _sample(record, predictions.parts["test"])
-    own, _ = shared(_sample(record, home.predictions.parts[part]), here)
+    own = _sample(record, home.predictions.parts["test"])
     known = known_of(home.record, home.predictions)
     rule = make_rule(Wanted(coverage=sets.requested), known)
     found = score_sets(own, rule.sets or [], known.classes, sets.requested).coverage
