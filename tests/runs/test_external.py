@@ -288,3 +288,53 @@ def test_options_for_other_images_need_them(run: RunFolder) -> None:
         done = CliRunner().invoke(app, ["evaluate", str(run.path), *words])
         assert isinstance(done.exception, LmdError)
         assert str(done.exception) == f"{words[0]} needs --data as well"
+
+
+def test_a_run_that_cannot_be_compared_is_refused_before_anything_is_computed(
+    run: RunFolder, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    np.savez(tmp_path / "clinic.npz", **arrays((6, 6, 6)))
+    np.savez(tmp_path / "other.npz", **arrays((5, 7, 6)))  # other labels for the same names
+    first = evaluated(run, tmp_path / "clinic.npz", tmp_path / "first")
+    second = evaluated(run, tmp_path / "other.npz", tmp_path / "second")
+    options: dict[str, Any] = {"out": tmp_path / "out", "resamples": 20, "quiet": True}
+    before = content(tmp_path)
+    with monkeypatch.context() as patched:
+        patched.setattr("lmd.runs.external.predicted", None)
+        for against, why in (
+            (tmp_path / "absent", "does not exist"),
+            (tmp_path, "not a run folder"),
+            (run.path, "was scored on other images"),
+            (second.path, "have different labels"),
+        ):
+            for skip_bad in (False, True):
+                with pytest.raises(LmdError, match=why):
+                    lmd.evaluate(
+                        run, tmp_path / "clinic.npz", against=against, skip_bad=skip_bad, **options
+                    )
+        options |= {"out": first.path, "overwrite": True}
+        with pytest.raises(LmdError, match="is what overwrite=True replaces"):
+            lmd.evaluate(run, tmp_path / "clinic.npz", against=first.path, **options)
+    assert content(tmp_path) == before
+
+
+def test_images_that_cannot_be_read_are_in_neither_of_two_compared_runs(
+    run: RunFolder, tmp_path: Path
+) -> None:
+    for k, label in enumerate(LABELS):
+        (tmp_path / "clinic" / str(k)).mkdir(parents=True)
+        for i, pixels in enumerate(skin(label, 4, 600)):
+            Image.fromarray(pixels).save(tmp_path / "clinic" / str(k) / f"{k}-{i}.png")
+    broken = tmp_path / "clinic" / "0" / "broken.png"
+    broken.write_bytes(b"no image")
+    given: dict[str, Any] = {"skip_bad": True, "resamples": 20, "quiet": True}
+    first = lmd.evaluate(run, tmp_path / "clinic", out=tmp_path / "first", **given)
+    second = lmd.evaluate(
+        run, tmp_path / "clinic", out=tmp_path / "second", against=first.path, **given
+    )
+    assert "first" in (second.path / "report.html").read_text(encoding="utf-8")
+    # One more image can be read now: known when it has been read, and before a folder is made.
+    shutil.copy(tmp_path / "clinic" / "0" / "0-0.png", broken)
+    with pytest.raises(LmdError, match="was scored on other images"):
+        lmd.evaluate(run, tmp_path / "clinic", out=tmp_path / "third", against=first.path, **given)
+    assert not (tmp_path / "third").exists()
