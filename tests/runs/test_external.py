@@ -2,6 +2,7 @@
 
 import csv
 import json
+import shlex
 import shutil
 from pathlib import Path
 from typing import Any
@@ -179,6 +180,7 @@ def test_a_manifest_with_its_columns_and_one_part(run: RunFolder, tmp_path: Path
     assert record.data.counts["test"] == [3, 3, 3]
     assert "--label-column dx" in record.command
     assert "--part test" in record.command
+    assert "--coverage 0.8" in record.command
     refused = CliRunner().invoke(app, words)
     assert isinstance(refused.exception, LmdError)
     assert "overwrite" in str(refused.exception)
@@ -281,6 +283,25 @@ def test_mistakes_leave_nothing_behind(
     with pytest.raises(LmdError, match=message):
         evaluated(run, words.pop("data"), out, **words)  # type: ignore[arg-type]
     assert content(folder) == before
+
+
+def test_the_command_of_the_record_repeats_the_numbers(run: RunFolder, tmp_path: Path) -> None:
+    np.savez(tmp_path / "clinic.npz", **arrays((8, 8, 8)))
+    (tmp_path / "costs.csv").write_text("class,cost\n0,1\n1,5\n2,20\n")
+    mix = {"0": 0.7, "1": 0.2, "2": 0.1}
+    wanted = Wanted(mix, tmp_path / "costs.csv", 0.8, 1)
+    options: dict[str, Any] = {"wanted": wanted, "quiet": True}
+    out = tmp_path / "out"
+    first = evaluate_external(run.path, tmp_path / "clinic.npz", out=out, **options).read_record()
+    _, *words = shlex.split(first.command)
+    done = CliRunner().invoke(app, [*words, "--overwrite"])
+    assert done.exit_code == 0, done.exception
+    again = RunFolder.open(out).read_record()
+    assert again.command == first.command
+    assert first.decisions is not None
+    assert first.decisions.costs is not None
+    assert again.decisions == first.decisions
+    assert again.sets == first.sets
 
 
 def test_options_for_other_images_need_them(run: RunFolder) -> None:

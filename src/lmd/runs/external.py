@@ -93,7 +93,7 @@ def evaluate_external(
     predictions = _predictions(files, table.take(known), answers.take(known))
     record = files.record.replaced(
         name=folder.name,
-        command=command or _command(run, data, part, skip_unknown, columns, skip_bad, out),
+        command=command or _command(run, data, part, skip_unknown, columns, skip_bad, wanted, out),
         created=begun,
         lmd_version=__version__,
         commit=commit(),
@@ -260,6 +260,7 @@ def _command(
     skip_unknown: bool,
     columns: Mapping[str, Any] | None,
     skip_bad: bool,
+    wanted: Wanted | None,
     out: str | Path | None,
 ) -> str:
     """The command that repeats the evaluation."""
@@ -268,4 +269,5 @@ def _command(
     words += column_words(columns or {})
     words += ["--skip-unknown"] if skip_unknown else []
     words += ["--skip-bad"] if skip_bad else []
+    words += (wanted or Wanted()).words()
     return shlex.join([*words, *(["--out", str(out)] if out is not None else [])])
