@@ -109,7 +109,9 @@ class StageInfo(Plain):
     lr: float | None = Field(default=None, description="its learning rate at the start")
     schedule: str | None = Field(default=None, description="how the learning rate changes")
     views: list[str] = Field(default=[], description="the views of each image it trained on")
-    chosen: dict[str, float] = Field(default={}, description="values that the stage chose")
+    chosen: dict[str, float] = Field(
+        default={}, description="values that the stage chose on the validation part"
+    )
 
 
 class NoveltyInfo(Plain):

@@ -138,7 +138,8 @@ class StageTraining:
             "lr": self.optimizer and self.optimizer.param_groups[0]["initial_lr"],
             "schedule": self.optimizer and self.schedule,
             "views": list(views) if self.optimizer else [],
-            "chosen": dict(self.stage.chosen()),
+            # Without validation images nothing was chosen: the stage fell back to its own values.
+            "chosen": dict(self.stage.chosen()) if self.trainer.validation else {},
         }
 
     def _save(self, epochs_done: int) -> None:
