@@ -50,6 +50,14 @@ def test_integer_labels_are_rows_of_an_existing_classifier() -> None:
     assert found.bias.tolist() == [0, 0]
 
 
+def test_rows_of_an_existing_classifier_are_in_the_order_of_classes() -> None:
+    weight = np.arange(4.0).reshape(2, 2)
+    found = feature_table(plain(weight=weight, classes=["b", "a"]), "x")
+    assert found.table.classes == ("b", "a")
+    assert found.table.labels.tolist() == [1, 1, 0, 0, 1, 0]
+    np.testing.assert_array_equal(found.weight, weight)
+
+
 @pytest.mark.parametrize(
     ("changes", "message"),
     [
@@ -66,7 +74,9 @@ def test_integer_labels_are_rows_of_an_existing_classifier() -> None:
         ({"labels": [0, 1, 2, 0, 1, 2], "classes": ["x", "y"]}, "label 2 is not among"),
         ({"labels": [0, 1, 2, 0, 1, 2], "weight": np.ones((2, 2))}, "label 2 is not among"),
         ({"weight": np.ones((2, 3))}, r"C = 2, the width of the features"),
-        ({"weight": np.ones((3, 2))}, "has 3 classes, but there are 2"),
+        ({"weight": np.ones((3, 2)), "classes": ["a", "b"]}, "has 3 classes, but there are 2"),
+        ({"weight": np.ones((2, 2))}, r"labels that are text.*give the array classes \(K,\)"),
+        ({"logits": np.ones((6, 2))}, r"labels that are text.*give the array classes \(K,\)"),
         ({"bias": [0, 1]}, "has bias, but not weight"),
         ({"weight": np.ones((2, 2)), "bias": [1.0]}, "bias has 1 entries"),
         ({"logits": np.ones((5, 2))}, "logits has 5 rows for 6"),

@@ -19,6 +19,7 @@ from lmd.cli.commands import app
 from lmd.data.prepare import prepare_data
 from lmd.methods.frozen import Chosen, Linear
 from lmd.protocol import Protocol
+from lmd.runfolder.folder import RunFolder
 from lmd.runs.calibrate import calibrate_run
 from lmd.runs.encode import Asked
 from lmd.runs.export import export_run
@@ -90,9 +91,11 @@ def test_a_file_of_features_becomes_a_run(tmp_path: Path) -> None:
     by_key = {row.key: row for row in record.candidates}
     assert shipped.test is not None
     assert shipped.test.value == pytest.approx(record.metrics["test"]["balanced_accuracy"].value)
-    assert shipped.held_out.value is not None
-    assert by_key["existing"].held_out.value is not None
-    assert shipped.held_out.value > by_key["existing"].held_out.value
+    values = [by_key[key].held_out for key in (shipped.key, "existing")]
+    better, worse = (found.value for found in values if found is not None)
+    assert better is not None
+    assert worse is not None
+    assert better > worse
     # predictions are those of the shipped file
     test = given["split"] == "test"
     classifier = lmd.load_classifier(run.path)
@@ -130,6 +133,7 @@ def test_logits_of_an_existing_classifier_are_the_first_row() -> None:
     logits = np.zeros((len(given["labels"]), 3))
     found = lmd.calibrate(**given, logits=logits, classes=["nv", "mel", "df"])
     assert found.candidates[0].key == "existing"
+    assert found.candidates[0].held_out is not None
     assert found.candidates[0].held_out.value == pytest.approx(1 / 3)
     assert found.candidates[2].key == "means"
 
@@ -262,6 +266,9 @@ def test_an_onnx_encoder(tmp_path: Path, images: Path) -> None:
         ("resnet18", Asked(), "give its images with data"),
         ("w.pth", Asked(backbone="resnet18", data="x"), r"weight file w\.pth does not exist"),
         ("resnet18", Asked(backbone="resnet18", data="x"), "backbone names"),
+        ("resnet8", Asked(data="x", settings={"weights": "none"}), "weights would change nothing"),
+        ("resnet8", Asked(data="x", settings={"backbone": "resnet18"}), "backbone would change no"),
+        ("e.onnx", Asked(data="x", settings={"backbone": "resnet18"}), "backbone would change no"),
         (".", Asked(), "not a run folder"),
     ],
 )
@@ -313,11 +320,42 @@ def test_what_a_classifier_is_chosen_on_must_not_be_seen(tmp_path: Path, images:
     # An existing classifier that knows the rows of every fold is not among the candidates.
     rng = np.random.default_rng(0)
     features, labels = rng.normal(size=(60, 80)), rng.integers(3, size=60)
-    weight = np.linalg.lstsq(features, np.eye(3)[labels], rcond=None)[0].T
-    found = lmd.calibrate(features, labels, weight=100 * weight, bias=np.zeros(3))
+    weight = 100 * np.linalg.lstsq(features, np.eye(3)[labels], rcond=None)[0].T
+    found = lmd.calibrate(features, labels, weight=weight, bias=np.zeros(3))
     chosen = next(row for row in found.candidates if row.chosen)
+    assert chosen.held_out is not None
+    assert chosen.held_out.value is not None
     assert chosen.held_out.value < 0.6
     assert not [row for row in found.candidates if row.key.startswith("existing_")]
+
+
+@pytest.mark.parametrize("tested", [False, True])
+def test_an_existing_classifier_gets_no_number_on_its_own_training_images(
+    tmp_path: Path, tested: bool
+) -> None:
+    rng = np.random.default_rng(0)
+    features, labels = rng.normal(size=(90, 80)), np.arange(90) % 3
+    known = np.arange(90) < (60 if tested else 90)
+    weight = np.linalg.lstsq(features[known], np.eye(3)[labels[known]], rcond=None)[0].T
+    split = np.where(known, "train", "test")
+    np.savez(tmp_path / "f.npz", features=features, labels=labels, weight=weight, split=split)
+    command = ["calibrate", str(tmp_path / "f.npz"), "--out", str(tmp_path / "run")]
+    done = CliRunner().invoke(app, command, catch_exceptions=False)
+    assert "has no cross-validated number" in done.output
+    existing, *others = RunFolder.open(tmp_path / "run").read_record().candidates
+    assert existing.key == "existing"
+    assert existing.held_out is None
+    assert all(row.held_out is not None for row in others)
+    if tested:
+        assert existing.test is not None
+        assert existing.worst_recall is not None
+        assert existing.worst_recall < 0.9
+    else:
+        assert (existing.test, existing.worst_class, existing.worst_recall) == (None, None, None)
+    page = (tmp_path / "run" / "report.html").read_text(encoding="utf-8")
+    row = page.split(f'<th scope="row">{existing.title}</th>')[1].split("</tr>")[0]
+    assert row.startswith('<td class="number" data-value="-1">–</td>')
+    assert "100.0" not in row
 
 
 @pytest.mark.parametrize(

@@ -2,6 +2,7 @@
 
 import csv
 import json
+import shlex
 import shutil
 from pathlib import Path
 from typing import Any
@@ -112,6 +113,13 @@ def test_images_of_another_kind_are_flagged_and_unknown_classes_follow_the_rule(
     assert "External validation." in page
     assert "What is different here" in page
     assert "No images of 2 are here" in page
+    # Sets and flags are of all images, also of classes that only one place has; the rows say so.
+    own, coverage = run.read_record().sets, record.external.coverage
+    assert own is not None
+    assert coverage == own.coverage
+    assert coverage.value == pytest.approx(np.mean([one.coverage.value for one in own.per_class]))
+    for title in ("Coverage of 90 % sets", "Unlike the training images"):
+        assert f'<th scope="row">{title}, all images</th>' in page
     assert "12 images of polyp" in page
     np.savez(tmp_path / "tubes.npz", images=endoscopy(4), labels=np.array(["a", "b"] * 2))
     with pytest.raises(LmdError, match=r"no image of a class that the model knows.*0, 1, 2"):
@@ -167,11 +175,12 @@ def test_a_manifest_with_its_columns_and_one_part(run: RunFolder, tmp_path: Path
     assert done.exit_code == 0
     assert "external images" in done.output
     assert "Class mix:" in done.output
-    assert "Coverage of 80 % sets" in done.output
+    assert "Coverage of 80 % sets, all images" in done.output
     record = RunFolder.open(tmp_path / "out").read_record()
     assert record.data.counts["test"] == [3, 3, 3]
     assert "--label-column dx" in record.command
     assert "--part test" in record.command
+    assert "--coverage 0.8" in record.command
     refused = CliRunner().invoke(app, words)
     assert isinstance(refused.exception, LmdError)
     assert "overwrite" in str(refused.exception)
@@ -182,6 +191,24 @@ def test_a_manifest_with_its_columns_and_one_part(run: RunFolder, tmp_path: Path
     words[words.index("--out") + 1] = str(tmp_path / "again")
     done = CliRunner().invoke(app, [*words, "--against", str(tmp_path / "out")])
     assert "again minus out" in done.output
+
+
+def test_without_a_test_part_there_is_no_coverage_to_compare_with(tmp_path: Path) -> None:
+    """The validation images gave the thresholds: their own coverage is right by construction."""
+    np.savez(tmp_path / "home.npz", **arrays((40, 30, 20)))
+    np.savez(tmp_path / "clinic.npz", **arrays((8, 8, 8)))
+    settings = SETTINGS | {"epochs": 1, "fold": [0, 2]}
+    home = lmd.train(
+        tmp_path / "home.npz", method="ce", settings=settings, out=tmp_path / "final", quiet=True
+    )
+    assert home.read_record().part == "validation"
+    record = evaluated(home, tmp_path / "clinic.npz", tmp_path / "out").read_record()
+    assert record.sets is not None
+    assert record.external is not None
+    assert record.external.home_part == "validation"
+    assert record.external.coverage is None
+    page = (tmp_path / "out" / "report.html").read_text(encoding="utf-8")
+    assert "% sets, all images" not in page
 
 
 def test_a_calibrated_model_can_be_tested_elsewhere_too(run: RunFolder, tmp_path: Path) -> None:
@@ -211,25 +238,6 @@ def test_a_calibrated_model_can_be_tested_elsewhere_too(run: RunFolder, tmp_path
     with pytest.raises(LmdError, match="classifier of features, not of images"):
         evaluated(only, tmp_path / "clinic.npz", tmp_path / "none")
     assert "load_classifier" in (only.path / "model-card.md").read_text(encoding="utf-8")
-
-
-def test_training_images_are_refused_whatever_lists_them(tmp_path: Path) -> None:
-    root = tmp_path / "skin"
-    for label, name in zip(LABELS, "abc", strict=True):
-        (root / name).mkdir(parents=True)
-        for i, pixels in enumerate(skin(label, 12)):
-            Image.fromarray(pixels).save(root / name / f"{name}{i}.png")
-    options = {"method": "ce", "settings": SETTINGS | {"epochs": 1}, "quiet": True}
-    run = lmd.train(root, out=tmp_path / "run", **options)
-    tested = set(run.read_predictions().parts["test"].ids.tolist())
-    files = sorted(path.relative_to(root).as_posix() for path in root.rglob("*.png"))
-    for name, wanted in (("all.csv", files), ("test.csv", sorted(tested))):
-        lines = [f"skin/{file},{file[0]}" for file in wanted]
-        (tmp_path / name).write_text("\n".join(["image,label", *lines]))
-    with pytest.raises(LmdError, match=r"was trained on .* of these images"):
-        evaluated(run, tmp_path / "all.csv", tmp_path / "out")
-    made = evaluated(run, tmp_path / "test.csv", tmp_path / "out").read_record()
-    assert any("have the name of a validation or test image" in note for note in made.notes)
 
 
 def test_the_folder_can_be_scored_again(run: RunFolder, tmp_path: Path) -> None:
@@ -277,8 +285,77 @@ def test_mistakes_leave_nothing_behind(
     assert content(folder) == before
 
 
+def test_the_command_of_the_record_repeats_the_numbers(run: RunFolder, tmp_path: Path) -> None:
+    np.savez(tmp_path / "clinic.npz", **arrays((8, 8, 8)))
+    (tmp_path / "costs.csv").write_text("class,cost\n0,1\n1,5\n2,20\n")
+    mix = {"0": 0.7, "1": 0.2, "2": 0.1}
+    wanted = Wanted(mix, tmp_path / "costs.csv", 0.8, 1)
+    options: dict[str, Any] = {"wanted": wanted, "quiet": True}
+    out = tmp_path / "out"
+    first = evaluate_external(run.path, tmp_path / "clinic.npz", out=out, **options).read_record()
+    _, *words = shlex.split(first.command)
+    done = CliRunner().invoke(app, [*words, "--overwrite"])
+    assert done.exit_code == 0, done.exception
+    again = RunFolder.open(out).read_record()
+    assert again.command == first.command
+    assert first.decisions is not None
+    assert first.decisions.costs is not None
+    assert again.decisions == first.decisions
+    assert again.sets == first.sets
+
+
 def test_options_for_other_images_need_them(run: RunFolder) -> None:
     for words in (["--part", "test"], ["--skip-unknown"], ["--out", "x"], ["--root", "x"]):
         done = CliRunner().invoke(app, ["evaluate", str(run.path), *words])
         assert isinstance(done.exception, LmdError)
         assert str(done.exception) == f"{words[0]} needs --data as well"
+
+
+def test_a_run_that_cannot_be_compared_is_refused_before_anything_is_computed(
+    run: RunFolder, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    np.savez(tmp_path / "clinic.npz", **arrays((6, 6, 6)))
+    np.savez(tmp_path / "other.npz", **arrays((5, 7, 6)))  # other labels for the same names
+    first = evaluated(run, tmp_path / "clinic.npz", tmp_path / "first")
+    second = evaluated(run, tmp_path / "other.npz", tmp_path / "second")
+    options: dict[str, Any] = {"out": tmp_path / "out", "resamples": 20, "quiet": True}
+    before = content(tmp_path)
+    with monkeypatch.context() as patched:
+        patched.setattr("lmd.runs.external.predicted", None)
+        for against, why in (
+            (tmp_path / "absent", "does not exist"),
+            (tmp_path, "not a run folder"),
+            (run.path, "was scored on other images"),
+            (second.path, "have different labels"),
+        ):
+            for skip_bad in (False, True):
+                with pytest.raises(LmdError, match=why):
+                    lmd.evaluate(
+                        run, tmp_path / "clinic.npz", against=against, skip_bad=skip_bad, **options
+                    )
+        options |= {"out": first.path, "overwrite": True}
+        with pytest.raises(LmdError, match="is what overwrite=True replaces"):
+            lmd.evaluate(run, tmp_path / "clinic.npz", against=first.path, **options)
+    assert content(tmp_path) == before
+
+
+def test_images_that_cannot_be_read_are_in_neither_of_two_compared_runs(
+    run: RunFolder, tmp_path: Path
+) -> None:
+    for k, label in enumerate(LABELS):
+        (tmp_path / "clinic" / str(k)).mkdir(parents=True)
+        for i, pixels in enumerate(skin(label, 4, 600)):
+            Image.fromarray(pixels).save(tmp_path / "clinic" / str(k) / f"{k}-{i}.png")
+    broken = tmp_path / "clinic" / "0" / "broken.png"
+    broken.write_bytes(b"no image")
+    given: dict[str, Any] = {"skip_bad": True, "resamples": 20, "quiet": True}
+    first = lmd.evaluate(run, tmp_path / "clinic", out=tmp_path / "first", **given)
+    second = lmd.evaluate(
+        run, tmp_path / "clinic", out=tmp_path / "second", against=first.path, **given
+    )
+    assert "first" in (second.path / "report.html").read_text(encoding="utf-8")
+    # One more image can be read now: known when it has been read, and before a folder is made.
+    shutil.copy(tmp_path / "clinic" / "0" / "0-0.png", broken)
+    with pytest.raises(LmdError, match="was scored on other images"):
+        lmd.evaluate(run, tmp_path / "clinic", out=tmp_path / "third", against=first.path, **given)
+    assert not (tmp_path / "third").exists()

@@ -138,3 +138,10 @@ def test_images_may_have_moved(run: Path, tmp_path: Path) -> None:
         shutil.move(there, here)
     assert made.tta == "flips"
     assert made.command == f"lmd evaluate {run} --tta --data {there}"
+
+
+def test_the_command_has_what_was_asked_for(run: Path) -> None:
+    asked = {"prevalence": "uniform", "coverage": 0.8, "refer_above": 2}
+    made = lmd.evaluate(run, tta=True, resamples=10, quiet=True, **asked)
+    words = "--prevalence uniform --coverage 0.8 --refer-above 2"
+    assert made.read_record().command == f"lmd evaluate {run} --tta {words}"

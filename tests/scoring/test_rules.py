@@ -1,5 +1,7 @@
 """What a user asks for becomes a rule: sets, referrals, and what cannot be had."""
 
+from pathlib import Path
+
 import numpy as np
 import pytest
 
@@ -56,3 +58,11 @@ def test_what_the_model_does_not_know() -> None:
         make_rule(Wanted(refer_above=2), known())
     with pytest.raises(LmdError, match="refer_above must be at least 1; it is 0"):
         make_rule(Wanted(coverage=0.9, refer_above=0), known())
+
+
+def test_what_is_wanted_as_options() -> None:
+    assert Wanted().words() == []
+    wanted = Wanted("mix.csv", Path("costs.csv"), 0.9, 1)
+    options = "--prevalence mix.csv --costs costs.csv --coverage 0.9 --refer-above 1"
+    assert wanted.words() == options.split()
+    assert Wanted(costs={"a": 1, "b": 2}).words() == ["--costs", "COSTS.csv"]

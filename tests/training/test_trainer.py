@@ -10,6 +10,7 @@ from lmd.base.errors import LmdError
 from lmd.contract.method import Method
 from lmd.contract.stage import Run, Stage, Stages, Task
 from lmd.contract.supervised import Supervised
+from lmd.data.loaders import ImageSet
 from lmd.methods import METHODS
 from lmd.model import Model
 
@@ -113,11 +114,21 @@ def test_the_same_seed_gives_the_same_model_and_another_does_not(
     assert any(not torch.equal(found[0][k], found[2][k]) for k in found[0])
 
 
-def test_without_validation_nothing_is_validated(make_trainer: MakeTrainer) -> None:
-    trainer = make_trainer(METHODS["lmd"], settings={"virtual_features": 100})
-    trainer.validation = None
+@pytest.mark.parametrize("empty", [False, True])
+@pytest.mark.parametrize("method", ["lmd", "logit_adjust_posthoc"])
+def test_without_validation_nothing_is_validated_or_chosen(
+    make_trainer: MakeTrainer, method: str, empty: bool
+) -> None:
+    settings = {"virtual_features": 100} if method == "lmd" else {}
+    trainer = make_trainer(METHODS[method], settings=settings)
+    assert trainer.validation is not None
+    none = ImageSet(trainer.validation.pixels[:0], trainer.validation.labels[:0])
+    trainer.validation = none if empty else None
     trainer.fit()
     assert all(row["val_bacc"] is None for row in trainer.history)
+    assert all(stage["chosen"] == {} for stage in trainer.summaries)
+    # The values that are used instead are in the history.
+    assert trainer.history[-1]["weight_penalty" if method == "lmd" else "tau"] > 0
 
 
 def test_weights_that_break_in_the_last_step_are_noticed(make_trainer: MakeTrainer) -> None:

@@ -119,7 +119,8 @@ def _print_candidates(record: "Record") -> None:
     for row in record.candidates:
         settings = ", ".join(f"{key} {value:g}" for key, value in row.settings.items())
         cells = [_points(row.held_out), *([_points(row.test)] if tested else [])]
-        worst = f"{row.worst_class} {100 * row.worst_recall:.1f}"
+        recall = row.worst_recall
+        worst = "–" if recall is None else f"{row.worst_class} {100 * recall:.1f}"
         style = "bold" if row.chosen else None
         mark = "→" if row.chosen else ""
         table.add_row(mark, row.title, *cells, worst, settings, style=style)

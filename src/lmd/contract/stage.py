@@ -156,7 +156,7 @@ class Stage(nn.Module):
         """Called before the batches of an epoch; returned numbers go into the history."""
 
     def chosen(self) -> Mapping[str, float]:
-        """Values that the stage chose itself; they go into the record."""
+        """Values that the stage chose on validation; if there is one, they go into the record."""
         return {}
 
     def loss(self, *batches: Batch) -> Terms:

@@ -62,7 +62,13 @@ def feature_table(arrays: Mapping[str, NDArray[Any]], source: str) -> FeatureTab
     known = None if logits is None else logits.shape[1]
     known = known if weight is None else len(weight)
     given = whole.get("classes")
-    if given is None and known is not None and labels.dtype.kind in "iu":
+    if given is None and known is not None:
+        if labels.dtype.kind not in "iu":
+            raise LmdError(
+                f"{source} has an existing classifier and labels that are text, so that the order "
+                "of its classes is unknown: give the array classes (K,), the names in the order of "
+                "the rows of weight or the columns of logits"
+            )
         given = np.arange(known).astype(str)  # rows of the classifier are the labels
     classes, named = class_names(labels, given)
     require_classes(named, source)

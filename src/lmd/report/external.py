@@ -28,10 +28,11 @@ def external_view(record: Record, rows: Sequence[Row]) -> dict[str, Any] | None:
     confidence = found.confidence
     pairs = [("Mean confidence", confidence.home, confidence.here)]
     if found.coverage is not None and record.sets is not None:
-        title = f"Coverage of {100 * record.sets.requested:g} % sets"
+        title = f"Coverage of {100 * record.sets.requested:g} % sets, all images"
         pairs.append((title, found.coverage, record.sets.coverage))
     if found.flagged is not None and record.novelty is not None and record.novelty.flagged:
-        pairs.append(("Unlike the training images", record.novelty.flagged, found.flagged))
+        title = "Unlike the training images, all images"
+        pairs.append((title, record.novelty.flagged, found.flagged))
     for title, home, here in pairs:
         cells = [_number("recall", home), _number("recall", here)]
         metrics.append({"title": title, "cells": cells, "difference": None})

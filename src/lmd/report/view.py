@@ -4,7 +4,7 @@ from collections import Counter
 from collections.abc import Sequence
 from typing import Any
 
-from lmd.report.words import interval, measure, seconds, setting, thousands
+from lmd.report.words import NONE, interval, measure, seconds, setting, thousands
 from lmd.runfolder.record import Record
 from lmd.scoring.estimates import Estimate
 from lmd.scoring.tiers import TIERS
@@ -76,9 +76,8 @@ def candidate_rows(record: Record) -> list[Row]:
             "chosen": row.chosen,
             "held_out": shown(row.held_out),
             "test": shown(row.test),
-            "worst_class": row.worst_class,
-            "worst_value": row.worst_recall,
-            "worst_recall": measure("recall", row.worst_recall),
+            "worst_class": row.worst_class or NONE,
+            "worst": {"value": row.worst_recall, "text": measure("recall", row.worst_recall)},
             "settings": ", ".join(f"{key} {value:g}" for key, value in row.settings.items()),
         }
         for row in record.candidates

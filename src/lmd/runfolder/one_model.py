@@ -3,7 +3,7 @@
 from pathlib import Path
 
 from lmd.base.errors import LmdError
-from lmd.runfolder.folder import RunFolder
+from lmd.runfolder.folder import RunFiles, RunFolder
 from lmd.runfolder.record import Record
 
 FINAL = "final"  # the run on all images
@@ -21,6 +21,16 @@ def of_one_model(path: Path) -> RunFolder:
     if record.folds.final != "refit":
         raise LmdError(several_models(record))
     return RunFolder.open(path / FINAL)
+
+
+def trainings_of(run: RunFiles) -> list[Record]:
+    """The records of the runs that trained what a folder ships, as far as they are still there."""
+    folds = run.record.folds
+    if folds is None:
+        return [run.record]
+    names = [FINAL] if folds.final == "refit" else [fold.name for fold in folds.runs]
+    found = [RunFolder(run.folder / name) for name in names]
+    return [one.read_record() for one in found if one.record_path.exists()]
 
 
 def several_models(record: Record) -> str:

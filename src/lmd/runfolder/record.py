@@ -52,9 +52,7 @@ class MethodInfo(Plain):
     profile: str
     settings: dict[str, Any]
     notes: list[str] = Field(default=[], description="where the protocol differs from the profile")
-    chosen: dict[str, float] = Field(
-        default={}, description="values that the method chose on the validation part"
-    )
+    chosen: dict[str, float] = Field(default={}, description="values chosen on held-out images")
 
 
 class DataInfo(Plain):
@@ -109,7 +107,7 @@ class StageInfo(Plain):
     lr: float | None = Field(default=None, description="its learning rate at the start, if any")
     schedule: str | None = Field(default=None, description="how the learning rate changes")
     views: list[str] = Field(default=[], description="the views of each image it trained on")
-    chosen: dict[str, float] = Field(default={}, description="values that the stage chose")
+    chosen: dict[str, float] = Field(default={}, description="values chosen on validation")
 
 
 class NoveltyInfo(Plain):
@@ -132,10 +130,12 @@ class Candidate(Plain):
     title: str
     chosen: bool = Field(description="whether it is the shipped one")
     settings: dict[str, float] = Field(description="chosen on held-out images")
-    held_out: Estimate = Field(description="balanced accuracy where the choice was made")
+    held_out: Estimate | None = Field(
+        description="balanced accuracy where the choice was made; null if it may know these images"
+    )
     test: Estimate | None = Field(description="balanced accuracy of the test part, if there is one")
-    worst_class: str = Field(description="class with the lowest recall, of test or else held out")
-    worst_recall: float
+    worst_class: str | None = Field(description="with the lowest recall, of test or else held out")
+    worst_recall: float | None
 
 
 class FoldRun(Plain):

@@ -202,6 +202,11 @@ def _notes(done: Calibrated, counts: NDArray[np.int64], classes: Sequence[str]) 
             "numbers called validation are of training images, each predicted by a classifier "
             "that has not seen it."
         )
+        if any(row.held_out is None for row in done.classifier.candidates):
+            notes.append(
+                "The existing classifier has no cross-validated number: it may have been trained "
+                "on these images."
+            )
     if "test" not in done.predictions.parts:
         notes.append(
             "There is no test part: the numbers are of the images on which the classifier was "

@@ -98,6 +98,12 @@ def open_source(source: str, asked: Asked, device: torch.device, display: Displa
     named = [f"--{key}" for key in wrong if getattr(asked, key) is not None]
     if named:
         raise LmdError(f"{source} takes no {', '.join(named)}: leave it out")
+    for key in ("backbone", "weights"):
+        if key in asked.settings:
+            raise LmdError(
+                f"the setting {key} would change nothing, because SOURCE is the encoder: give a "
+                "backbone as SOURCE, with --weights, or a weight file as SOURCE, with --backbone"
+            )
     if suffix == ".onnx":
         from lmd.runs.encode_onnx import open_onnx
 

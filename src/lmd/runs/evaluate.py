@@ -68,8 +68,8 @@ def evaluate(
         made = evaluate_external(
             path, Path(data) if isinstance(data, PathLike) else data, part=part,
             skip_unknown=skip_unknown, columns=columns, skip_bad=skip_bad,
-            out=None if out is None else Path(out), overwrite=overwrite, wanted=wanted,
-            resamples=resamples, device=device, quiet=quiet,
+            out=None if out is None else Path(out), overwrite=overwrite, against=other,
+            wanted=wanted, resamples=resamples, device=device, quiet=quiet,
         )  # fmt: skip
     if other is not None:
         rescore(made.path, resamples=resamples, wanted=wanted, against=other)

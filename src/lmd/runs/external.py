@@ -2,7 +2,7 @@
 
 import shlex
 import time
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -19,6 +19,7 @@ from lmd.deploy.predict import Predictor, load
 from lmd.model import weights_digest
 from lmd.report import write_report
 from lmd.runfolder.folder import RunFiles, RunFolder
+from lmd.runfolder.pairing import matched, paired, scored_part
 from lmd.runfolder.predictions import PartPredictions, Predictions
 from lmd.runfolder.record import Machine, Part, Record
 from lmd.runs.decide import known_of, with_prior
@@ -57,6 +58,7 @@ def evaluate_external(
     skip_bad: bool = False,
     out: str | Path | None = None,
     overwrite: bool = False,
+    against: Path | None = None,
     wanted: Wanted | None = None,
     resamples: int = 1000,
     device: str = "auto",
@@ -68,7 +70,8 @@ def evaluate_external(
     ``data`` is anything that training takes; all its images are used, or those of one ``part``. The
     classes are matched by name. Images of a class that the model does not know are an error, or are
     left out of the scores with ``skip_unknown``; classes of the model without images are left out
-    of means. Nothing in the folder of the run is changed.
+    of means. Nothing in the folder of the run is changed. ``against`` is a folder that must be of
+    the same images, because the result is to be compared with it.
     """
     files, here = _finished(Path(run)), choose_device(device)
     folder = Path(out) if out is not None else default_folder(Path(run), data)
@@ -76,9 +79,13 @@ def evaluate_external(
         raise LmdError(f"--out: {folder} is the run itself; give another folder")
     RunFolder.check_free(folder, overwrite=overwrite, resumable=False)
     _check_replaced(folder)
+    other = None if against is None else _other(against, folder)
     predictor = load(run, here)
-    table = open_external(files.record, str(data), part, columns or {}, skip_bad)
-    known_rows(table, predictor.classes, skip_unknown)  # a mistake is found before images are read
+    table = open_external(files, str(data), part, columns or {}, skip_bad)
+    # A mistake is found before images are read.
+    known = known_rows(table, predictor.classes, skip_unknown)
+    if other is not None:
+        _check_paired(folder, table.take(known), predictor.classes, other, skip_bad)
     begun, started = now(), time.perf_counter()
     with Display(quiet=quiet) as display:
         table, answers, skipped = predicted(predictor, table, display, skip_bad=skip_bad)
@@ -86,7 +93,7 @@ def evaluate_external(
     predictions = _predictions(files, table.take(known), answers.take(known))
     record = files.record.replaced(
         name=folder.name,
-        command=command or _command(run, data, part, skip_unknown, columns, skip_bad, out),
+        command=command or _command(run, data, part, skip_unknown, columns, skip_bad, wanted, out),
         created=begun,
         lmd_version=__version__,
         commit=commit(),
@@ -100,7 +107,9 @@ def evaluate_external(
         timings={"predict": round(time.perf_counter() - started, 3)},
     )
     record = scored(record, predictions, resamples=resamples, wanted=wanted)
-    record = _home_coverage(record, predictions, files).replaced(finished=now())
+    record = _home_coverage(record, files).replaced(finished=now())
+    if other is not None:
+        paired(RunFiles(folder, record, predictions, ()), other)  # some may have been unreadable
     made = RunFolder.create(folder, overwrite=overwrite)
     (folder / "checkpoint").rmdir()
     made.write_predictions(predictions)
@@ -128,19 +137,46 @@ def _check_replaced(folder: Path) -> None:
         )
 
 
+def _other(against: Path, folder: Path) -> RunFiles:
+    """The files of the run to compare with, which must stay."""
+    if against.resolve() == folder.resolve():
+        raise LmdError(f"--against: {folder} is what --overwrite replaces: give another folder")
+    return RunFolder.open(against).read()
+
+
+def _check_paired(
+    folder: Path, table: Table, classes: Sequence[str], other: RunFiles, skip_bad: bool
+) -> None:
+    """An ``LmdError`` if the other run was scored on other images than will be scored here."""
+    if skip_bad:
+        # What cannot be read is in neither run.
+        theirs = scored_part(other).ids
+        if np.isin(theirs, table.ids).all():
+            table = table.take(np.isin(table.ids, theirs))
+    matched(folder, classes, table.ids, _labels(table, classes), other)
+
+
+def _labels(table: Table, classes: Sequence[str]) -> NDArray[np.int64]:
+    """The labels ``(N,)`` as indices of the model's classes."""
+    index = {name: k for k, name in enumerate(classes)}
+    return np.array([index[name] for name in table.label_names().tolist()], dtype=np.int64)
+
+
 def _temperature(predictor: Predictor) -> float:
     """What the shipped model divides its logits by; an average of several models does not."""
     average = isinstance(predictor.engine, AverageEngine)
     return 1.0 if average else predictor.engine.spec.temperature
 
 
-def _home_coverage(record: Record, predictions: Predictions, home: RunFiles) -> Record:
-    """The record with the coverage of the same prediction sets on the run's own images."""
-    external, sets, part = record.external, record.sets, home.record.part
-    if external is None or sets is None or home.predictions is None or part is None:
+def _home_coverage(record: Record, home: RunFiles) -> Record:
+    """The record with the coverage of the same prediction sets in the run's own test part.
+
+    A run without one has images of the validation part only, which gave the sets their thresholds.
+    """
+    external, sets = record.external, record.sets
+    if external is None or sets is None or home.predictions is None or home.record.part != "test":
         return record
-    here = _sample(record, predictions.parts["test"])
-    own, _ = shared(_sample(record, home.predictions.parts[part]), here)
+    own = _sample(record, home.predictions.parts["test"])
     known = known_of(home.record, home.predictions)
     rule = make_rule(Wanted(coverage=sets.requested), known)
     found = score_sets(own, rule.sets or [], known.classes, sets.requested).coverage
@@ -171,8 +207,7 @@ def _predictions(files: RunFiles, table: Table, answers: Answers) -> Predictions
     """The external images as test part; the run's validation part gives the prediction sets."""
     assert files.predictions is not None
     classes = files.predictions.classes
-    index = {name: k for k, name in enumerate(classes)}
-    labels = np.array([index[name] for name in table.label_names().tolist()], dtype=np.int64)
+    labels = _labels(table, classes)
     groups = None if table.groups is None else np.unique(table.groups, return_inverse=True)[1]
     here = PartPredictions(table.ids, labels, answers.probabilities, groups)
     own = files.predictions.parts.get("validation")
@@ -225,6 +260,7 @@ def _command(
     skip_unknown: bool,
     columns: Mapping[str, Any] | None,
     skip_bad: bool,
+    wanted: Wanted | None,
     out: str | Path | None,
 ) -> str:
     """The command that repeats the evaluation."""
@@ -233,4 +269,5 @@ def _command(
     words += column_words(columns or {})
     words += ["--skip-unknown"] if skip_unknown else []
     words += ["--skip-bad"] if skip_bad else []
+    words += (wanted or Wanted()).words()
     return shlex.join([*words, *(["--out", str(out)] if out is not None else [])])

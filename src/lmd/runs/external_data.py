@@ -3,7 +3,7 @@
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from difflib import get_close_matches
-from pathlib import Path, PurePosixPath
+from pathlib import PurePosixPath
 from typing import Any
 
 import numpy as np
@@ -14,15 +14,14 @@ from lmd.base.progress import Display
 from lmd.base.text import counted, shorten
 from lmd.data.cache import decode
 from lmd.data.loaders import evaluation_batches
-from lmd.data.prepare import Prepared, plan_data
-from lmd.data.reading import FileImages
+from lmd.data.prepare import Prepared
 from lmd.data.sources import open_table
 from lmd.data.table import PARTS, Table
 from lmd.deploy.predict import Predictor
-from lmd.protocol import Protocol
 from lmd.runfolder.folder import RunFiles
-from lmd.runfolder.record import DataInfo, Record
-from lmd.runs.recording import NO_VALIDATION, data_info, file_digest
+from lmd.runfolder.record import DataInfo
+from lmd.runs.own_images import refuse_own_data, refuse_training_images
+from lmd.runs.recording import NO_VALIDATION, data_info
 from lmd.scoring.estimates import UnknownClass
 
 BATCH = 64
@@ -41,16 +40,10 @@ class Answers:
 
 
 def open_external(
-    record: Record, data: str, part: str | None, columns: Mapping[str, Any], skip_bad: bool
+    run: RunFiles, data: str, part: str | None, columns: Mapping[str, Any], skip_bad: bool
 ) -> Table:
     """The table of the other images, which must not be those of training."""
-    own, source, digest = Path(record.request.data), Path(data), file_digest(Path(data))
-    same = str(own) == data or (source.exists() and own.exists() and source.samefile(own))
-    if same or (digest is not None and digest == record.data.file_sha256):
-        raise LmdError(
-            f"--data: {record.name} was trained on {data}; `lmd evaluate` without --data scores "
-            "its test part, and --data takes images from another place"
-        )
+    refuse_own_data(run, data)
     table = open_table(data, skip_bad=skip_bad, **columns)
     if part is not None:
         if part not in PARTS:
@@ -60,34 +53,8 @@ def open_external(
                 f"--part: {data} has no {part} part; leave out --part to use all its images"
             )
         table = table.part(part)
-    _refuse_training_images(record, table)
+    refuse_training_images(run, table)
     return table
-
-
-def _refuse_training_images(record: Record, table: Table) -> None:
-    """Refuse files of the run's training part, which are known if its data is where it was."""
-    request = record.request
-    if not isinstance(table.images, FileImages) or not request.protocol:
-        return
-    try:
-        protocol = Protocol.model_validate(request.protocol)
-        planned = plan_data(
-            request.data, protocol, columns=request.columns, skip_bad=request.skip_bad
-        )
-    except LmdError:
-        return
-    own = planned.table.part("train")
-    if not isinstance(own.images, FileImages) or planned.fingerprint() != record.data.fingerprint:
-        return  # other data is there now
-    trained = {own.images.paths[row].resolve() for row in own.rows}
-    places = zip(table.ids.tolist(), table.rows, strict=True)
-    seen = [name for name, row in places if table.images.paths[row].resolve() in trained]
-    if seen:
-        raise LmdError(
-            f"--data: {record.name} was trained on "
-            f"{counted(len(seen), '{n} of these images')} ({shorten(seen)}): give images that the "
-            "model has not seen"
-        )
 
 
 def known_rows(table: Table, classes: tuple[str, ...], skip: bool) -> NDArray[np.bool_]:

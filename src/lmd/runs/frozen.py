@@ -90,7 +90,8 @@ def solve(
     test = data.rows("test")
     if len(test):
         parts["test"] = _part(data, test, made.predict_proba(data.features[test]))
-    found = replace(made, candidates=_candidates(data, held, test, outcome))
+    candidates = _candidates(data, held, test, outcome, crossed=folds is not None)
+    found = replace(made, candidates=candidates)
     predictions = Predictions(table.classes, parts)
     return Calibrated(found, outcome, predictions, folds is not None, found_mix)
 
@@ -165,9 +166,17 @@ def _numbered(data: FeatureTable, rows: NDArray[np.int64]) -> NDArray[np.int64] 
 
 
 def _candidates(
-    data: FeatureTable, held: NDArray[np.int64], test: NDArray[np.int64], outcome: Outcome
+    data: FeatureTable,
+    held: NDArray[np.int64],
+    test: NDArray[np.int64],
+    outcome: Outcome,
+    *,
+    crossed: bool,
 ) -> list[Candidate]:
-    """Every classifier with its balanced accuracy where the choice was made, and on test."""
+    """Every classifier with its balanced accuracy where the choice was made, and on test.
+
+    If held-out images are ``crossed`` ones of training, the existing classifier may know them.
+    """
 
     def of(key: str, rows: NDArray[np.int64]) -> NDArray[Any] | None:
         if key == "existing":
@@ -184,18 +193,19 @@ def _candidates(
         logits = of(key, held)
         if logits is None:
             continue
-        reported = _measured(data, held, logits)
-        tested = None
+        reported = tested = None
+        if key != "existing" or not crossed:
+            reported = _measured(data, held, logits)
         if len(test) and (on_test := of(key, test)) is not None:
             tested = _measured(data, test, on_test)
-        worst = (tested or reported)[1]
+        worst = (tested or reported or (None, (None, None)))[1]
         found.append(
             Candidate(
                 key=key,
                 title=title,
                 chosen=key == outcome.best,
                 settings=_settings(outcome, key),
-                held_out=reported[0],
+                held_out=reported[0] if reported else None,
                 test=tested[0] if tested else None,
                 worst_class=worst[0],
                 worst_recall=worst[1],

@@ -52,6 +52,7 @@ def evaluate_tta(
         data = images_of_run(record, moved, display)
         predictions = _predicted(predictor, data, display)
     words = ["lmd", "evaluate", str(path), "--tta", *(["--data", moved] if moved else [])]
+    words += (wanted or Wanted()).words()
     note = NOTE.format(run=record.name)
     record = record.replaced(
         name=folder.name,

@@ -122,7 +122,8 @@ def format_external(found: External, sets: SetScores | None) -> str:
     mean = found.confidence
     pairs = {"Mean confidence": (mean.home, mean.here)}
     if found.coverage is not None and sets is not None:
-        pairs[f"Coverage of {100 * sets.requested:g} % sets"] = (found.coverage, sets.coverage)
+        title = f"Coverage of {100 * sets.requested:g} % sets, all images"
+        pairs[title] = (found.coverage, sets.coverage)
     for title, both in pairs.items():
         rows.append((title, *(f(n) for n in both for f in (_plain, _span)), "", ""))
     lines = [f"Here and in {home} part, on the classes that both have", *_columns(rows)]

@@ -175,7 +175,8 @@ class External(Plain):
     metrics: dict[str, Compared]
     confidence: ConfidenceShift
     coverage: Estimate | None = Field(
-        description="of prediction sets at home; here, see `sets`; null without sets"
+        description="of prediction sets in home's test part, all classes; here, see `sets`; null "
+        "without sets or a test part"
     )
     flagged: Estimate | None = Field(
         description="share of the images that are flagged as unlike the training images"

@@ -1,6 +1,6 @@
 """From probabilities to decisions: the mix of classes, costs, prediction sets and referrals."""
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -23,6 +23,28 @@ class Wanted:
     costs: GivenCosts | None = None
     coverage: float | None = None
     refer_above: int | None = None
+
+    def words(self) -> list[str]:
+        """The options of the command that ask for this.
+
+        Costs that are in no file are called ``COSTS.csv``; the record has them.
+
+        >>> Wanted({"nv": 0.9, "mel": 0.1}, coverage=0.8).words()
+        ['--prevalence', 'nv=0.9,mel=0.1', '--coverage', '0.8']
+        """
+        found: list[str] = []
+        if self.prevalence is not None:
+            given = self.prevalence
+            if isinstance(given, Mapping):
+                given = ",".join(f"{name}={float(share)}" for name, share in given.items())
+            found += ["--prevalence", str(given)]
+        if self.costs is not None:
+            in_file = not isinstance(self.costs, Mapping)
+            found += ["--costs", str(self.costs) if in_file else "COSTS.csv"]
+        found += [] if self.coverage is None else ["--coverage", str(self.coverage)]
+        return found + (
+            [] if self.refer_above is None else ["--refer-above", str(self.refer_above)]
+        )
 
 
 @dataclass(frozen=True)

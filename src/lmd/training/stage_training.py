@@ -139,7 +139,8 @@ class StageTraining:
             "lr": updating and updating.param_groups[0]["initial_lr"],
             "schedule": updating and self.schedule,
             "views": list(views) if self.optimizer else [],
-            "chosen": dict(self.stage.chosen()),
+            # Without validation images nothing was chosen: the stage fell back to its own values.
+            "chosen": dict(self.stage.chosen()) if self.trainer.validation else {},
         }
 
     def _save(self, epochs_done: int) -> None:
