@@ -46,6 +46,32 @@ def test_at_the_mix_of_the_part_they_are_precision_and_recall() -> None:
     assert found.mean_cost is None
 
 
+def test_intervals_cover_the_truth_with_a_long_tail() -> None:
+    """Seven classes, 3 % of the images of each called one of the others, all equally frequent."""
+    rng, support, rounds = np.random.default_rng(1), (500, 200, 100, 50, 20, 10, 5), 100
+    labels, mix, rates = np.repeat(np.arange(7), support), np.full(7, 1 / 7), np.full((7, 8), 0.03)
+    rates[:, 7] = 0
+    np.fill_diagonal(rates, 0.82)
+    keys = ("specificity", "ppv", "npv")
+    above, below = (dict.fromkeys(keys, 0) for _ in range(2))
+    for _ in range(rounds):
+        called = np.concatenate(
+            [rng.choice(8, n, p=row) for n, row in zip(support, rates, strict=True)]
+        )
+        sample = Sample(labels, np.eye(7)[called])
+        decisions = score_decisions(sample, Rule(prior=mix), list("abcdefg"), "")
+        for k, one in enumerate(decisions.per_class):
+            truth = predictive(rates, mix, k)
+            for key in keys:
+                found = getattr(one, key)
+                above[key] += found.low is not None and found.low > truth[key]
+                below[key] += found.high is not None and found.high < truth[key]
+    assert predictive(rates, mix, 0)["specificity"] == pytest.approx(0.97)
+    for key in keys:
+        assert above[key] + below[key] <= 0.06 * 7 * rounds, key
+        assert max(above[key], below[key]) <= 0.04 * 7 * rounds, key
+
+
 def test_a_rarer_class_has_a_lower_ppv_and_a_higher_npv() -> None:
     labels, probabilities = toy_predictions(skill=1.5)
     sample = Sample(labels, probabilities)
