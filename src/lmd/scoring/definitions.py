@@ -46,8 +46,9 @@ def definitions(resamples: int = 1000, grouped: bool = False) -> dict[str, Defin
         f"draws {drawn} within each true class, widened to contain the value where the resamples "
         "of a biased metric leave it outside. In a mean over classes with a small one (fewer than "
         f"{SMALL_CLASS} {units}), this interval would be too narrow, or have no width; the limits "
-        "of the classes, as in the per-class columns, are then combined by squares (MOVER). A "
-        "metric without limits for classes has no interval where all resamples agree. The interval "
+        "of the classes, as in the per-class columns, are then combined by squares (MOVER). AUC "
+        "has no limits for classes, and then no interval. Kappa, MCC and ECE have none where all "
+        "resamples agree. The interval "
         f"covers the choice of test images, not the randomness of training{taken}.",
     }
     found = {
