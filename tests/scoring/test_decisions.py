@@ -1,12 +1,17 @@
 """Rates, predictive values and curves against counting by hand and against scikit-learn."""
 
+from dataclasses import replace
+
 import numpy as np
 import pytest
 from sklearn.metrics import precision_recall_curve, roc_curve
 from toys import toy_predictions
 
+from lmd.scoring.conformal import Guarantee
 from lmd.scoring.costs import Costs
 from lmd.scoring.decisions import precision_recall, predictive, roc_points, score_decisions
+from lmd.scoring.definitions import format_decisions
+from lmd.scoring.estimates import Decisions
 from lmd.scoring.prevalence import class_mix, reweighted
 from lmd.scoring.rules import Rule
 from lmd.scoring.sample import Sample
@@ -134,6 +139,28 @@ def test_costs_and_the_mix_move_the_decisions_and_referrals_are_counted() -> Non
     assert found.mean_cost == pytest.approx(new @ each)
     plain = score_decisions(sample, Rule(UNIFORM, new, Costs(table)), CLASSES, "")
     assert found.mean_cost < plain.mean_cost  # type: ignore[operator]
+
+
+def test_referrals_without_a_price_are_not_free() -> None:
+    labels, probabilities = toy_predictions((60, 40, 20, 10, 5), skill=1.0)
+    sample, costs = Sample(labels, probabilities), Costs(1 - np.eye(5))
+    sets = [Guarantee("class", 20, 0.1, 0.9, 0.8, 1.0)] * 5
+
+    def found(above: int, costs: Costs) -> Decisions:
+        rule = Rule(UNIFORM, None, costs, sets, refer_above=above)
+        return score_decisions(sample, rule, CLASSES, "clinic")
+
+    some, none, priced = (
+        found(2, costs),
+        found(5, costs),
+        found(2, replace(costs, refer=np.ones(5))),
+    )
+    assert some.referred == priced.referred > 0
+    assert some.mean_cost is None
+    assert "Mean cost of one image: not known" in format_decisions(some, None)
+    assert none.referred == 0
+    for one in (none, priced):
+        assert f"at this prevalence: {one.mean_cost:.4g}" in format_decisions(one, None)
 
 
 def test_classes_without_images_and_an_unknown_mix() -> None:

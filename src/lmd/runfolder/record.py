@@ -92,7 +92,9 @@ class ModelInfo(Plain):
         default=[], description="inner levels of the encoder whose averages are among the features"
     )
     temperature: float = Field(
-        default=1.0, gt=0, description="divides the shipped model's logits; fitted on validation"
+        default=1.0,
+        gt=0,
+        description="divides the shipped model's logits; fitted on held-out images, 1 without any",
     )
     prior: Literal["uniform", "training"] | None = Field(
         default=None,
@@ -143,7 +145,9 @@ class FoldRun(Plain):
 
     name: str = Field(description="name of its run folder, inside this one")
     images: dict[TablePart, int] = Field(description="number of images, by part")
-    temperature: float = Field(description="of its model, fitted on its validation part")
+    temperature: float = Field(
+        description="of its model, fitted on its validation part, 1 without one"
+    )
     balanced_accuracy: float | None = Field(description="of its own test part")
 
 

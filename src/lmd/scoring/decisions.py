@@ -161,8 +161,8 @@ def _estimate(value: Floats, draws: Floats) -> Estimate:
 def _mean_cost(costs: Costs | None, rates: Floats, mix: Floats | None) -> float | None:
     if costs is None or mix is None:
         return None
-    size = len(mix)
-    # A referral without a cost of its own counts as free.
-    refer = np.zeros(size) if costs.refer is None else costs.refer
+    if costs.refer is None and mix @ rates[:, -1] > 0:
+        return None  # as if they were free, the hardest images would make decisions look cheap
+    refer = np.zeros(len(mix)) if costs.refer is None else costs.refer
     table = np.concatenate([costs.table, refer[:, None]], axis=1)
     return float(mix @ (rates * table).sum(axis=1))

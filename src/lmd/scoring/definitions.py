@@ -15,6 +15,8 @@ from lmd.scoring.intervals import LEVEL
 from lmd.scoring.metrics import METRICS, PER_CLASS
 from lmd.scoring.small_classes import SMALL_CLASS
 
+UNPRICED = "the costs have no column refer, which says what referring an image costs"
+
 
 def definitions(resamples: int = 1000, grouped: bool = False) -> dict[str, Definition]:
     """Title and definition of every number of ``score`` and of its interval.
@@ -95,7 +97,9 @@ def format_decisions(decisions: Decisions, sets: SetScores | None) -> str:
     how = "least expected cost" if decisions.costs else "highest probability"
     lines = [f"Decisions by the {how}; prevalence: {decisions.prevalence}", *_columns(table)]
     lines.append(f"Referred: {100 * decisions.referred:.1f} % of images at this prevalence")
-    if decisions.mean_cost is not None:
+    if decisions.unpriced:
+        lines.append(f"Mean cost of one image: not known, because {UNPRICED}")
+    elif decisions.mean_cost is not None:
         lines.append(f"Mean cost of one image at this prevalence: {decisions.mean_cost:.4g}")
     if sets is None:
         return "\n".join(lines)
