@@ -110,7 +110,7 @@ def test_evaluate_against_writes_what_it_says_into_the_report(tmp_path: Path) ->
         points = f"{float(value):+.1f}".replace("-", "−")
         assert re.search(rf"{re.escape(title)} {re.escape(points)} \S+ to \S+ {shown_p} ", text)
     assert text.count("the same as balanced accuracy") == said.count("the same as") == 1
-    few = "a class has too few images"
+    few = "too few images"
     assert text.count(f"none: {few} –") == said.count(f"no interval: {few}\n") == 3
     # A comparison that is refused changes nothing.
     before = (tmp_path / "lmd" / "report.html").read_bytes()

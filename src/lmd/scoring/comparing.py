@@ -60,7 +60,7 @@ def _why(gap: Difference, metric: Metric, sample: Sample) -> str:
         return ""
     if gap.value == 0:
         return "the runs agree"
-    return "a class has too few images" if too_small(sample, metric) else "all resamples agree"
+    return "too few images" if too_small(sample, metric) else "all resamples agree"
 
 
 def p_text(p: float) -> str:
