@@ -1,16 +1,21 @@
-"""Which images a prediction is made for."""
+"""Which images a prediction is made for, and how they are named in its CSV file."""
 
+import csv
 import os
 from collections.abc import Callable
 from pathlib import Path
 
+import numpy as np
 import pytest
 from PIL import Image
 
 from lmd.base.errors import LmdError
 from lmd.deploy.engines import TorchEngine
 from lmd.deploy.predict import Predictor, find_images
+from lmd.deploy.prediction import Prediction
 from lmd.model import ModelSpec, build_model
+from lmd.scoring.conformal import Guarantee
+from lmd.scoring.rules import Decided, Rule
 
 
 def test_a_folder_is_searched_as_in_training(tmp_path: Path) -> None:
@@ -53,6 +58,22 @@ def test_files_are_taken_as_they_are_and_nothing_is_an_error(tmp_path: Path) -> 
     (tmp_path / "empty" / ".hidden.png").write_bytes(b"x")
     with pytest.raises(LmdError, match="there are no images in the folder"):
         find_images([tmp_path / "empty"])
+
+
+def test_names_are_neither_formulas_nor_separators(tmp_path: Path) -> None:
+    classes = ("=1+1", "a|b", "c\\", "nv")
+    p = np.array([[0.7, 0.1, 0.1, 0.1], [0.1, 0.6, 0.2, 0.1], [0.1, 0.1, 0.1, 0.7]], np.float32)
+    sets = np.array([[True, True, False, False], [False, True, True, True], [False] * 3 + [True]])
+    decided = Decided(p, p.argmax(1), sets, np.array([False, True, False]))
+    rule = Rule(sets=[Guarantee("class", 20, 0.1, 0.9, 0.8, 1.0)] * 4, refer_above=2)
+    names = ("-x.png", "@y.png", "z=1.png")
+    Prediction(names, classes, p, decided, rule).write_csv(tmp_path / "p.csv")
+    with (tmp_path / "p.csv").open(newline="", encoding="utf-8") as file:
+        rows = list(csv.DictReader(file))
+    assert [row["image"] for row in rows] == ["'-x.png", "'@y.png", "z=1.png"]
+    assert [row["predicted"] for row in rows] == ["'=1+1", "a|b", "nv"]
+    assert [row["set"] for row in rows] == ["'=1+1|a\\|b", "a\\|b|c\\\\|nv", "nv"]
+    assert list(rows[0])[-4:] == [f"p:{name}" for name in classes]
 
 
 def test_a_name_that_is_not_utf8_is_named_or_counted(tmp_path: Path) -> None:

@@ -104,12 +104,14 @@ def test_evaluate_against_writes_what_it_says_into_the_report(tmp_path: Path) ->
     text = page(tmp_path / "lmd" / "report.html").text
     assert "Side by side" in text
     rows = re.findall(r"^  (\S.*?)  +([+-][\d.]+)   95 % .*   p [=<] ([\d.]+)$", said, re.MULTILINE)
-    assert len(rows) == 11
+    assert len(rows) == 8
     for title, value, p in rows:
         shown_p = f"< {p}" if f"p < {p}" in said and p == "0.001" else p
         points = f"{float(value):+.1f}".replace("-", "−")
         assert re.search(rf"{re.escape(title)} {re.escape(points)} \S+ to \S+ {shown_p} ", text)
     assert text.count("the same as balanced accuracy") == said.count("the same as") == 1
+    few = "too few images"
+    assert text.count(f"none: {few} –") == said.count(f"no interval: {few}\n") == 3
     # A comparison that is refused changes nothing.
     before = (tmp_path / "lmd" / "report.html").read_bytes()
     make_run(tmp_path / "other", ["a", "b"])

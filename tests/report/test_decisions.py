@@ -13,8 +13,10 @@ from lmd.scoring.rules import Wanted
 COSTS = {name: 10.0 if name == "melanoma" else 1.0 for name in SKIN}
 
 
-def made(folder: Path, **wanted: object) -> tuple[Record, str]:
+def made(folder: Path, temperature: float = 1.7, **wanted: object) -> tuple[Record, str]:
     make_run(folder, SKIN)
+    with edited(folder) as values:
+        values["model"]["temperature"] = temperature
     record = rescore(folder, resamples=20, wanted=Wanted(**wanted))  # type: ignore[arg-type]
     return record, page(folder / "report.html").text
 
@@ -53,6 +55,23 @@ def test_referrals_are_shown_where_there_are_any(tmp_path: Path) -> None:
     assert record.decisions.referred > 0
     assert f"{shown(record.decisions.referred)} of the images are referred" in text
     assert "Referred" in text
+    assert "mean cost" not in text
+    record, text = made(tmp_path / "costs", coverage=0.99, refer_above=1, costs=COSTS)
+    assert record.decisions is not None
+    assert record.decisions.mean_cost is None
+    assert "The mean cost of an image is not known, because the costs have no column refer" in text
+
+
+def test_only_a_temperature_that_was_fitted_is_taken_away(tmp_path: Path) -> None:
+    for temperature, said in (
+        (1.7, "Without the temperature of 1.7, which was fitted on the validation part,"),
+        (1.0, "No temperature was fitted to these probabilities. The model answers for"),
+    ):
+        folder = tmp_path / str(temperature)
+        record, text = made(folder, temperature)
+        assert said in text
+        assert ("fitted on" in text) == (temperature != 1)
+        assert f"{record.calibration['test'].matched_after:.3f}" in text
 
 
 def test_the_curves_rise_and_have_few_points(tmp_path: Path) -> None:

@@ -150,6 +150,9 @@ def test_without_validation_groups_stay_together_and_small_classes_are_named(
     assert "cross-validation" in notes
     assert "no test part" in notes
     assert run.read_predictions().parts["validation"].labels.min() == 1
+    assert (
+        "which was fitted on images held out of training" in (run.path / "report.html").read_text()
+    )
     assert record.data.grouped
     done = CliRunner().invoke(app, ["evaluate", str(run.path), "--resamples", "20"])
     assert done.exit_code == 0, done.exception

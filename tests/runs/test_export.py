@@ -20,7 +20,7 @@ pytest.importorskip("onnxruntime", reason="the extra 'onnx' is not installed")
 pytest.importorskip("onnxscript", reason="the extra 'onnx' is not installed")
 
 from lmd.runs import export as exporting  # noqa: E402
-from lmd.runs.export import Change, export_run  # noqa: E402
+from lmd.runs.export import NO_INTERVAL, Change, export_run  # noqa: E402
 
 
 @pytest.fixture(scope="module")
@@ -90,6 +90,23 @@ def test_what_does_not_pay_is_said_and_not_written(
     assert "does not pay for this model" in str(done.exception)
     assert "Balanced accuracy, tail" in done.stderr
     assert list(tmp_path.iterdir()) == []
+
+
+def test_a_change_without_an_interval_has_no_numbers_for_it(run: RunFolder, tmp_path: Path) -> None:
+    nan = float("nan")
+    known, unknown = change(0.005, 2.0), change(0.005, 2.0)
+    unknown.metrics["auc"], unknown.before["auc"] = Difference(0.01, nan, nan, nan), 0.9
+    unknown.metrics["bacc_tail"] = Difference(nan, nan, nan, nan)
+    said = unknown.lines()
+    assert said[2].split("   ")[-1] == "no interval"
+    assert said[3].strip() == NO_INTERVAL
+    assert not any(NO_INTERVAL in line for line in known.lines())
+    exporting._write_card(run.path, tmp_path / "m.onnx", unknown)
+    card = (tmp_path / "m-card.md").read_text(encoding="utf-8")
+    assert "| Macro AUC | +1.00 | none |" in card
+    assert NO_INTERVAL in card
+    for text in ("\n".join(said), card.split("## int8")[1].split("## ")[0]):
+        assert "nan" not in text
 
 
 def test_mistakes_are_named(run: RunFolder, tmp_path: Path) -> None:

@@ -92,6 +92,17 @@ def test_evaluate_writes_a_folder_beside_the_run(run: Path) -> None:
     after = RunFolder.open(run.parent / "run-tta").read_record()
     assert after.metrics == made.record.metrics
     assert after.tta == "flips"
+    # A mean of probabilities has no temperature that could be undone.
+    assert own.record.model.temperature != 1
+    for record, known in ((own.record, True), (after, False)):
+        found = record.calibration["test"]
+        assert (found.before.value is not None) == (found.matched_before is not None) == known
+        assert found.matched_after is not None
+    text = (run.parent / "run-tta" / "report.html").read_text(encoding="utf-8")
+    assert "was fitted without mirror images; what the error would be" in text
+    assert "Without the temperature" not in text
+    assert "reliability-before" not in text
+    assert "Without the temperature" in (run / "report.html").read_text(encoding="utf-8")
 
 
 def test_only_an_evaluation_of_this_kind_is_replaced(run: Path, tmp_path: Path) -> None:

@@ -38,6 +38,14 @@ def test_a_calibrated_model_is_calibrated_in_its_own_mix_only() -> None:
     assert weights[labels == 1].sum() == pytest.approx(0.5)
 
 
+def test_what_cannot_be_undone_has_no_value_without_the_temperature() -> None:
+    sample = Sample(np.array([0, 1, 1]), np.array([[0.8, 0.2], [0.3, 0.7], [0.6, 0.4]]))
+    mix = np.array([0.5, 0.5])
+    found = calibration(sample, None, mix, resamples=5)
+    assert (found.before.value, found.matched_before) == (None, None)
+    assert found.matched_after == calibration(sample, 2.0, mix, resamples=5).matched_after
+
+
 def test_without_a_known_mix() -> None:
     sample = Sample(np.array([0, 1, 1]), np.array([[0.8, 0.2], [0.3, 0.7], [0.6, 0.4]]))
     found = calibration(sample, 1.0, None, resamples=5)

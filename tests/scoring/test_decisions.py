@@ -1,12 +1,17 @@
 """Rates, predictive values and curves against counting by hand and against scikit-learn."""
 
+from dataclasses import replace
+
 import numpy as np
 import pytest
 from sklearn.metrics import precision_recall_curve, roc_curve
 from toys import toy_predictions
 
+from lmd.scoring.conformal import Guarantee
 from lmd.scoring.costs import Costs
 from lmd.scoring.decisions import precision_recall, predictive, roc_points, score_decisions
+from lmd.scoring.definitions import format_decisions
+from lmd.scoring.estimates import Decisions
 from lmd.scoring.prevalence import class_mix, reweighted
 from lmd.scoring.rules import Rule
 from lmd.scoring.sample import Sample
@@ -44,6 +49,32 @@ def test_at_the_mix_of_the_part_they_are_precision_and_recall() -> None:
         assert one.prevalence == pytest.approx(mix[k])
     assert found.referred == 0
     assert found.mean_cost is None
+
+
+def test_intervals_cover_the_truth_with_a_long_tail() -> None:
+    """Seven classes, 3 % of the images of each called one of the others, all equally frequent."""
+    rng, support, rounds = np.random.default_rng(1), (500, 200, 100, 50, 20, 10, 5), 100
+    labels, mix, rates = np.repeat(np.arange(7), support), np.full(7, 1 / 7), np.full((7, 8), 0.03)
+    rates[:, 7] = 0
+    np.fill_diagonal(rates, 0.82)
+    keys = ("specificity", "ppv", "npv")
+    above, below = (dict.fromkeys(keys, 0) for _ in range(2))
+    for _ in range(rounds):
+        called = np.concatenate(
+            [rng.choice(8, n, p=row) for n, row in zip(support, rates, strict=True)]
+        )
+        sample = Sample(labels, np.eye(7)[called])
+        decisions = score_decisions(sample, Rule(prior=mix), list("abcdefg"), "")
+        for k, one in enumerate(decisions.per_class):
+            truth = predictive(rates, mix, k)
+            for key in keys:
+                found = getattr(one, key)
+                above[key] += found.low is not None and found.low > truth[key]
+                below[key] += found.high is not None and found.high < truth[key]
+    assert predictive(rates, mix, 0)["specificity"] == pytest.approx(0.97)
+    for key in keys:
+        assert above[key] + below[key] <= 0.06 * 7 * rounds, key
+        assert max(above[key], below[key]) <= 0.04 * 7 * rounds, key
 
 
 def test_a_rarer_class_has_a_lower_ppv_and_a_higher_npv() -> None:
@@ -108,6 +139,28 @@ def test_costs_and_the_mix_move_the_decisions_and_referrals_are_counted() -> Non
     assert found.mean_cost == pytest.approx(new @ each)
     plain = score_decisions(sample, Rule(UNIFORM, new, Costs(table)), CLASSES, "")
     assert found.mean_cost < plain.mean_cost  # type: ignore[operator]
+
+
+def test_referrals_without_a_price_are_not_free() -> None:
+    labels, probabilities = toy_predictions((60, 40, 20, 10, 5), skill=1.0)
+    sample, costs = Sample(labels, probabilities), Costs(1 - np.eye(5))
+    sets = [Guarantee("class", 20, 0.1, 0.9, 0.8, 1.0)] * 5
+
+    def found(above: int, costs: Costs) -> Decisions:
+        rule = Rule(UNIFORM, None, costs, sets, refer_above=above)
+        return score_decisions(sample, rule, CLASSES, "clinic")
+
+    some, none, priced = (
+        found(2, costs),
+        found(5, costs),
+        found(2, replace(costs, refer=np.ones(5))),
+    )
+    assert some.referred == priced.referred > 0
+    assert some.mean_cost is None
+    assert "Mean cost of one image: not known" in format_decisions(some, None)
+    assert none.referred == 0
+    for one in (none, priced):
+        assert f"at this prevalence: {one.mean_cost:.4g}" in format_decisions(one, None)
 
 
 def test_classes_without_images_and_an_unknown_mix() -> None:

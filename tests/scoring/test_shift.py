@@ -73,6 +73,9 @@ def test_a_handful_of_images_leaves_a_wide_difference(right: int, difference: fl
     assert gap.high is not None
     assert gap.high - gap.low > 0.5
     assert gap.low <= gap.value <= gap.high
+    assert found["auc"].home.low is None  # nothing to combine
+    assert found["auc"].difference.low is None
+    assert found["macro_f1"].difference.low is not None
 
 
 def test_confidence_that_only_the_mix_changes_is_explained_by_the_mix() -> None:

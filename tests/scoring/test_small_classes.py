@@ -69,6 +69,27 @@ def test_a_small_class_decides_which_means_are_combined():
     assert small_classes(sample(many, many)) == []
 
 
+# Without limits for each class there is nothing to combine.
+@pytest.mark.parametrize(("fewest", "known"), [(4, False), (12, True)])
+def test_auc_and_the_paired_differences_of_f1_and_precision_need_larger_classes(fewest, known):
+    labels = np.repeat([0, 1, 2], [60, 40, fewest])
+    a = sample(labels, mistaken(labels, [0, 1, 2, 70, 71, 101]))
+    b = sample(labels, mistaken(labels, [5, 72, 73, 74, 75, 76, 77, 102]))
+    alone = metric_estimates(a, resamples=200)
+    assert (alone["auc"].low is not None) == known
+    assert alone["macro_f1"].low is not None  # combined
+    pairs = compare(a, b, resamples=200)
+    for key in ("auc", "macro_f1", "macro_precision"):
+        gap = pairs[key].difference
+        assert gap.value != 0
+        assert np.isfinite([gap.low, gap.high, gap.p_value]).tolist() == [known] * 3, key
+        assert (pairs[key].corrected is not None) == known
+    for key in ("balanced_accuracy", "accuracy", "kappa", "mcc", "ece", "bacc_head"):
+        assert np.isfinite(pairs[key].difference.p_value), key
+    shown = format_comparison(pairs, "title")
+    assert shown.count("no interval: too few images\n") == (0 if known else 3)
+
+
 def newcombe(e, f, g, h):
     """Method 10 of Newcombe (1998) from the four cells of a paired table."""
     n = e + f + g + h

@@ -1,4 +1,4 @@
-"""Text for messages: shortened lists, singular and plural, near misses, values as typed."""
+"""Text for people: shortened lists, singular and plural, near misses, values as typed, cells."""
 
 import json
 import os
@@ -100,6 +100,15 @@ def as_typed(value: Any) -> str:
     except tomllib.TOMLDecodeError:
         return value
     return as_toml(value)
+
+
+def no_formula(text: str) -> str:
+    """A cell of a CSV file with an apostrophe before what a spreadsheet would compute.
+
+    >>> no_formula("=2+2"), no_formula("nevus")
+    ("'=2+2", 'nevus')
+    """
+    return f"'{text}" if text.startswith(("=", "+", "-", "@", "\t", "\r")) else text
 
 
 def printable(text: str) -> str:

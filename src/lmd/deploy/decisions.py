@@ -34,11 +34,16 @@ def extra_columns(decided: Decided, rule: Rule, classes: Sequence[str]) -> dict[
     columns: dict[str, list[Any]] = {}
     if decided.sets is not None:
         members = [list(compress(classes, row)) for row in decided.sets]
-        columns["set"] = [SEPARATOR.join(names) for names in members]
+        columns["set"] = [SEPARATOR.join(map(_escaped, names)) for names in members]
         columns["set_size"] = [len(names) for names in members]
     if rule.refers:
         columns["refer"] = ["yes" if refer else "no" for refer in decided.refer]
     return columns
+
+
+def _escaped(name: str) -> str:
+    """A class name in a set, with a backslash before what would end it."""
+    return name.replace("\\", "\\\\").replace(SEPARATOR, f"\\{SEPARATOR}")
 
 
 def describe_guarantees(

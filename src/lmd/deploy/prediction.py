@@ -11,6 +11,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from lmd.base.files import atomic_write
+from lmd.base.text import no_formula
 from lmd.deploy.decisions import extra_columns
 from lmd.scoring.conformal import Guarantee
 from lmd.scoring.rules import Decided, Rule
@@ -73,7 +74,8 @@ class Prediction:
     def write_csv(self, path: str | Path) -> None:
         """Write one row per image: name, class, its probability, decisions, all probabilities.
 
-        The column ``unlike_training`` (true or false) is there if it is known.
+        The column ``unlike_training`` (true or false) is there if it is known. Cells that a
+        spreadsheet would compute have an apostrophe before them.
         """
         text = io.StringIO()
         writer = csv.writer(text, lineterminator="\n")
@@ -85,5 +87,6 @@ class Prediction:
         for i, (name, k) in enumerate(zip(self.names, self.decided.chosen, strict=True)):
             row = [f"{p:.6f}" for p in self.probabilities[i]]
             cells = [column[i] for column in extra.values()]
-            writer.writerow([name, self.classes[k], row[k], *cells, *row])
+            words = [no_formula(str(cell)) for cell in (name, self.classes[k], row[k], *cells)]
+            writer.writerow([*words, *row])
         atomic_write(Path(path), text.getvalue().encode(), parents=True)

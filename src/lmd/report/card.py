@@ -5,7 +5,16 @@ from pathlib import PurePath
 from typing import get_args
 
 from lmd.report.card_blocks import Block, Bullets, Code, Grid, Section
-from lmd.report.words import NONE, interval, listing, measure, percent, setting, thousands
+from lmd.report.words import (
+    NONE,
+    fitted_on,
+    interval,
+    listing,
+    measure,
+    percent,
+    setting,
+    thousands,
+)
 from lmd.runfolder.record import Record, TablePart
 from lmd.scoring.estimates import Calibration, ClassScore, Estimate
 from lmd.scoring.metrics import METRICS, PER_CLASS
@@ -187,13 +196,15 @@ def _numbers(record: Record) -> list[Block]:
 
 
 def _temperature(record: Record) -> str:
-    value, whose = f"{record.model.temperature:.4g}", "the"
+    where, value = fitted_on(record), f"{record.model.temperature:.4g}"
+    if where is None:
+        return "Temperature: none was fitted."
     if record.folds is not None:
         each = ", ".join(f"{fold.temperature:.3g}" for fold in record.folds.runs)
-        value, whose = f"each fold has its own ({each})", "its"
+        value = f"each fold has its own ({each})"
         if record.folds.final == "refit":
             value += ", and so has the shipped model"
-    return f"Temperature: {value}, fitted on {whose} validation part; the model file applies it."
+    return f"Temperature: {value}, fitted on {where}; the model file applies it."
 
 
 def _probabilities(record: Record) -> list[Block]:
@@ -207,16 +218,15 @@ def _probabilities(record: Record) -> list[Block]:
     ]
     found: Calibration | None = record.calibration.get(record.part) if record.part else None
     if found is not None and record.part is not None:
-        after = record.metrics[record.part]["ece"]
-        lines.append(
-            f"Expected calibration error: {measure('ece', found.before.value)} without the "
-            f"temperature, {measure('ece', after.value)} with it."
-        )
-        if found.matched_before is not None and found.matched_after is not None:
-            lines.append(
-                "With images counted in the mix of the prior: "
-                f"{found.matched_before:.3f} without, {found.matched_after:.3f} with."
-            )
+        after = record.metrics[record.part]["ece"].value
+        errors = {"Expected calibration error": (found.before.value, after)}
+        if found.matched_after is not None:
+            both = found.matched_before, found.matched_after
+            errors["With images counted in the mix of the prior"] = both
+        fitted = fitted_on(record) is not None
+        for what, (without, shipped) in errors.items():
+            before = f"{measure('ece', without)} without the temperature, " if fitted else ""
+            lines.append(f"{what}: {before}{measure('ece', shipped)}{' with it' * fitted}.")
     return [Bullets(lines)]
 
 

@@ -4,8 +4,6 @@ from collections.abc import Sequence
 from dataclasses import asdict
 from typing import Any
 
-import numpy as np
-
 from lmd.report import charts, figures, view
 from lmd.runfolder.folder import RunFiles
 from lmd.runfolder.pairing import paired
@@ -56,7 +54,7 @@ def _pair(run: RunFiles, other: RunFiles, resamples: int) -> dict[str, Any]:
             "key": key,
             "same_as": METRICS[one.same_as].title.lower() if one.same_as else "",
             "p": "–" if one.corrected is None else p_text(one.corrected).removeprefix("= "),
-            "bounded": bool(np.isfinite(one.difference.low)),
+            "why": one.why,
             **asdict(one.difference),
         }
         for key, one in compare(a, b, resamples=resamples).items()

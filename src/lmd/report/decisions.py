@@ -6,8 +6,9 @@ from typing import Any
 from lmd.report import figures
 from lmd.report.class_curves import class_curves, precision_figure, roc_figure
 from lmd.report.view import Row
-from lmd.report.words import NONE, interval, percent
+from lmd.report.words import NONE, fitted_on, interval, percent
 from lmd.runfolder.folder import RunFiles
+from lmd.scoring.definitions import UNPRICED
 from lmd.scoring.estimates import Estimate
 
 GUARANTEES = {
@@ -63,6 +64,7 @@ def decisions_view(run: RunFiles, rows: Sequence[Row]) -> dict[str, Any] | None:
         "prevalence": found.prevalence,
         "costs": found.costs is not None,
         "mean_cost": None if found.mean_cost is None else f"{found.mean_cost:.3g}",
+        "unpriced": UNPRICED if found.unpriced else "",
         "refers": refers,
         "referred": percent(found.referred),
         "fixed": percent(found.fixed_specificity, 0),
@@ -90,19 +92,27 @@ def decisions_view(run: RunFiles, rows: Sequence[Row]) -> dict[str, Any] | None:
 
 
 def calibration_view(run: RunFiles) -> dict[str, str] | None:
-    """ECE without the temperature, and both values in the mix that the model answers for."""
-    found = run.record.calibration.get(run.record.part) if run.record.part else None
-    if found is None or found.before.value is None:
+    """ECE without the temperature, if one was fitted, and in the mix that the model answers for."""
+    record = run.record
+    found = record.calibration.get(record.part) if record.part else None
+    if found is None:
         return None
-    both = found.matched_before is not None and found.matched_after is not None
-    return {
-        "temperature": "each fold" if run.record.folds else f"{run.record.model.temperature:.3g}",
-        "before": f"{found.before.value:.3f}",
-        "interval": interval("ece", found.before),
-        "prior": run.record.model.prior or "",
-        "matched_before": f"{found.matched_before:.3f}" if both else "",
-        "matched_after": f"{found.matched_after:.3f}" if both else "",
+    where = fitted_on(record)
+    view = {
+        "temperature": "each fold" if record.folds else f"{record.model.temperature:.3g}",
+        "where": where or "",
+        "before": "",
+        "matched_before": "",
+        "mirrored": "yes" if where and record.tta else "",
+        "prior": record.model.prior or "",
+        "matched_after": "" if found.matched_after is None else f"{found.matched_after:.3f}",
     }
+    if where is not None and record.tta is None and found.before.value is not None:
+        view["before"] = f"{found.before.value:.3f}"
+        view["interval"] = interval("ece", found.before)
+        if found.matched_before is not None:
+            view["matched_before"] = f"{found.matched_before:.3f}"
+    return view
 
 
 def _number(found: Estimate) -> Row:

@@ -121,7 +121,9 @@ def _calibration(run: RunFiles, metrics: Sequence[view.Row]) -> dict[str, Any] |
     total = sum(each.count for each in bins)
     gap = sum(each.count * (each.confidence - each.accuracy) for each in bins) / total
     before = None
-    if (temperature := run.record.model.temperature) != 1:
+    temperature = run.record.model.temperature
+    # A mean over mirror images has no logits that could be multiplied by it.
+    if temperature != 1 and run.record.tta is None:
         raw = Sample(found.labels, without_temperature(found.probabilities, temperature))
         before, _ = reliability_figure("reliability-before", raw)
     return {

@@ -8,7 +8,7 @@ from typing import Any
 
 from markupsafe import Markup
 
-_FORMULA = ("=", "+", "-", "@", "\t", "\r")
+from lmd.base.text import no_formula
 
 
 def savable(name: str, drawing: str, rows: Sequence[Mapping[str, Any]]) -> Markup:
@@ -36,6 +36,5 @@ def _cell(value: Any) -> str:
         return ""
     if isinstance(value, float):
         return f"{value:.6g}"
-    words = str(value)
-    # A spreadsheet would compute a class name that looks like a formula.
-    return f"'{words}" if isinstance(value, str) and words.startswith(_FORMULA) else words
+    # A class name may look like a formula; a negative number is none.
+    return no_formula(value) if isinstance(value, str) else str(value)

@@ -75,6 +75,17 @@ def novelty(record: Record) -> list[str]:
     return sentences
 
 
+def fitted_on(record: Record) -> str | None:
+    """The images that gave the temperature; ``None`` if none was fitted and it is 1."""
+    if record.folds is not None:
+        fitted = any(fold.temperature != 1 for fold in record.folds.runs)
+        return "its validation part" if fitted else None
+    if record.model.temperature == 1:
+        return None
+    validation = record.data.counts.get("validation", [])
+    return "the validation part" if any(validation) else "images held out of training"
+
+
 def interval(key: str, found: Estimate) -> str:
     """The interval of a metric; empty if there is none.
 

@@ -90,7 +90,7 @@ class ModelInfo(Plain):
         default=[], description="inner levels of the encoder whose averages are among the features"
     )
     temperature: float = Field(
-        default=1.0, gt=0, description="divides the shipped model's logits; fitted on validation"
+        default=1.0, gt=0, description="divides the logits; from held-out images, 1 without any"
     )
     prior: Literal["uniform", "training"] | None = Field(
         default=None,
@@ -143,7 +143,7 @@ class FoldRun(Plain):
 
     name: str = Field(description="name of its run folder, inside this one")
     images: dict[TablePart, int] = Field(description="number of images, by part")
-    temperature: float = Field(description="of its model, fitted on its validation part")
+    temperature: float = Field(description="of its model, from its validation part; 1 without one")
     balanced_accuracy: float | None = Field(description="of its own test part")
 
 

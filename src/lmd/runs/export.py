@@ -32,6 +32,7 @@ from lmd.scoring.sample import Sample
 CALIBRATION = 256  # training images that show the ranges of the activations
 TOLERANCE = 0.01  # largest loss of balanced accuracy on the validation part
 FASTER = 1.1  # least ratio of the seconds of float32 and int8
+NO_INTERVAL = "No interval: a class has too few validation images, or all resamples agree."
 _TIMED, _ROUNDS = 8, 7  # images in a batch, and how often both are timed
 
 
@@ -49,6 +50,11 @@ class Change:
     megabytes: tuple[float, float]
     ratio: float
 
+    @property
+    def unbounded(self) -> bool:
+        """Whether a metric has a value but no interval."""
+        return any(np.isfinite(one.value) and not _span(one) for one in self.metrics.values())
+
     def objections(self) -> list[str]:
         """Why int8 does not pay, if it does not."""
         lost, found = -self.metrics["balanced_accuracy"].value, []
@@ -65,9 +71,12 @@ class Change:
         lines = [f"int8 against float32 on {self.images} validation images, in points"]
         for key, one in self.metrics.items():
             if np.isfinite(one.value):
-                title, span = METRICS[key].title, f"{100 * one.low:+.2f} to {100 * one.high:+.2f}"
-                before = f"{100 * self.before[key]:7.2f}"
-                lines.append(f"  {title:<26} {before} {100 * one.value:+7.2f}   95 % {span}")
+                span, before = _span(one), f"{100 * self.before[key]:7.2f}"
+                said = f"95 % {span}" if span else "no interval"
+                lines.append(
+                    f"  {METRICS[key].title:<26} {before} {100 * one.value:+7.2f}   {said}"
+                )
+        lines += [f"  {NO_INTERVAL}"] if self.unbounded else []
         lines.append(f"  the same class for {100 * self.same:.1f} % of the images")
         small, large = self.megabytes[1], self.megabytes[0]
         lines.append(f"  {large:.1f} MB become {small:.1f} MB")
@@ -202,6 +211,13 @@ def _write_card(run: Path, path: Path, change: Change | None = None) -> None:
     write_card(RunFolder.open(folder).read_record(), path.parent, exported=path, more=more)
 
 
+def _span(change: Difference) -> str:
+    """The interval in points; empty if there is none."""
+    if not np.isfinite(change.low):
+        return ""
+    return f"{100 * change.low:+.2f} to {100 * change.high:+.2f}"
+
+
 def _about(change: Change) -> Iterator[Block]:
     yield (
         "This file computes convolutions with 8-bit numbers. The numbers above are of the float32 "
@@ -211,7 +227,7 @@ def _about(change: Change) -> Iterator[Block]:
         (
             METRICS[key].title,
             f"{100 * one.value:+.2f}",
-            f"{100 * one.low:+.2f} to {100 * one.high:+.2f}",
+            _span(one) or "none",
         )
         for key, one in change.metrics.items()
         if np.isfinite(one.value)
@@ -219,6 +235,7 @@ def _about(change: Change) -> Iterator[Block]:
     yield Grid(("Metric", "Change", "95 % interval"), rows)
     yield Bullets(
         [
+            *([NO_INTERVAL] if change.unbounded else []),
             f"The same class for {100 * change.same:.1f} % of these images.",
             "Thresholds of prediction sets are from the int8 answers.",
         ]

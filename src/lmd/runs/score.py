@@ -53,11 +53,14 @@ def _temperature(ready: Ready, logits: Tensor, labels: NDArray[np.int64]) -> flo
 
 def _temperatures(
     record: Record, part: Part, labels: NDArray[np.int64]
-) -> float | NDArray[np.float64]:
+) -> float | NDArray[np.float64] | None:
     """What the logits were divided by: one number, or ``(N, 1)``, as each fold has its own.
 
-    They are in the order of a ``Sample``, whose rows are sorted by class.
+    They are in the order of a ``Sample``, whose rows are sorted by class. ``None`` for means over
+    mirror images, which have no logits.
     """
+    if record.tta is not None:
+        return None
     if record.folds is None or part != "test":
         return record.model.temperature
     folds = record.folds.runs

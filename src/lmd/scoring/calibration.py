@@ -27,13 +27,21 @@ def without_temperature(probabilities: Probabilities, temperature: float | Float
 
 
 def calibration(
-    sample: Sample, temperature: float | Floats, mix: Floats | None, *, resamples: int = 1000
+    sample: Sample, temperature: float | Floats | None, mix: Floats | None, *, resamples: int = 1000
 ) -> Calibration:
     """ECE without the temperature, and both values in the ``mix (K,)`` that the model assumes.
 
-    A temperature for each image, ``(N, 1)``, is in the order of the sample's rows.
+    A temperature for each image, ``(N, 1)``, is in the order of the sample's rows. ``None`` is
+    one that cannot be undone.
     """
-    ece = METRICS["ece"]
+    ece, weights = METRICS["ece"], None if mix is None else mix_weights(sample.labels, mix)[None]
+
+    def matched(one: Sample) -> float | None:
+        return None if weights is None else float(ece.function(Weighted(one, weights))[0])
+
+    if temperature is None:
+        unknown = Estimate(value=None)
+        return Calibration(before=unknown, matched_before=None, matched_after=matched(sample))
     before = Sample(
         sample.labels,
         without_temperature(sample.probabilities, temperature),
@@ -42,13 +50,9 @@ def calibration(
     )
     value = ece.value(before)
     low, high = interval(bootstrap(before, ["ece"], resamples=resamples)["ece"], value)
-    matched: list[float | None] = [None, None]
-    if mix is not None:
-        weights = mix_weights(sample.labels, mix)[None]
-        matched = [float(ece.function(Weighted(one, weights))[0]) for one in (before, sample)]
     agree = low == high  # then nothing is known about how sure the value is
     return Calibration(
         before=Estimate(value=value) if agree else Estimate(value=value, low=low, high=high),
-        matched_before=matched[0],
-        matched_after=matched[1],
+        matched_before=matched(before),
+        matched_after=matched(sample),
     )

@@ -6,20 +6,23 @@ from dataclasses import dataclass
 import numpy as np
 
 from lmd.scoring.intervals import Difference, holm, paired_differences
-from lmd.scoring.metrics import METRICS
+from lmd.scoring.metrics import METRICS, Metric
 from lmd.scoring.sample import Sample
+from lmd.scoring.small_classes import too_small
 
 
 @dataclass(frozen=True)
 class Compared:
     """A difference in one metric; ``corrected`` is its p-value by Holm over all distinct metrics.
 
-    ``same_as`` is an earlier metric that is the same number here: it is not counted again.
+    ``same_as`` is an earlier metric that is the same number here: it is not counted again. ``why``
+    says why the difference has no interval, if it has none.
     """
 
     difference: Difference
     corrected: float | None
     same_as: str | None = None
+    why: str = ""
 
     @property
     def known(self) -> bool:
@@ -35,7 +38,8 @@ def compare(a: Sample, b: Sample, *, resamples: int = 1000, seed: int = 0) -> di
     p_values = holm([found[key].p_value for key in tested])
     corrected = dict(zip(tested, p_values.tolist(), strict=True))
     return {
-        key: Compared(one, corrected.get(same[key] or key), same[key]) for key, one in found.items()
+        key: Compared(one, corrected.get(same[key] or key), same[key], _why(one, METRICS[key], a))
+        for key, one in found.items()
     }
 
 
@@ -50,6 +54,15 @@ def _same(key: str, a: Sample, b: Sample) -> str | None:
     return None
 
 
+def _why(gap: Difference, metric: Metric, sample: Sample) -> str:
+    """Why a difference has no interval; empty if it has one."""
+    if np.isfinite(gap.low):
+        return ""
+    if gap.value == 0:
+        return "the runs agree"
+    return "too few images" if too_small(sample, metric) else "all resamples agree"
+
+
 def p_text(p: float) -> str:
     """A p-value with its sign, as the page and the terminal show it.
 
@@ -57,11 +70,6 @@ def p_text(p: float) -> str:
     ('= 0.021', '< 0.001')
     """
     return "< 0.001" if p < 0.001 else f"= {p:.3f}"
-
-
-def agreement(gap: float) -> str:
-    """Why a difference has no interval."""
-    return "all resamples agree" if gap else "the runs agree"
 
 
 def format_comparison(found: dict[str, Compared], title: str) -> str:
@@ -75,7 +83,7 @@ def format_comparison(found: dict[str, Compared], title: str) -> str:
             lines.append(f"  {name:<26} the same as {METRICS[one.same_as].title.lower()}")
         else:
             span = f"95 % {100 * gap.low:+.2f} to {100 * gap.high:+.2f}"
-            span = span if np.isfinite(gap.low) else f"no interval: {agreement(gap.value)}"
+            span = span if np.isfinite(gap.low) else f"no interval: {one.why}"
             p = f"   p {p_text(one.corrected)}" if one.corrected is not None else ""
             lines.append(f"  {name:<26} {100 * gap.value:+7.2f}   {span}{p}")
     return "\n".join(lines)

@@ -133,14 +133,20 @@ def _rates(sample: Sample, chosen: NDArray[np.integer[Any]]) -> Floats:
 
 
 def _rate_draws(sample: Sample, chosen: NDArray[np.integer[Any]]) -> Floats:
-    """Draws ``(R, K, K + 1)`` of these shares from their Beta posteriors under Jeffreys' prior."""
+    """Draws ``(R, K, K + 1)`` of these shares from their Beta posteriors.
+
+    Whether an image is decided as its own class has Jeffreys' prior, half an image for each answer.
+    Every other decision has 1 / (K + 1) of an image (Perks 1947): with half an image for each of
+    them, a few images of a rare class would count mostly as false alarms that nobody saw.
+    """
     generator, size = np.random.default_rng(0), len(sample.support)
     draws = np.zeros((_DRAWS, size, size + 1))
     for j, own in enumerate(sample.rows):
         groups = None if sample.groups is None else sample.groups[own]
         for k in range(size + 1):
             hits, trials = effective(chosen[own] == k, groups)
-            draws[:, j, k] = generator.beta(hits + 0.5, trials - hits + 0.5, _DRAWS)
+            share = 1 / 2 if j == k else 1 / (size + 1)
+            draws[:, j, k] = generator.beta(hits + share, trials - hits + 1 - share, _DRAWS)
     return draws
 
 
@@ -155,8 +161,8 @@ def _estimate(value: Floats, draws: Floats) -> Estimate:
 def _mean_cost(costs: Costs | None, rates: Floats, mix: Floats | None) -> float | None:
     if costs is None or mix is None:
         return None
-    size = len(mix)
-    # A referral without a cost of its own counts as free.
-    refer = np.zeros(size) if costs.refer is None else costs.refer
+    if costs.refer is None and mix @ rates[:, -1] > 0:
+        return None  # as if they were free, the hardest images would make decisions look cheap
+    refer = np.zeros(len(mix)) if costs.refer is None else costs.refer
     table = np.concatenate([costs.table, refer[:, None]], axis=1)
     return float(mix @ (rates * table).sum(axis=1))

@@ -15,6 +15,8 @@ from lmd.scoring.intervals import LEVEL
 from lmd.scoring.metrics import METRICS, PER_CLASS
 from lmd.scoring.small_classes import SMALL_CLASS
 
+UNPRICED = "the costs have no column refer, which says what referring an image costs"
+
 
 def definitions(resamples: int = 1000, grouped: bool = False) -> dict[str, Definition]:
     """Title and definition of every number of ``score`` and of its interval.
@@ -46,8 +48,9 @@ def definitions(resamples: int = 1000, grouped: bool = False) -> dict[str, Defin
         f"draws {drawn} within each true class, widened to contain the value where the resamples "
         "of a biased metric leave it outside. In a mean over classes with a small one (fewer than "
         f"{SMALL_CLASS} {units}), this interval would be too narrow, or have no width; the limits "
-        "of the classes, as in the per-class columns, are then combined by squares (MOVER). A "
-        "metric without limits for classes has no interval where all resamples agree. The interval "
+        "of the classes, as in the per-class columns, are then combined by squares (MOVER). AUC "
+        "has no limits for classes, and then no interval. Kappa, MCC and ECE have none where all "
+        "resamples agree. The interval "
         f"covers the choice of test images, not the randomness of training{taken}.",
     }
     found = {
@@ -94,7 +97,9 @@ def format_decisions(decisions: Decisions, sets: SetScores | None) -> str:
     how = "least expected cost" if decisions.costs else "highest probability"
     lines = [f"Decisions by the {how}; prevalence: {decisions.prevalence}", *_columns(table)]
     lines.append(f"Referred: {100 * decisions.referred:.1f} % of images at this prevalence")
-    if decisions.mean_cost is not None:
+    if decisions.unpriced:
+        lines.append(f"Mean cost of one image: not known, because {UNPRICED}")
+    elif decisions.mean_cost is not None:
         lines.append(f"Mean cost of one image at this prevalence: {decisions.mean_cost:.4g}")
     if sets is None:
         return "\n".join(lines)

@@ -53,12 +53,17 @@ class PartScores(Plain):
 class Calibration(Plain):
     """ECE of one part, without the temperature and with it.
 
+    Means over mirror images have no value without it: their temperature was fitted to other answers
+    of the model.
+
     ``matched`` counts images so that the classes have the mix that the method answers for; there,
     what is left is not caused by another mix of classes in this part.
     """
 
-    before: Estimate = Field(description="without the temperature; after it, see `metrics`")
-    matched_before: float | None = Field(description="in the mix of `model.prior`")
+    before: Estimate = Field(
+        description="without the temperature, null with `tta`; after it, see `metrics`"
+    )
+    matched_before: float | None = Field(description="in the mix of `model.prior`, as `before`")
     matched_after: float | None = Field(description="in the mix of `model.prior`")
 
 
@@ -118,9 +123,15 @@ class Decisions(Plain):
     fixed_specificity: float
     referred: float = Field(description="share of images that are referred, in the stated mix")
     mean_cost: float | None = Field(
-        description="of one image in the stated mix, if there are costs"
+        description="of one image in the stated mix; null without costs, and if images are "
+        "referred but `refer_costs` are not given"
     )
     per_class: list[ClassDecision]
+
+    @property
+    def unpriced(self) -> bool:
+        """Whether images are referred and nobody said what that costs."""
+        return self.costs is not None and self.refer_costs is None and self.referred > 0
 
 
 class ClassShift(Plain):

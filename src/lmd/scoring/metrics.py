@@ -75,7 +75,8 @@ class Metric:
     """One number of a part: its formula, titles and definition.
 
     ``short`` is the title in tables, where a ``rate`` is shown in per cent. ``undefined`` says when
-    it cannot be computed. ``mean_of`` marks means over the classes of ``tier``, or over all.
+    it cannot be computed. ``mean_of`` marks means over the classes of ``tier``, or over all; those
+    of an area under a curve have no limits for each class.
     """
 
     key: str
@@ -86,7 +87,7 @@ class Metric:
     rate: bool = True
     higher_is_better: bool = True
     undefined: str = ""
-    mean_of: Literal["recall", "precision", "f1"] | None = None
+    mean_of: Literal["recall", "precision", "f1", "area"] | None = None
     tier: str | None = None
 
     def value(self, sample: Sample) -> float:
@@ -105,6 +106,7 @@ _ALL = (
         definition="Mean over classes of the area under the one-vs-rest ROC curve of the class's "
         f"probability; tied probabilities count half. {_ABSENT}",
         function=macro_auc,
+        mean_of="area",
         rate=False,
         undefined="all images are of one class",
     ),

@@ -156,5 +156,6 @@ def _small_class_note(sample: Sample, classes: Sequence[str]) -> str | None:
     return (
         f"Few images of {', '.join(named)}: one image moves balanced accuracy by up to "
         f"{points:.2f} points. Intervals of means over these classes are combined from the limits "
-        "of the classes, because a bootstrap of so few images is too narrow."
+        "of the classes, because a bootstrap of so few images is too narrow. AUC has no such "
+        "limits, and no interval."
     )

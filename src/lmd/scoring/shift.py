@@ -15,7 +15,7 @@ from lmd.scoring.resampling import bootstrap
 from lmd.scoring.sample import Sample
 from lmd.scoring.scores import metric_estimates
 from lmd.scoring.sets import mean_estimate, resampled_sums
-from lmd.scoring.small_classes import small_classes
+from lmd.scoring.small_classes import too_small
 
 COMPARED = (
     "balanced_accuracy",
@@ -81,7 +81,8 @@ def compare_metrics(home: Sample, here: Sample, *, resamples: int = 1000) -> dic
 
     The two places have different images, so that their resamples are independent. With small
     classes, or where the resamples have no width, the limits of the difference are combined from
-    those of both places. Metrics that cannot be computed in one of the places are left out.
+    those of both places, if these have any. Metrics that cannot be computed in one of the places
+    are left out.
     """
     found, both = {}, (home, here)
     draws = [bootstrap(s, COMPARED, resamples=resamples, seed=i) for i, s in enumerate(both)]
@@ -92,8 +93,7 @@ def compare_metrics(home: Sample, here: Sample, *, resamples: int = 1000) -> dic
             continue
         low, high = interval(draws[1][key] - draws[0][key], b - a)
         gap = Estimate(value=b - a, low=low, high=high)
-        metric = METRICS[key]
-        if low == high or (metric.mean_of and any(small_classes(s, metric.tier) for s in both)):
+        if low == high or any(too_small(sample, METRICS[key]) for sample in both):
             gap = independent_difference(values[1][key], values[0][key])
         found[key] = Compared(home=values[0][key], here=values[1][key], difference=gap)
     return found

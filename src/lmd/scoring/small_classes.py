@@ -3,7 +3,8 @@
 A class is small if it has fewer than ``SMALL_CLASS`` images, or patients or lesions if these are
 known. Resampling a handful of images is too narrow, and without any width if all of them are right
 or all wrong. So the interval of a mean over classes with a small one is combined from the limits of
-its classes (MOVER; Zou and Donner 2008), and that of a paired difference from those of both runs.
+its classes (MOVER; Zou and Donner 2008), and that of a paired difference in recall from those of
+both runs. Where the classes have no such limits, there is no interval and no p-value.
 """
 
 import math
@@ -35,6 +36,11 @@ def small_classes(sample: Sample, tier: str | None = None) -> list[int]:
     return [k for k in members if units(sample, k) < SMALL_CLASS]
 
 
+def too_small(sample: Sample, metric: Metric) -> bool:
+    """Whether a metric is a mean over classes one of which is small."""
+    return metric.mean_of is not None and bool(small_classes(sample, metric.tier))
+
+
 def class_limits(sample: Sample, k: int) -> dict[str, Limits]:
     """Intervals of recall, precision and F1 of a class; nan if it has no images."""
     own, called = sample.labels == k, sample.predicted == k
@@ -58,10 +64,11 @@ def class_limits(sample: Sample, k: int) -> dict[str, Limits]:
 def limits_of(sample: Sample, metric: Metric, drawn: Limits) -> Limits:
     """The interval of a metric: ``drawn`` by a bootstrap, or combined where that shows too little.
 
-    A metric without limits for classes has none where its bootstrap has no width.
+    A metric without limits for classes has none where a class is small, or where its bootstrap has
+    no width.
     """
     stuck = drawn[0] == drawn[1]
-    if metric.mean_of and (stuck or small_classes(sample, metric.tier)):
+    if metric.mean_of and (stuck or too_small(sample, metric)):
         return combined(sample, metric)
     if stuck and metric.key == "accuracy":
         return wilson(*_effective(sample, np.full(len(sample.labels), True), sample.right))
@@ -69,10 +76,9 @@ def limits_of(sample: Sample, metric: Metric, drawn: Limits) -> Limits:
 
 
 def combined(sample: Sample, metric: Metric) -> Limits:
-    """Limits of a mean over classes from those of its classes, added by squares."""
-    assert metric.mean_of is not None
+    """Limits of a mean over classes from those of its classes, added by squares, if they exist."""
     present = np.flatnonzero(sample.members(metric.tier) & (sample.support > 0)).tolist()
-    if not present:
+    if not present or metric.mean_of not in PER_CLASS:
         return NONE
     values = getattr(sample.plain, metric.mean_of)[0, present]
     low, high = np.array([class_limits(sample, k)[metric.mean_of] for k in present]).T
@@ -86,19 +92,20 @@ def paired_limits(
 
     Each side has the runs of one or several seeds on the same images. The limits of a class are
     Newcombe's for paired proportions (1998, method 10), and the p-value is that at which the
-    combined interval reaches zero. Means of precision and F1 keep the bootstrap. Where it has no
-    width and there is nothing to combine, there is no interval.
+    combined interval reaches zero. Paired limits of precision, F1 and AUC of a class are not known:
+    where a class is small, or where the bootstrap has no width, these have no interval.
     """
-    stuck, one = drawn.low == drawn.high, first[0]
-    if metric.mean_of == "recall" and (stuck or small_classes(one, metric.tier)):
+    one = first[0]
+    stuck, small = drawn.low == drawn.high, too_small(one, metric)
+    if metric.mean_of == "recall" and (stuck or small):
         present = np.flatnonzero(one.members(metric.tier) & (one.support > 0))
         classes = [one.labels == k for k in present]
     elif stuck and metric.key == "accuracy":
         classes = [np.full(len(one.labels), True)]
+    elif stuck or small:
+        # Resamples that all agree, or of a handful of images, say nothing about other images.
+        return Difference(drawn.value, *NONE, 1.0 if drawn.value == 0 else math.nan)
     else:
-        if stuck:
-            # Resamples that all agree say nothing about other images.
-            return Difference(drawn.value, *NONE, 1.0 if drawn.value == 0 else math.nan)
         return drawn
 
     right = [np.mean([run.right for run in side], axis=0) for side in (first, second)]

@@ -110,12 +110,19 @@ def test_differences_are_paired_and_ablations_are_below(study: Path, tmp_path: P
         assert float(row["difference"]) == pytest.approx(mean[row["method"]] - mean["lmd"])
         assert float(row["low"]) < float(row["difference"]) < float(row["high"]) < 0
         assert row["seeds"] == "2"
-    draw([*words, "--reference", "ce", "--methods", "lmd", "--metric", "auc"])
+    words = [*words, "--reference", "ce", "--methods", "lmd", "--metric"]
+    without = "A mark without a line has no interval"
+    assert without not in " ".join(draw([*words, "kappa"]).split())
     (only,) = rows_of(tmp_path / "difference.csv")
-    assert (only["method"], only["metric"]) == ("lmd", "auc")
+    assert (only["method"], only["metric"]) == ("lmd", "kappa")
     assert float(only["low"]) > 0
+    # The rarest class has three images.
+    assert without in " ".join(draw([*words, "auc"]).split())
+    (only,) = rows_of(tmp_path / "difference.csv")
+    assert float(only["difference"]) > 0
+    assert only["low"] == only["high"] == only["p"] == ""
     with pytest.raises(LmdError, match="no finished run; there are ce, lmd"):
-        draw([*words, "--reference", "rs"])
+        draw([*words, "auc", "--reference", "rs"])
 
 
 def test_records_alone_give_intervals_over_seeds(study: Path, tmp_path: Path) -> None:

@@ -1,5 +1,6 @@
 """What a table does not show: intervals that are not known, and runs on other images."""
 
+from collections.abc import Sequence
 from pathlib import Path
 
 import numpy as np
@@ -10,28 +11,47 @@ from lmd.base.errors import LmdError
 from lmd.benchmark.planning import plan_grid
 from lmd.benchmark.tables import make_tables, read_results
 from lmd.benchmark.tables.forms import drawn_metrics
+from lmd.benchmark.tables.results import Results
 from lmd.runfolder.predictions import PartPredictions, Predictions
 
 CLASSES = ("nevus", "melanoma", "wart")
 SUPPORT = (40, 30, 20)
 
 
-def test_what_all_resamples_agree_on_has_no_interval(tmp_path: Path) -> None:
+def two_seeds(tmp_path: Path, support: tuple[int, ...], wrong: Sequence[int] = ()) -> Results:
+    """A table's results, from runs that are right but for some images."""
     grid = tmp_path / "grid.toml"
     grid.write_text('data = "a.csv"\nmethods = ["ce"]\nseeds = [0, 1]\n')
-    labels = np.repeat(np.arange(len(CLASSES)), SUPPORT)
-    perfect = (np.eye(len(CLASSES))[labels] * 0.7 + 0.1).astype(np.float32)
-    test = PartPredictions(np.array([f"i{i}" for i in range(len(labels))]), labels, perfect)
+    labels = np.repeat(np.arange(len(CLASSES)), support)
+    called = labels.copy()
+    called[list(wrong)] = (called[list(wrong)] + 1) % len(CLASSES)
+    given = (np.eye(len(CLASSES))[called] * 0.7 + 0.1).astype(np.float32)
+    test = PartPredictions(np.array([f"i{i}" for i in range(len(labels))]), labels, given)
     for seed in (0, 1):
         record = begun(f"ce-seed{seed}", CLASSES, [500, 200, 80], key="ce", title="CE")
         folder = tmp_path / "out" / f"ce-seed{seed}"
         write_run(folder, record, Predictions(CLASSES, {"test": test}), resamples=50)
     plan = plan_grid(grid)
     as_planned(plan, tmp_path / "out")
-    results = read_results(plan, tmp_path / "out", resamples=50)
-    found = results.entry("ce", 0).estimate("auc")
+    return read_results(plan, tmp_path / "out", resamples=50)
+
+
+def test_what_all_resamples_agree_on_has_no_interval(tmp_path: Path) -> None:
+    found = two_seeds(tmp_path, SUPPORT).entry("ce", 0).estimate("auc")
     assert found is not None
     assert (found.mean, found.low, found.high) == (1, None, None)
+
+
+@pytest.mark.parametrize(("fewest", "known"), [(4, False), (20, True)])
+def test_auc_has_no_interval_with_a_small_class(tmp_path: Path, fewest: int, known: bool) -> None:
+    results = two_seeds(tmp_path, (40, 30, fewest), wrong=[0, 1, 41, 71])
+    found = results.entry("ce", 0).estimate("auc")
+    assert found is not None
+    assert (found.low is not None) == (found.high is not None) == known
+    said, text = "AUC has no such limits, and no interval there.", make_tables(results)
+    assert (said in " ".join(text.split())) == (not known)
+    assert "nan" not in text
+    assert said not in " ".join(make_tables(results, form="tiers").split())
 
 
 def test_seeds_that_are_not_trained_yet_are_not_named(tmp_path: Path) -> None:

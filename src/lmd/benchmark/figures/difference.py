@@ -1,5 +1,6 @@
 """Each row minus the reference, on the same test images, with paired intervals."""
 
+import math
 from collections.abc import Sequence
 
 from lmd.base.errors import LmdError
@@ -81,18 +82,25 @@ def _row(one: Series, gap: Difference, metric: str, main: Series) -> dict[str, o
         "reference": main.key,
         "metric": metric,
         "difference": gap.value,
-        "low": gap.low,
-        "high": gap.high,
-        "p": gap.p_value,
+        "low": _known(gap.low),
+        "high": _known(gap.high),
+        "p": _known(gap.p_value),
         "seeds": len({run.seed for run in one.runs} & {run.seed for run in main.runs}),
     }
+
+
+def _known(number: float) -> float | None:
+    return number if math.isfinite(number) else None
 
 
 def _notes(ordered: Sequence[tuple[Series, Difference]]) -> tuple[str, ...]:
     several = any(len(one.runs) > 1 for one, _ in ordered)
     over = "the mean over common seeds on " if several else ""
+    why = "a class has too few images, or all resamples agree"
+    missing = (f"A mark without a line has no interval: {why}.",)
     return (
         f"Lines: 95 % intervals of {over}{RESAMPLES} paired resamples of the test images; filled "
         "marks: zero is outside. The intervals are not corrected for the number of rows (`lmd "
         "table` has p-values with Holm's correction) and do not cover training again.",
+        *(missing if any(_known(gap.low) is None for _, gap in ordered) else ()),
     )

@@ -50,6 +50,8 @@ def _numbers(results: Results, table: TableData) -> list[str]:
             " Means over classes, one of which has fewer than ten test images, have intervals "
             "combined from the limits of the classes."
         )
+        if any(column.metric == "auc" for column in table.columns):
+            said += " AUC has no such limits, and no interval there."
     if any(getattr(cell, "mark", "") for line in table.lines for cell in line.cells):
         said += " Best bold, second best underlined."
     return [said]

@@ -21,7 +21,7 @@ from lmd.scoring.intervals import Difference, difference, interval
 from lmd.scoring.metrics import METRICS
 from lmd.scoring.resampling import Draws, bootstrap, bootstrap_all
 from lmd.scoring.sample import Sample
-from lmd.scoring.small_classes import paired_limits, small_classes
+from lmd.scoring.small_classes import paired_limits, too_small
 
 
 @dataclass(frozen=True)
@@ -75,9 +75,8 @@ class RunResult:
         return Sample(self.labels, self._probabilities, tiers, self.groups)
 
     def combines(self, metric: str) -> bool:
-        """Whether the interval of a metric is combined from those of its classes."""
-        about = METRICS[metric]
-        return about.mean_of is not None and bool(small_classes(self.sample, about.tier))
+        """Whether the interval of a metric is combined from those of its classes, if it has one."""
+        return too_small(self.sample, METRICS[metric])
 
     def same_images(self, other: "RunResult") -> bool:
         """Whether both runs were tested on the same images and classes."""
@@ -110,7 +109,7 @@ class Entry:
         low, high = interval(_mean_draws(self.runs, metric), mean)
         if low == high or self.runs[0].combines(metric):
             # A bootstrap of small classes is too narrow: the records have combined limits.
-            # A record without limits, where all resamples agree, knows none.
+            # A record without limits knows none: all resamples agree, or it is that of AUC.
             low = fmean(math.nan if each.low is None else each.low for each in found)
             high = fmean(math.nan if each.high is None else each.high for each in found)
         known = math.isfinite(low) and math.isfinite(high)
