@@ -333,6 +333,8 @@ def test_a_run_that_cannot_be_compared_is_refused_before_anything_is_computed(
                     lmd.evaluate(
                         run, tmp_path / "clinic.npz", against=against, skip_bad=skip_bad, **options
                     )
+        with pytest.raises(LmdError, match="no value for"):
+            lmd.evaluate(run, tmp_path / "clinic.npz", prevalence="0=1", **options)
         options |= {"out": first.path, "overwrite": True}
         with pytest.raises(LmdError, match="is what overwrite=True replaces"):
             lmd.evaluate(run, tmp_path / "clinic.npz", against=first.path, **options)

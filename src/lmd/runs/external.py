@@ -84,6 +84,8 @@ def evaluate_external(
     table = open_external(files, str(data), part, columns or {}, skip_bad)
     # A mistake is found before images are read.
     known = known_rows(table, predictor.classes, skip_unknown)
+    if wanted is not None and files.predictions is not None:
+        make_rule(wanted, known_of(files.record, files.predictions))
     if other is not None:
         _check_paired(folder, table.take(known), predictor.classes, other, skip_bad)
     begun, started = now(), time.perf_counter()
