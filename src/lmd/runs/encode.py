@@ -15,7 +15,8 @@ from lmd.data.features import FeatureTable, read_features
 from lmd.data.loaders import Normalise, evaluation_batches
 from lmd.data.prepare import Prepared, prepare_data
 from lmd.model import Model, ModelSpec, build_model, channels_last, load_model
-from lmd.model.backbones import NoWeights, names
+from lmd.model.backbones import names
+from lmd.model.backbones.weights import NoWeights
 from lmd.protocol import Protocol, load_protocol
 from lmd.runfolder.one_model import of_one_model
 from lmd.runfolder.record import Request
