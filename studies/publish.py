@@ -51,8 +51,8 @@ def lmd(*words: str | Path) -> bool:
     return subprocess.run(command, check=False).returncode == 0
 
 
-def copy_runs(runs: Path, target: Path) -> None:
-    """Copy what tables need of finished runs; the folders of this machine are left out."""
+def copy_runs(runs: Path, target: Path, base: Path) -> None:
+    """Copy what tables need of finished runs, without ``base``, a folder of this machine."""
     target.mkdir(parents=True, exist_ok=True)
     rejected = set()
     if (runs / "choices.json").exists():
@@ -64,7 +64,7 @@ def copy_runs(runs: Path, target: Path) -> None:
             continue
         place = target / record.parent.name
         place.mkdir(exist_ok=True)
-        text = text.replace(f"{runs.parents[1]}{os.sep}", "")
+        text = text.replace(f"{base}{os.sep}", "").replace(str(base), ".")
         (place / "record.json").write_text(text, encoding="utf-8")
         if record.parent.name not in rejected:
             shutil.copy(record.parent / "predictions.npz", place)
@@ -185,7 +185,7 @@ def fill(page: Path) -> None:
 
 def publish(grid: str, runs: Path, target: Path) -> bool:
     """Publish one grid; whether all of its figures could be made."""
-    copy_runs(runs, target / "runs")
+    copy_runs(runs, target / "runs", runs.parents[1])
     make_tables(grid, target)
     if (target / "tiers.csv").exists():
         summarise(grid, target)
@@ -198,8 +198,18 @@ def main(words: Sequence[str] | None = None) -> None:
     parser.add_argument("grids", nargs="*", help="names of shipped grids; none: the pages only")
     parser.add_argument("--runs", type=Path, default=Path("runs"), help="folder of the benchmarks")
     parser.add_argument("--results", type=Path, default=RESULTS, help="folder to publish in")
+    parser.add_argument(
+        "--choice",
+        nargs=2,
+        metavar=("NAME", "FOLDER"),
+        help="the FOLDER of a study by `lmd choose`, to be published as NAME",
+    )
     options = parser.parse_args(words)
     runs, results = options.runs.resolve(), options.results.resolve()
+    if options.choice:
+        name, folder = options.choice[0], Path(options.choice[1]).resolve()
+        copy_runs(folder, results / name / "runs", folder.parent)
+        shutil.copy(folder / "choice.json", results / name)
     done = [g for g in options.grids if (runs / g).exists()]
     bad = [grid for grid in done if not publish(grid, runs / grid, results / grid)]
     if done and not make_common_figures(results):

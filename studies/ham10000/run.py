@@ -102,11 +102,9 @@ def main(words: Sequence[str] | None = None) -> None:
     if "publish" in options.steps:
         script = [sys.executable, str(HERE.parent / "publish.py"), *GRIDS]
         places = ["--runs", out / "runs", "--results", options.results.resolve()]
-        subprocess.run([*script, *map(str, places)], check=True)
         if (out / "choose" / "choice.json").exists():
-            target = options.results.resolve() / "ham10000-choose"
-            target.mkdir(exist_ok=True)
-            shutil.copy(out / "choose" / "choice.json", target)
+            places += ["--choice", "ham10000-choose", out / "choose"]
+        subprocess.run([*script, *map(str, places)], check=True)
 
 
 if __name__ == "__main__":

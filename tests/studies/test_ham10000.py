@@ -38,7 +38,7 @@ def test_what_is_published_can_be_taken_over(
     choices = json.dumps({"choices": [{"chosen": "0.01", "trials": trials}]})
     (runs / "choices.json").write_text(choices)
 
-    publishing.copy_runs(runs, results / "ham10000-lt" / "runs")
+    publishing.copy_runs(runs, results / "ham10000-lt" / "runs", out)
     study.take_over(results, there)
     found = there / "runs" / "ham10000-lt"
     # The predictions of a value that was not chosen are not needed, unfinished runs not wanted.
@@ -52,6 +52,23 @@ def test_what_is_published_can_be_taken_over(
     record = json.loads((found / "ce-seed0" / "record.json").read_text())
     assert record["data"] == "ham10000-lt.csv"
     assert (found / "choices.json").read_text() == choices
+
+
+def test_what_lmd_choose_found_is_published(
+    publishing: ModuleType, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(publishing, "PAGES", ())
+    study = tmp_path / "study"
+    write_run(study / "choose" / "lmd-data=task_1-seed0", study)
+    (study / "choose" / "choice.json").write_text('{"use": "lmd"}')
+    results = tmp_path / "results"
+    publishing.main(
+        ["--results", str(results), "--choice", "ham10000-choose", str(study / "choose")]
+    )
+    found = results / "ham10000-choose"
+    assert json.loads((found / "choice.json").read_text())["use"] == "lmd"
+    record = found / "runs" / "lmd-data=task_1-seed0" / "record.json"
+    assert json.loads(record.read_text())["data"] == "."
 
 
 @pytest.mark.parametrize("name", ["images", "HAM10000_images_part_2"])
