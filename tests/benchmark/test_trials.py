@@ -142,7 +142,7 @@ def test_the_example_of_the_documentation(tmp_path: Path) -> None:
     (tmp_path / "skin.toml").write_text(example.removeprefix("toml"))
     plan = plan_grid(tmp_path / "skin.toml")
     assert len(first_phase(plan, {})) == 9
-    assert {trial.method: trial.rows for trial in plan.trials}["lmd"] == ["lmd", "lmd_wo_fdc"]
+    assert {trial.method: trial.rows for trial in plan.trials}["lmd"] == ["lmd", "lmd_wo_levels"]
     assert RULE.split(" (", maxsplit=1)[0] in " ".join(page.split())
 
 

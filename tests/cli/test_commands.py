@@ -189,7 +189,7 @@ def test_methods_lists_settings_and_profiles() -> None:
     assert done.returncode == 0
     assert [line.split()[0] for line in done.stdout.splitlines()] == list(METHODS)
     one = run("methods", "lmd").stdout
-    assert "  lambda_1 = 10.0  (a number of at least 0)\n      Weight of the consistency" in one
+    assert "  lambda_1 = 10.0  (a number of at least 0)\n      With rrl: weight" in one
     assert "  warmup = 0.0\n" in one.split("profile paper\n")[1].split("profile official\n")[0]
     assert run("methods", "logit_adjust_posthoc").stdout.count("2.5]") == 1
     assert max(len(line) for line in one.splitlines()) <= 80
