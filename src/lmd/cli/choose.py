@@ -30,7 +30,7 @@ def choose_command(
     methods: Annotated[
         str | None,
         typer.Option(
-            help="Candidates, separated by commas; default: four of `lmd methods` that are cheap, "
+            help="Candidates, separated by commas; default: five of `lmd methods` that are cheap, "
             "strong and different from one another."
         ),
     ] = None,

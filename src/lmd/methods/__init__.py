@@ -64,7 +64,7 @@ DEFAULT = "lmd"
 # What `lmd demo` trains: the baseline, then the method that is compared with it.
 DEMO = ("ce", DEFAULT)
 # What `lmd choose` compares: cheap, strong and different from one another.
-CANDIDATES = ("balanced_softmax", "logit_adjust_posthoc", "decoupling", DEFAULT)
+CANDIDATES = ("balanced_softmax", "logit_adjust_posthoc", "decoupling", "rs_strong", DEFAULT)
 
 
 def find_method(key: str) -> Method:
