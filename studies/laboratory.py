@@ -6,9 +6,13 @@ The file lists changes. Each is compared with all that was adopted before it, on
 task and seed. A change is adopted if its mean paired gain in balanced accuracy exceeds the standard
 error of that mean and no task loses more than one point on average over its seeds. A change with
 ``removes = true`` takes a piece away; the piece stays only if it passes this rule itself. A change
-whose ``needs`` differ from the settings in force is passed over. The held-out images of the tasks
-come from the training and validation parts of the data set; its test part is never read. Runs are
-kept, so an interrupted study goes on where it stopped.
+whose ``needs`` differ from the settings in force is passed over (a list allows several values). The
+held-out images of the tasks come from the training and validation parts of the data set; its test
+part is never read. Runs are kept, so an interrupted study goes on where it stopped.
+
+``draw`` in the file is the seed of the tasks' images (default 0), and ``references`` names methods
+that are trained on the same tasks with their defaults, to show where the adopted settings stand;
+they decide nothing.
 
 ``--known decisions.json`` takes over the decisions of an earlier study, for example on another
 machine, up to the first change that is new. What was adopted by then is trained again here, so that
@@ -72,11 +76,24 @@ def score(folder: Path) -> float:
     return float(record["metrics"]["test"]["balanced_accuracy"]["value"])
 
 
+def named(scores: Mapping[Block, float]) -> dict[str, float]:
+    """The scores as ``decisions.json`` has them."""
+    return {f"task {task}, seed {seed}": value for (task, seed), value in scores.items()}
+
+
+def allowed(settings: Mapping[str, Any], needs: Mapping[str, Any]) -> bool:
+    """Whether the settings in force, as far as they are known, are what a change needs."""
+    values = {key: value if isinstance(value, list) else [value] for key, value in needs.items()}
+    return all(settings.get(key, ok[0]) in ok for key, ok in values.items())
+
+
 class Laboratory:
     """Runs of settings on all tasks and seeds, several at a time."""
 
     def __init__(self, plan: Mapping[str, Any], options: argparse.Namespace) -> None:
         self.plan, self.options = plan, options
+        self.start: dict[str, float] = {}
+        self.references: dict[str, dict[str, float]] = {}
         self.blocks = [(t, s) for s in plan["seeds"] for t in range(1, plan["tasks"] + 1)]
 
     def scores(self, method: str, settings: Mapping[str, Any]) -> dict[Block, float]:
@@ -115,10 +132,11 @@ class Laboratory:
         for result in found:
             settings |= result["settings"] if result["adopted"] else {}
         before = self.scores(method, settings)
+        self.start = named(before)
         self._write(before, found, settings)
         for change in self.plan["change"][len(found) :]:
             about = {"name": change["name"], "settings": change["settings"]}
-            if any(settings.get(k, v) != v for k, v in change.get("needs", {}).items()):
+            if not allowed(settings, change.get("needs", {})):
                 found.append(about | {"adopted": False, "passed_over": True})
                 print(f"{change['name']}: passed over", flush=True)
                 continue
@@ -127,7 +145,7 @@ class Laboratory:
             result = gain(before, after) | about
             if change.get("removes"):
                 result |= {"removes": True, "adopted": not gain(after, before)["adopted"]}
-            result["scores"] = {f"task {t}, seed {s}": v for (t, s), v in after.items()}
+            result["scores"] = named(after)
             found.append(result)
             tasks = " ".join(f"{v:+.1f}" for v in result["tasks"])
             word = "adopted" if result["adopted"] else "not adopted"
@@ -136,12 +154,19 @@ class Laboratory:
             if result["adopted"]:
                 settings, before = trial, after
             self._write(before, found, settings)
+        for reference in self.plan.get("references", []):
+            self.references[reference] = named(self.scores(reference, {}))
+            mean = 100 * fmean(self.references[reference].values())
+            print(
+                f"{reference}: {mean:.2f}; adopted: {100 * fmean(before.values()):.2f}", flush=True
+            )
+            self._write(before, found, settings)
 
     def _write(
         self, scores: Mapping[Block, float], found: Sequence[Any], settings: Mapping[str, Any]
     ) -> None:
-        kept = {f"task {t}, seed {s}": v for (t, s), v in scores.items()}
-        content = {"settings": settings, "scores": kept, "changes": found}
+        content = {"settings": settings, "scores": named(scores), "changes": found}
+        content |= {"start": self.start, "references": self.references}
         path = self.options.out / "decisions.json"
         path.with_suffix(".part").write_text(json.dumps(content, indent=1) + "\n", encoding="utf-8")
         path.with_suffix(".part").replace(path)
@@ -181,7 +206,8 @@ def make_tasks(plan: Mapping[str, Any], options: argparse.Namespace) -> None:
         return
     root = str(options.root or options.manifest.parent)
     command = [sys.executable, "-m", "lmd", "data", "pseudo-tails", str(options.manifest)]
-    command += ["--root", root, "--tasks", str(plan["tasks"]), "--out", str(options.out / "tasks")]
+    command += ["--root", root, "--tasks", str(plan["tasks"]), "--seed", str(plan.get("draw", 0))]
+    command += ["--out", str(options.out / "tasks")]
     subprocess.run(command, check=True)
 
 

@@ -156,3 +156,11 @@ def test_the_command_has_what_was_asked_for(run: Path) -> None:
     made = lmd.evaluate(run, tta=True, resamples=10, quiet=True, **asked)
     words = "--prevalence uniform --coverage 0.8 --refer-above 2"
     assert made.read_record().command == f"lmd evaluate {run} --tta {words}"
+
+
+def test_a_mistake_in_a_decision_is_found_before_images_are_read(
+    run: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("lmd.runs.tta.images_of_run", None)
+    with pytest.raises(LmdError, match=r"below 1, such as 0\.9; it is 7"):
+        lmd.evaluate(run, tta=True, coverage=7, quiet=True)

@@ -118,6 +118,36 @@ def test_a_piece_must_earn_its_place(
     assert ("piece" in asked[-1]) is adopted
 
 
+def test_what_a_change_needs_may_be_one_of_several_values(laboratory: ModuleType) -> None:
+    needs = {"view": ["strong", "both"], "piece": True}
+    assert laboratory.allowed({"view": "both", "piece": True}, needs)
+    assert laboratory.allowed({}, needs)  # not known: the change is tried
+    assert not laboratory.allowed({"view": "weak"}, needs)
+    assert not laboratory.allowed({"view": "both", "piece": False}, needs)
+
+
+def test_references_are_trained_last_and_decide_nothing(
+    laboratory: ModuleType, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    asked = []
+
+    class Known(laboratory.Laboratory):  # type: ignore[name-defined, misc]
+        def scores(self, method: str, settings: dict[str, int]) -> dict[tuple[int, int], float]:
+            asked.append((method, settings))
+            value = {"lmd": 50.0, "rs_strong": 60.0}[method] + settings.get("a", 0)
+            return blocks(*(value + 0.1 * i * len(settings) for i in range(6)))
+
+    plan = {"method": "lmd", "start": {}, "seeds": [0, 1], "tasks": 3, "references": ["rs_strong"]}
+    plan["change"] = [{"name": "a", "settings": {"a": 1}}]
+    Known(plan, Namespace(out=tmp_path, known=None)).decide()
+    assert asked == [("lmd", {}), ("lmd", {"a": 1}), ("rs_strong", {})]
+    written = json.loads((tmp_path / "decisions.json").read_text())
+    assert written["settings"] == {"a": 1}
+    assert written["start"]["task 2, seed 1"] == pytest.approx(0.5)
+    assert written["references"]["rs_strong"]["task 2, seed 1"] == pytest.approx(0.6)
+    assert "rs_strong: 60.00; adopted: 51.25" in capsys.readouterr().out
+
+
 def test_decisions_are_known_up_to_the_first_change_that_differs(
     laboratory: ModuleType, tmp_path: Path
 ) -> None:
@@ -128,14 +158,16 @@ def test_decisions_are_known_up_to_the_first_change_that_differs(
     assert laboratory.decided(plan, path) == changes[:1]
 
 
-def test_the_decisions_of_the_study_are_settings_of_the_method() -> None:
+@pytest.mark.parametrize("name", ["decisions.toml", "decisions-2.toml"])
+def test_the_decisions_of_the_study_are_settings_of_the_method(name: str) -> None:
     import tomllib
 
-    plan = tomllib.loads((ROOT / "studies" / "ham10000" / "decisions.toml").read_text())
+    plan = tomllib.loads((ROOT / "studies" / "ham10000" / name).read_text())
     method, settings = find_method(plan["method"]), dict(plan["start"])
     method.settings(settings)
     for change in plan["change"]:
         assert change["settings"].keys() <= method.defaults().keys()
+        assert change.get("needs", {}).keys() <= method.defaults().keys()
         method.settings(settings | change["settings"])
 
 

@@ -199,7 +199,16 @@ def test_a_benchmark_of_two_rows_shares_their_first_stage(tmp_path: Path) -> Non
     assert RunFolder.open(out / "lmd-seed0").read_record().stage_1_from == "ce-seed0"
 
 
-@pytest.mark.parametrize("changed", [{"tau": 1.0}, {"sam": 0.05}, {"ce_view": "strong"}])
+@pytest.mark.parametrize(
+    "changed",
+    [
+        {"tau": 1.0},
+        {"sam": 0.05},
+        {"ce_view": "strong"},
+        {"ce_sampling": "balanced"},
+        {"average": 0.1},
+    ],
+)
 def test_another_label_loss_is_another_first_stage(changed: dict[str, Any]) -> None:
     lmd, ce = METHODS["lmd"], METHODS["ce"]
     assert lmd.beginning(lmd.settings({})) == ce.beginning({}) == ("cross-entropy", {})

@@ -105,10 +105,13 @@ def as_typed(value: Any) -> str:
 def no_formula(text: str) -> str:
     """A cell of a CSV file with an apostrophe before what a spreadsheet would compute.
 
-    >>> no_formula("=2+2"), no_formula("nevus")
-    ("'=2+2", 'nevus')
+    >>> no_formula("=2+2"), no_formula("nevus"), no_formula("-1")
+    ("'=2+2", 'nevus', '-1')
     """
-    return f"'{text}" if text.startswith(("=", "+", "-", "@", "\t", "\r")) else text
+    if not text.startswith(("=", "+", "-", "@", "\t", "\r")):
+        return text
+    number = re.fullmatch(r"[+-]?\d+(\.\d+)?(e[+-]?\d+)?", text)
+    return text if number else f"'{text}"
 
 
 def printable(text: str) -> str:

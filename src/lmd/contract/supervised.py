@@ -124,9 +124,10 @@ class Flat(Stage):
         criterion: Criterion = F.cross_entropy,
         *,
         rho: float,
+        weights: Tensor | None = None,
         view: OneView = "label",
     ) -> None:
-        super().__init__()
+        super().__init__(weights=weights)
         self.model, self.criterion, self.rho, self.view = model, criterion, rho, view
 
     def view_names(self) -> tuple[str, ...]:

@@ -16,11 +16,11 @@ from lmd.report import write_report
 from lmd.runfolder.folder import RunFiles, RunFolder, unborn
 from lmd.runfolder.predictions import PARTS, PartPredictions, Predictions
 from lmd.runfolder.record import Record
-from lmd.runs.decide import with_prior
+from lmd.runs.decide import known_of, with_prior
 from lmd.runs.features import BATCH, images_of_run
 from lmd.runs.provenance import now
 from lmd.runs.score import scored
-from lmd.scoring.rules import Wanted
+from lmd.scoring.rules import Wanted, make_rule
 
 NOTE = (
     "Each prediction is the mean over the image and its three mirror images. The model of {run} "
@@ -47,6 +47,8 @@ def evaluate_tta(
     record = with_prior(_checked(path))
     folder = path.resolve().parent / f"{path.resolve().name}-tta"
     _check_out(folder)
+    if wanted is not None:  # a mistake is found before images are read
+        make_rule(wanted, known_of(record, RunFolder.open(path).read_predictions()))
     predictor, started = load(path, choose_device(device)), time.perf_counter()
     with Display(quiet=quiet) as display:
         data = images_of_run(record, moved, display)

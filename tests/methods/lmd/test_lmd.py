@@ -10,6 +10,7 @@ from toys import FakeRun, small_model
 from lmd.base.errors import LmdError
 from lmd.contract.stage import Task, prepare
 from lmd.contract.supervised import Flat
+from lmd.methods import find_method
 from lmd.methods.lmd import METHODS as LMD
 from lmd.model import CosineClassifier, Model, build_model
 
@@ -31,6 +32,7 @@ def test_keys_titles_and_presets():
 def test_every_profile_sets_all_that_is_ours():
     corrected = ROWS["lmd"].profiles["corrected"]
     assert all(corrected.keys() <= values.keys() for values in ROWS["lmd"].profiles.values())
+    assert {"ce_view", "ce_sampling", "average"} <= corrected.keys()
     assert {"tau", "levels", "classifier", "m_views", "mean_images", "e_tau"} <= corrected.keys()
 
 
@@ -132,6 +134,28 @@ def test_stage_1_without_rrl_has_its_label_loss_and_sharp_steps():
     logits = small_model(4)(batch.views["weak"]) + prior.log()
     expected = F.cross_entropy(logits, batch.labels)
     torch.testing.assert_close(stage.loss(batch)["loss"], expected)
+
+
+def test_stage_1_without_rrl_is_that_of_the_controls():
+    """RS on strong views, and Balanced Softmax on two views with averaged weights."""
+    rows = {"rs_strong": {"ce_sampling": "balanced", "ce_view": "strong"}}
+    rows["balanced_softmax_two_views_ema"] = {"tau": 1.0, "ce_view": "both", "average": 0.1}
+    batch, task = data(), Task(torch.tensor(COUNTS), 16)
+    run = FakeRun(small_model(4), batch.views["weak"], batch.labels)
+    for key, given in rows.items():
+        ours = next(recipe("corrected", "lmd_wo_rrl", **given)[1])
+        control = find_method(key)
+        theirs = next(control.stages_for(small_model(4), task, control.settings({})))
+        assert ours.view_names() == theirs.view_names()
+        assert ours.horizon == theirs.horizon
+        torch.testing.assert_close(ours.class_weights(run), theirs.class_weights(run))
+        torch.testing.assert_close(ours.loss(batch)["loss"], theirs.loss(batch)["loss"])
+
+
+@pytest.mark.parametrize("given", [{"ce_view": "both"}, {"average": 0.1}])
+def test_sharp_steps_without_rrl_have_one_view_and_no_average(given):
+    with pytest.raises(LmdError, match="sharpness-aware steps need one view and no average"):
+        next(recipe("corrected", "lmd_wo_rrl", sam=0.05, **given)[1])
 
 
 def test_ablations():

@@ -284,6 +284,27 @@ def test_statistics_of_a_sharp_step_come_from_the_unperturbed_pass(warmup, ce_vi
     assert all(norm.track_running_stats for norm in norms)
 
 
+@pytest.mark.parametrize("warmup", [1.0, 0.0])
+def test_half_of_the_label_loss_may_be_on_the_strong_view(warmup):
+    stage, _ = started(warmup=warmup, ce_view="both")
+    twin, views, labels = small_model(), batch().views, batch().labels
+    twin.train()
+    halves = [F.cross_entropy(twin(views[view]), labels) for view in ("weak", "strong")]
+    torch.testing.assert_close(stage.loss(batch())["ce"], sum(halves) / 2)
+    weak_only = small_model()
+    weak_only.train()
+    weak_only(views["weak"])
+    for ours, plain in zip(stage.model.buffers(), weak_only.buffers(), strict=True):
+        assert torch.equal(ours, plain)
+
+
+def test_images_may_be_drawn_so_that_classes_are_balanced():
+    run = FakeRun(small_model(), batch().views["weak"], batch().labels)
+    assert started()[0].class_weights(run) == [None]
+    (weights,) = started(ce_sampling="balanced")[0].class_weights(run)
+    torch.testing.assert_close(weights * TASK.class_counts, torch.ones(3))
+
+
 def test_half_precision_keeps_the_relations_in_float32():
     stage, _ = started(warmup=0.0)
     with torch.autocast("cpu", dtype=torch.bfloat16):

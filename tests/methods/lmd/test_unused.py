@@ -21,7 +21,7 @@ OTHER = {
     **{"fdc_temperature": 3.0, "fdc_sign": -1, "distance": "literal", "encoder_lr": 0.5},
     **{"encoder_weight_decay": 0.1, "last_e_step": True, "virtual_features": 77},
     **{"shrinkage": 0.3, "weight_penalty": 0.5, "m_lr": 1.0, "m_momentum": 0.1},
-    **{"m_weight_decay": 0.1, "m_batch": 5},
+    **{"m_weight_decay": 0.1, "m_batch": 5, "average": 0.5},
 }
 PARTS = [
     {},
@@ -58,9 +58,10 @@ def test_the_description_names_the_part(switch: str) -> None:
     )
 
 
-def test_with_all_its_parts_only_the_other_kinds_of_a_step_are_unused() -> None:
+def test_with_all_its_parts_only_what_belongs_to_another_kind_is_unused() -> None:
     settings = LMD.settings({}, "corrected")
     assert unused(settings) == {
+        "average": {"rrl": False},
         "fdc_temperature": {"fdc_form": "bounded"},
         **{name: {"m_step": "sgd"} for name in ("m_lr", "m_momentum", "m_weight_decay", "m_batch")},
     }

@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 from lmd.base.errors import LmdError
 from lmd.base.files import atomic_write_all
+from lmd.base.text import no_formula
 
 if TYPE_CHECKING:
     from matplotlib.axis import Axis
@@ -139,7 +140,11 @@ def save(drawn: Drawn, out: Path) -> Path:
     columns = list(dict.fromkeys(key for row in drawn.rows for key in row))
     writer = csv.DictWriter(text, columns, restval="", lineterminator="\n")
     writer.writeheader()
-    writer.writerows({k: "" if v is None else v for k, v in row.items()} for row in drawn.rows)
+    # Words, such as class names, are no formulas for a spreadsheet.
+    writer.writerows(
+        {k: no_formula(v) if isinstance(v, str) else v for k, v in row.items()}
+        for row in drawn.rows
+    )
     data = out.with_suffix(".csv")
     atomic_write_all({out: picture.getvalue(), data: text.getvalue().encode()}, parents=True)
     return data

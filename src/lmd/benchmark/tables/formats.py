@@ -7,7 +7,7 @@ from collections.abc import Callable, Sequence
 from itertools import groupby, zip_longest
 
 from lmd.base.errors import LmdError
-from lmd.base.text import unknown
+from lmd.base.text import no_formula, unknown
 from lmd.benchmark.tables.forms import Cell, Column, Comparison, TableData, Value, build
 from lmd.benchmark.tables.notes import footnotes, notes
 from lmd.benchmark.tables.results import Results
@@ -99,7 +99,10 @@ def as_latex(table: TableData, remarks: Sequence[str]) -> str:
 
 
 def as_csv(tables: Sequence[TableData]) -> str:
-    """The rows of all tables; values are fractions in full precision."""
+    """The rows of all tables; values are fractions in full precision.
+
+    Words that a spreadsheet would compute have an apostrophe before them.
+    """
     text = io.StringIO()
     rows = []
     for table in tables:
@@ -107,6 +110,7 @@ def as_csv(tables: Sequence[TableData]) -> str:
             row = {"table": table.title} | dict(zip(table.heads, line.heads, strict=True))
             row["note"] = line.note
             row |= {"chosen on validation": line.tuning} if line.tuning else {}
+            row = {key: no_formula(words) for key, words in row.items()}
             for column, cell in zip(table.columns, line.cells, strict=True):
                 row |= dict(zip_longest(_csv_names(column), _csv_values(cell), fillvalue=""))
             rows.append(row)

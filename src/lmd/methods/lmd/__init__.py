@@ -12,9 +12,10 @@ from typing import Annotated, Any
 from torch import Tensor
 from torch.nn import functional as F
 
+from lmd.base.errors import LmdError
 from lmd.contract.method import Method
 from lmd.contract.stage import Stage, Stages, Task
-from lmd.contract.supervised import Criterion, Flat, OneView, PerClass, Supervised
+from lmd.contract.supervised import Criterion, Flat, PerClass, Supervised, View
 from lmd.contract.weighting import log_priors
 from lmd.methods.lmd.icc import ICC
 from lmd.methods.lmd.icc_settings import ICCSettings, check_model
@@ -33,10 +34,17 @@ def _plain(model: Model, task: Task, settings: RRLSettings) -> Stage:
     if settings.tau:
         criterion = PerClass(_corrected, settings.tau * log_priors(task.class_counts))
     # The weak view is the protocol's, as for every other row.
-    view: OneView = "label" if settings.ce_view == "weak" else settings.ce_view
-    if settings.sam:
-        return Flat(model, criterion, rho=settings.sam, view=view)
-    return Supervised(model, criterion, view=view)
+    view: View = "label" if settings.ce_view == "weak" else settings.ce_view
+    weights = settings.image_weights(task.class_counts)
+    if not settings.sam:
+        average = settings.average or None
+        return Supervised(model, criterion, weights=weights, view=view, average=average)
+    if view == "both" or settings.average:
+        raise LmdError(
+            "setting 'sam': without rrl, sharpness-aware steps need one view and no average; "
+            "set ce_view to label, weak or strong and average to 0, or sam to 0"
+        )
+    return Flat(model, criterion, rho=settings.sam, weights=weights, view=view)
 
 
 def lmd(
@@ -76,6 +84,9 @@ _CORRECTED: dict[str, Any] = {
     "icc": True,
     "fdc": True,
     "tau": 0.0,
+    "ce_view": "label",
+    "ce_sampling": "natural",
+    "average": 0.0,
     "centre": False,
     "relations": 1.0,
     "probabilities": 0.5,
@@ -147,9 +158,11 @@ def _first(settings: Mapping[str, Any]) -> tuple[str, dict[str, Any]]:
     """Without RRL and changes of the label loss, stage 1 is that of CE."""
     if settings["rrl"]:
         return "RRL", {key: settings[key] for key in RRLSettings.model_fields}
-    changed = {key: settings[key] for key in ("tau", "sam") if settings[key]}
-    if settings["ce_view"] not in ("label", "weak"):
-        changed["ce_view"] = settings["ce_view"]
+    plain = RRLSettings()
+    keys = ("tau", "sam", "ce_view", "ce_sampling", "average")
+    changed = {key: settings[key] for key in keys if settings[key] != getattr(plain, key)}
+    if settings["ce_view"] == "weak":  # see ``_plain``
+        del changed["ce_view"]
     return "cross-entropy", changed
 
 

@@ -8,10 +8,10 @@ from torch import nn
 from lmd.base.errors import LmdError
 from lmd.contract.settings import BelowOne, Count, NonNegative, Positive, Settings, Share
 from lmd.methods.lmd.gaussians import MOST_VIRTUAL_FEATURES, Distance
+from lmd.methods.lmd.rrl import Sampling
 from lmd.model import Model
 
 Depth = Annotated[int, Field(ge=0)]
-Sampling = Literal["natural", "balanced"]
 Moments = Literal["ema", "raw"]
 Seen = Literal["eval", "all"]
 Classifier = Literal["averaged", "kept", "fresh"]

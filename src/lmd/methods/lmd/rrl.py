@@ -16,7 +16,8 @@ from torch.optim import Optimizer
 from lmd.contract.sam import ascent, perturb, restore, still_statistics
 from lmd.contract.settings import NonNegative, Settings, Share
 from lmd.contract.stage import Batch, Run, Stage, Task, Terms
-from lmd.contract.weighting import log_priors
+from lmd.contract.supervised import View
+from lmd.contract.weighting import image_weights, log_priors
 from lmd.model import Model
 
 Gram = Literal["normalised", "raw"]
@@ -24,6 +25,7 @@ Divisor = Literal["channels", "samples"]
 Teacher = Literal["copy", "own"]
 Direction = Literal["teacher_student", "student_teacher"]
 Kept = Literal["student", "teacher"]
+Sampling = Literal["natural", "balanced"]
 
 
 class RRLSettings(Settings):
@@ -35,9 +37,13 @@ class RRLSettings(Settings):
     tau: Annotated[
         NonNegative, "Cross-entropy sees z + tau ln(prior); 0 is the plain one (row 26)."
     ] = 0.0
-    ce_view: Annotated[
-        Literal["label", "weak", "strong"], "View for cross-entropy; label: the protocol's (row 1)."
-    ] = "label"
+    ce_view: Annotated[View, "View for cross-entropy; label: the protocol's (rows 1 and 37)."] = (
+        "label"
+    )
+    ce_sampling: Annotated[Sampling, "How stage 1 draws images (row 38)."] = "natural"
+    average: Annotated[
+        Share, "Without rrl: share of the steps to average weights over (row 39)."
+    ] = 0.0
     warmup: Annotated[Share, "With rrl: share of all steps with cross-entropy alone (row 2)."] = 0.2
     gram: Annotated[Gram, "With rrl: Gram matrices with rows of length 1, or raw (row 3)."] = (
         "normalised"
@@ -72,6 +78,10 @@ class RRLSettings(Settings):
     keep: Annotated[
         Kept, "With rrl: what goes on to stage 2; the teacher of the last epoch (row 30)."
     ] = "student"
+
+    def image_weights(self, counts: Tensor) -> Tensor | None:
+        """Weight of an image of each class ``(K,)``; ``None`` draws each image once."""
+        return image_weights(counts) if self.ce_sampling == "balanced" else None
 
 
 def _gram(z: Tensor, gram: Gram) -> Tensor:
@@ -136,8 +146,10 @@ class RRL(Stage):
     log_priors: Tensor
 
     def __init__(self, model: Model, task: Task, settings: RRLSettings | None = None) -> None:
-        super().__init__(model)  # the teacher is not trained: it follows
-        self.settings = settings or RRLSettings()
+        given = settings or RRLSettings()
+        # The teacher is not trained: it follows.
+        super().__init__(model, weights=given.image_weights(task.class_counts))
+        self.settings = given
         self.register_buffer("log_priors", log_priors(task.class_counts), persistent=False)
         self.own = self.settings.teacher == "own"
         self.model = model
@@ -163,12 +175,13 @@ class RRL(Stage):
     def loss(self, *batches: Batch) -> Terms:
         """Terms ``loss``, ``ce``, ``sample``, ``channel``, ``prob``; the last three 0 at first."""
         (batch,) = batches
-        view = batch.views[self.settings.ce_view]
         if self.done < self._warmup_steps():
             with self.clock("student"):
-                ce = self.label_loss(self.model(view), batch.labels)
+                ce = self._label_loss_alone(batch)
             zero = torch.zeros_like(ce)
             return {"loss": ce, "ce": ce, "sample": zero, "channel": zero, "prob": zero}
+        both = self.settings.ce_view == "both"
+        view = batch.views["weak" if both else self.settings.ce_view]
         weak, strong = batch.views["weak"], batch.views["strong"]
         with self.clock("student"):
             if view is not strong:
@@ -177,11 +190,21 @@ class RRL(Stage):
                 with still_statistics(self.model):
                     features = self.model.features(strong)
                     logits = self.model.classifier(features)
+                if both:
+                    ce = (ce + self.label_loss(logits, batch.labels)) / 2
             else:
                 features = self.model.features(strong)
                 logits = self.model.classifier(features)
                 ce = self.label_loss(logits, batch.labels)
         return {"ce": ce} | self._consistency(ce, features, logits, weak)
+
+    def _label_loss_alone(self, batch: Batch) -> Tensor:
+        """The label loss of its view, or half of it on each of two, as in ``Supervised``."""
+        if self.settings.ce_view != "both":
+            return self.label_loss(self.model(batch.views[self.settings.ce_view]), batch.labels)
+        weak = self.label_loss(self.model(batch.views["weak"]), batch.labels)
+        with still_statistics(self.model):
+            return (weak + self.label_loss(self.model(batch.views["strong"]), batch.labels)) / 2
 
     def _consistency(
         self, ce: Tensor, features: Tensor, logits: Tensor, weak: Tensor
@@ -219,10 +242,9 @@ class RRL(Stage):
 
         The student's BatchNorm statistics come from the unperturbed pass only.
         """
-        logits = self.model(batch.views[self.settings.ce_view])
+        loss = self._label_loss_alone(batch)
         optimizer.zero_grad(set_to_none=True)
-        # By backward(), so that several processes average their gradients.
-        self.label_loss(logits, batch.labels).backward()
+        loss.backward()  # not autograd.grad, so that several processes average their gradients
         moved = [p for p in self.model.parameters() if p.grad is not None]
         gradients = [p.grad for p in moved if p.grad is not None]
         saved = perturb(moved, ascent(gradients, self.settings.sam))

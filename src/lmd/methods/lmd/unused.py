@@ -6,7 +6,8 @@ from typing import Any
 from lmd.methods.lmd.rrl import RRLSettings
 
 # Without RRL, stage 1 is its label loss alone.
-_RRL = tuple(RRLSettings.model_fields.keys() - {"tau", "ce_view", "sam"})
+_LABEL_LOSS = {"tau", "ce_view", "ce_sampling", "average", "sam"}
+_RRL = tuple(RRLSettings.model_fields.keys() - _LABEL_LOSS)
 _FDC = ("lambda_e", "fdc_form", "fdc_temperature", "fdc_sign", "distance")
 # Without ICC there is one M step and no E step, so moments are never averaged either.
 _ICC = (
@@ -16,6 +17,7 @@ _ICC = (
 )
 _NEEDS: tuple[tuple[str, object, tuple[str, ...]], ...] = (
     ("rrl", True, _RRL),
+    ("rrl", False, ("average",)),
     ("icc", True, _ICC),
     ("fdc", True, _FDC),
     ("fdc_form", "bounded", ("fdc_temperature",)),
