@@ -10,9 +10,9 @@ whose ``needs`` differ from the settings in force is passed over (a list allows 
 held-out images of the tasks come from the training and validation parts of the data set; its test
 part is never read. Runs are kept, so an interrupted study goes on where it stopped.
 
-``draw`` in the file is the seed of the tasks' images (default 0), and ``references`` names methods
-that are trained on the same tasks with their defaults, to show where the adopted settings stand;
-they decide nothing.
+``draw`` in the file is the seed of the tasks' images (default 0), ``training`` has settings of the
+protocol for all runs, and ``references`` names methods that are trained on the same tasks with
+their defaults, to show where the adopted settings stand; they decide nothing.
 
 ``--known decisions.json`` takes over the decisions of an earlier study, for example on another
 machine, up to the first change that is new. What was adopted by then is trained again here, so that
@@ -96,8 +96,9 @@ class Laboratory:
         self.references: dict[str, dict[str, float]] = {}
         self.blocks = [(t, s) for s in plan["seeds"] for t in range(1, plan["tasks"] + 1)]
 
-    def scores(self, method: str, settings: Mapping[str, Any]) -> dict[Block, float]:
+    def scores(self, method: str, settings: dict[str, Any]) -> dict[Block, float]:
         """Balanced accuracy of each block; what is missing is trained first."""
+        settings = self.plan.get("training", {}) | settings
         text = json.dumps([method, self.plan["protocol"], settings], sort_keys=True)
         name = f"{method}-{hashlib.sha256(text.encode()).hexdigest()[:8]}"
         runs = self.options.out / "runs"

@@ -158,7 +158,7 @@ def test_decisions_are_known_up_to_the_first_change_that_differs(
     assert laboratory.decided(plan, path) == changes[:1]
 
 
-@pytest.mark.parametrize("name", ["decisions.toml", "decisions-2.toml"])
+@pytest.mark.parametrize("name", ["decisions.toml", "decisions-2.toml", "decisions-3.toml"])
 def test_the_decisions_of_the_study_are_settings_of_the_method(name: str) -> None:
     import tomllib
 
