@@ -10,9 +10,10 @@ whose ``needs`` differ from the settings in force is passed over (a list allows 
 held-out images of the tasks come from the training and validation parts of the data set; its test
 part is never read. Runs are kept, so an interrupted study goes on where it stopped.
 
-``draw`` in the file is the seed of the tasks' images (default 0), ``training`` has settings of the
-protocol for all runs, and ``references`` names methods that are trained on the same tasks with
-their defaults, to show where the adopted settings stand; they decide nothing.
+``draw`` in the file is the seed of the tasks' images (default 0), ``held_out`` that of `lmd data
+pseudo-tails`, and ``training`` has settings of the protocol for all runs. ``references`` names
+methods that are trained on the same tasks with their defaults, to show where the adopted settings
+stand; they decide nothing.
 
 ``--known decisions.json`` takes over the decisions of an earlier study, for example on another
 machine, up to the first change that is new. What was adopted by then is trained again here, so that
@@ -208,6 +209,8 @@ def make_tasks(plan: Mapping[str, Any], options: argparse.Namespace) -> None:
     root = str(options.root or options.manifest.parent)
     command = [sys.executable, "-m", "lmd", "data", "pseudo-tails", str(options.manifest)]
     command += ["--root", root, "--tasks", str(plan["tasks"]), "--seed", str(plan.get("draw", 0))]
+    if "held_out" in plan:
+        command += ["--held-out", str(plan["held_out"])]
     command += ["--out", str(options.out / "tasks")]
     subprocess.run(command, check=True)
 

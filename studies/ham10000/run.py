@@ -31,6 +31,7 @@ NATURAL = ("natural", "natural-vs")
 OTHERS = ("ablations", "profiles", "long", *NATURAL, "resnet18-rate", "resnet18", *SWEEPS)
 GRIDS = ("ham10000-lt", *(f"ham10000-{of}" for of in OTHERS))
 MANIFESTS = {"ham10000-lt.csv": ["--head-size", "2000", "--factor", "100"], "ham10000.csv": []}
+ROUNDS = ("decisions", "decisions-2", "decisions-3", "decisions-4")
 BUDGET = 60  # minutes of `lmd choose`
 
 
@@ -56,10 +57,11 @@ def make_data(download: Path, out: Path) -> None:
 
 
 def decide(out: Path, workers: int) -> None:
-    """Decide the changes of LMD on pseudo-tails."""
-    script = [sys.executable, str(HERE.parent / "laboratory.py"), str(HERE / "decisions.toml")]
-    options = ["--manifest", "ham10000-lt.csv", "--out", "decisions", "--jobs", str(workers)]
-    subprocess.run([*script, *options], cwd=out, check=True)
+    """Decide the changes of LMD on pseudo-tails, round by round."""
+    for name in ROUNDS:
+        script = [sys.executable, str(HERE.parent / "laboratory.py"), str(HERE / f"{name}.toml")]
+        options = ["--manifest", "ham10000-lt.csv", "--out", name, "--jobs", str(workers)]
+        subprocess.run([*script, *options], cwd=out, check=True)
 
 
 def take_over(published: Path, out: Path) -> None:

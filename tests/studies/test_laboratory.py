@@ -158,11 +158,11 @@ def test_decisions_are_known_up_to_the_first_change_that_differs(
     assert laboratory.decided(plan, path) == changes[:1]
 
 
-@pytest.mark.parametrize("name", ["decisions.toml", "decisions-2.toml", "decisions-3.toml"])
+@pytest.mark.parametrize("name", ["decisions", "decisions-2", "decisions-3", "decisions-4"])
 def test_the_decisions_of_the_study_are_settings_of_the_method(name: str) -> None:
     import tomllib
 
-    plan = tomllib.loads((ROOT / "studies" / "ham10000" / name).read_text())
+    plan = tomllib.loads((ROOT / "studies" / "ham10000" / f"{name}.toml").read_text())
     method, settings = find_method(plan["method"]), dict(plan["start"])
     method.settings(settings)
     for change in plan["change"]:
