@@ -211,8 +211,14 @@ def test_a_benchmark_of_two_rows_shares_their_first_stage(tmp_path: Path) -> Non
 )
 def test_another_label_loss_is_another_first_stage(changed: dict[str, Any]) -> None:
     lmd, ce = METHODS["lmd"], METHODS["ce"]
-    assert lmd.beginning(lmd.settings({})) == ce.beginning({}) == ("cross-entropy", {})
-    assert lmd.beginning(lmd.settings(changed)) == ("cross-entropy", changed)
+    plain = {"ce_view": "label", "ce_sampling": "natural"}
+    assert lmd.beginning(lmd.settings(plain)) == ce.beginning({}) == ("cross-entropy", {})
+    assert lmd.beginning(lmd.settings(plain | changed)) == ("cross-entropy", changed)
+
+
+def test_the_default_starts_like_resampling_on_strong_views() -> None:
+    lmd, rs = METHODS["lmd"], METHODS["rs_strong"]
+    assert lmd.beginning(lmd.defaults()) == rs.beginning(rs.defaults())
 
 
 def test_a_sweep_of_the_second_stage_shares_the_first(tmp_path: Path) -> None:

@@ -51,7 +51,7 @@ def lmd(
     model: Model,
     task: Task,
     *,
-    rrl: Annotated[bool, "Stage 1 is RRL; without it, cross-entropy."] = False,
+    rrl: Annotated[bool, "Stage 1 is RRL; without it, its label loss alone."] = False,
     icc: Annotated[bool, "Stage 2 iterates; without it, it calibrates once."] = False,
     vfc: Annotated[bool, "The M step has virtual features; without it, real ones."] = True,
     fdc: Annotated[bool, "With icc: the E step has feature distribution consistency."] = False,
@@ -154,16 +154,18 @@ def _iterations(settings: Mapping[str, Any]) -> int | None:
     return settings["iterations"] if settings["icc"] else 1
 
 
+_CE = {"tau": 0.0, "sam": 0.0, "ce_view": "label", "ce_sampling": "natural", "average": 0.0}
+
+
 def _first(settings: Mapping[str, Any]) -> tuple[str, dict[str, Any]]:
-    """Without RRL and changes of the label loss, stage 1 is that of CE."""
+    """Without RRL, stage 1 may be the only one of CE, or of RS on strong views."""
     if settings["rrl"]:
         return "RRL", {key: settings[key] for key in RRLSettings.model_fields}
-    plain = RRLSettings()
-    keys = ("tau", "sam", "ce_view", "ce_sampling", "average")
-    changed = {key: settings[key] for key in keys if settings[key] != getattr(plain, key)}
-    if settings["ce_view"] == "weak":  # see ``_plain``
-        del changed["ce_view"]
-    return "cross-entropy", changed
+    given = {key: settings[key] for key in _CE}
+    if given == _CE | {"ce_view": "strong", "ce_sampling": "balanced"}:
+        return "resampling on strong views", {"q": 1.0, "view": "strong", "average": None}
+    given["ce_view"] = given["ce_view"].replace("weak", "label")  # see ``_plain``
+    return "cross-entropy", {key: value for key, value in given.items() if value != _CE[key]}
 
 
 def _row(key: str, title: str, stages: tuple[str, str], **preset: Any) -> Method:
@@ -187,16 +189,24 @@ def _row(key: str, title: str, stages: tuple[str, str], **preset: Any) -> Method
     )
 
 
-_EITHER = ("cross-entropy or RRL", "calibration or ICC")
+_EITHER = ("resampling or RRL", "calibration or ICC")
 
 METHODS = (
     _row("lmd", "LMD", _EITHER),
-    _row("lmd_wo_rrl", "LMD w/o RRL", ("cross-entropy", _EITHER[1]), rrl=False),
+    _row("lmd_wo_rrl", "LMD w/o RRL", ("resampling", _EITHER[1]), rrl=False),
     _row("lmd_wo_icc", "LMD w/o ICC", (_EITHER[0], "calibration"), icc=False),
     _row("lmd_wo_vfc", "LMD w/o VFC", _EITHER, vfc=False),
     _row("lmd_wo_fdc", "LMD w/o FDC", _EITHER, fdc=False),
     _row("lmd_wo_levels", "LMD w/o inner levels", _EITHER, levels=0),
     _row("lmd_wo_views", "LMD w/o views in moments", _EITHER, m_views="eval"),
+    _row("lmd_wo_shrunk_means", "LMD w/o shrunk means", _EITHER, mean_images=0.0),
+    _row(
+        "lmd_wo_strong",
+        "LMD w/o balanced strong views",
+        _EITHER,
+        ce_sampling="natural",
+        ce_view="label",
+    ),
     _row("lmd_with_rrl", "LMD with RRL", ("RRL", _EITHER[1]), rrl=True),
     _row("lmd_with_icc", "LMD with ICC", (_EITHER[0], "ICC"), icc=True, fdc=True),
 )

@@ -36,7 +36,7 @@ class ICCSettings(Settings):
     ] = "fresh"
     m_views: Annotated[Seen, "Moments of the eval view, or of all views (row 33)."] = "all"
     mean_images: Annotated[NonNegative, "Images that pull a class mean to the centre (row 34)."] = (
-        0.0
+        30.0
     )
     covariance_images: Annotated[
         NonNegative, "Images that pull a covariance to the pooled one (row 34)."

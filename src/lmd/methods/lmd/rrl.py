@@ -38,9 +38,9 @@ class RRLSettings(Settings):
         NonNegative, "Cross-entropy sees z + tau ln(prior); 0 is the plain one (row 26)."
     ] = 0.0
     ce_view: Annotated[View, "View for cross-entropy; label: the protocol's (rows 1 and 37)."] = (
-        "label"
+        "strong"
     )
-    ce_sampling: Annotated[Sampling, "How stage 1 draws images (row 38)."] = "natural"
+    ce_sampling: Annotated[Sampling, "How stage 1 draws images (row 38)."] = "balanced"
     average: Annotated[
         Share, "Without rrl: share of the steps to average weights over (row 39)."
     ] = 0.0
