@@ -42,7 +42,8 @@ def test_the_class_mix_of_a_row_is_that_of_its_training() -> None:
 
 def test_an_ablation_is_related_to_its_method() -> None:
     own = [key for key in METHODS if related(key, "lmd")]
-    without = [f"lmd_wo_{piece}" for piece in ("rrl", "icc", "vfc", "fdc", "levels", "views")]
+    pieces = ("rrl", "icc", "vfc", "fdc", "levels", "views", "shrunk_means", "strong")
+    without = [f"lmd_wo_{piece}" for piece in pieces]
     assert own == ["lmd", *without, "lmd_with_rrl", "lmd_with_icc"]
     assert [key for key in METHODS if related(key, "ldam_rs")] == ["ldam_rs"]
 

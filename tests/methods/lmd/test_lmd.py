@@ -24,6 +24,12 @@ def test_keys_titles_and_presets():
         "lmd_wo_fdc": ("LMD w/o FDC", "lmd", {"fdc": False}),
         "lmd_wo_levels": ("LMD w/o inner levels", "lmd", {"levels": 0}),
         "lmd_wo_views": ("LMD w/o views in moments", "lmd", {"m_views": "eval"}),
+        "lmd_wo_shrunk_means": ("LMD w/o shrunk means", "lmd", {"mean_images": 0.0}),
+        "lmd_wo_strong": (
+            "LMD w/o balanced strong views",
+            "lmd",
+            {"ce_sampling": "natural", "ce_view": "label"},
+        ),
         "lmd_with_rrl": ("LMD with RRL", "lmd", {"rrl": True}),
         "lmd_with_icc": ("LMD with ICC", "lmd", {"icc": True, "fdc": True}),
     }

@@ -46,7 +46,8 @@ def lend(stage, **length):
 
 
 def started(epochs=1, steps=10, **settings):
-    settings = {"tau": 0.0, "centre": False} | settings
+    plain = {"ce_view": "label", "ce_sampling": "natural"}
+    settings = {"tau": 0.0, "centre": False} | plain | settings
     stage = RRL(small_model(), TASK, RRLSettings(**settings))
     groups = prepare(stage)
     optimizer = torch.optim.SGD(groups, lr=0.05)
