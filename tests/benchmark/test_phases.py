@@ -149,7 +149,7 @@ def test_blocks_are_completed_one_after_another(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("lmd.benchmark.run.PAUSE", 0)
-    text = 'methods = ["focal", "ce", "lmd"]\nseeds = [0, 1]\n[sweep.data]\n'
+    text = 'methods = ["focal", "rs_strong", "lmd"]\nseeds = [0, 1]\n[sweep.data]\n'
     grid = tmp_path / "grid.toml"
     grid.write_text(text + '"task 1" = "a.csv"\n"task 2" = "b.csv"\n')
     plan, out = plan_grid(grid), tmp_path / "out"

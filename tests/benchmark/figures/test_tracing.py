@@ -17,7 +17,7 @@ def traces() -> list[Trace]:
 def test_titles_are_of_the_stages_that_run(traces: list[Trace]) -> None:
     assert [trace.title for trace in traces] == ["RRL", "ICC"]
     plain = trace_stages(METHODS["lmd"], METHODS["lmd"].settings({}))
-    assert [trace.title for trace in plain] == ["cross-entropy", "calibration"]
+    assert [trace.title for trace in plain] == ["label loss", "calibration"]
 
 
 def edges(trace: Trace) -> set[tuple[str, str]]:

@@ -1,5 +1,9 @@
 """What a table does not show: intervals that are not known, and runs on other images."""
 
+import csv
+import io
+import subprocess
+import sys
 from collections.abc import Sequence
 from pathlib import Path
 
@@ -18,10 +22,12 @@ CLASSES = ("nevus", "melanoma", "wart")
 SUPPORT = (40, 30, 20)
 
 
-def two_seeds(tmp_path: Path, support: tuple[int, ...], wrong: Sequence[int] = ()) -> Results:
+def two_seeds(
+    tmp_path: Path, support: tuple[int, ...], wrong: Sequence[int] = (), title: str = "Two seeds"
+) -> Results:
     """A table's results, from runs that are right but for some images."""
     grid = tmp_path / "grid.toml"
-    grid.write_text('data = "a.csv"\nmethods = ["ce"]\nseeds = [0, 1]\n')
+    grid.write_text(f'title = "{title}"\ndata = "a.csv"\nmethods = ["ce"]\nseeds = [0, 1]\n')
     labels = np.repeat(np.arange(len(CLASSES)), support)
     called = labels.copy()
     called[list(wrong)] = (called[list(wrong)] + 1) % len(CLASSES)
@@ -111,3 +117,16 @@ def test_runs_with_other_settings_are_not_the_grids(tmp_path: Path) -> None:
     grid.write_text(grid.read_text().replace("10", "40"))
     with pytest.raises(LmdError, match=r"ce-seed0 differ from the grid's .*: epochs: 10 → 40;"):
         read_results(plan_grid(grid), tmp_path / "out", resamples=10)
+
+
+def test_tables_need_no_torch() -> None:
+    code = "import sys, lmd.benchmark.tables, lmd.benchmark.plan, lmd.cli.benchmark; "
+    code += "assert not {'torch', 'cv2'} & set(sys.modules), 'heavy'"
+    subprocess.run([sys.executable, "-c", code], check=True)
+
+
+def test_a_title_is_no_formula_for_a_spreadsheet(tmp_path: Path) -> None:
+    text = make_tables(two_seeds(tmp_path, SUPPORT, title="=1+1"), format="csv")
+    row = next(csv.DictReader(io.StringIO(text)))
+    assert row["table"] == "'=1+1"
+    assert float(row["balanced_accuracy"]) == 1

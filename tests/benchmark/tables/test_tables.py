@@ -4,8 +4,6 @@ import csv
 import io
 import json
 import re
-import subprocess
-import sys
 from pathlib import Path
 from typing import Any
 from xml.etree import ElementTree
@@ -392,20 +390,3 @@ def test_errors(compared: tuple[Plan, Path]) -> None:
     as_planned(plan, folder)
     with pytest.raises(LmdError, match="not tested on the same images"):
         read_results(plan, folder)
-
-
-def test_tables_need_no_torch() -> None:
-    code = "import sys, lmd.benchmark.tables, lmd.benchmark.plan, lmd.cli.benchmark; "
-    code += "assert not {'torch', 'cv2'} & set(sys.modules), 'heavy'"
-    subprocess.run([sys.executable, "-c", code], check=True)
-
-
-def test_a_title_is_no_formula_for_a_spreadsheet(tmp_path: Path) -> None:
-    path = tmp_path / "grid.toml"
-    path.write_text('title = "=1+1"\ndata = "a.csv"\nmethods = ["ce", "lmd"]\n')
-    plan = plan_grid(path)
-    write_runs(plan, tmp_path / "out")
-    text = make_tables(read_results(plan, tmp_path / "out", resamples=100), format="csv")
-    rows = list(csv.DictReader(io.StringIO(text)))
-    assert [row["table"] for row in rows] == ["'=1+1"] * 2
-    assert float(rows[0]["balanced_accuracy_difference"]) < 0  # a number stays one

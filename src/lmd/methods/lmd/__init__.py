@@ -189,11 +189,11 @@ def _row(key: str, title: str, stages: tuple[str, str], **preset: Any) -> Method
     )
 
 
-_EITHER = ("resampling or RRL", "calibration or ICC")
+_EITHER = ("label loss or RRL", "calibration or ICC")
 
 METHODS = (
     _row("lmd", "LMD", _EITHER),
-    _row("lmd_wo_rrl", "LMD w/o RRL", ("resampling", _EITHER[1]), rrl=False),
+    _row("lmd_wo_rrl", "LMD w/o RRL", ("label loss", _EITHER[1]), rrl=False),
     _row("lmd_wo_icc", "LMD w/o ICC", (_EITHER[0], "calibration"), icc=False),
     _row("lmd_wo_vfc", "LMD w/o VFC", _EITHER, vfc=False),
     _row("lmd_wo_fdc", "LMD w/o FDC", _EITHER, fdc=False),
