@@ -13,10 +13,11 @@ from lmd.benchmark.figures.series import (
     same_data,
 )
 from lmd.benchmark.figures.sources import Study
-from lmd.benchmark.figures.style import COLOURS, HATCHES, Drawn, legend_below, new_figure
+from lmd.benchmark.figures.style import COLOURS, GREY, HATCHES, Drawn, legend_below, new_figure
 from lmd.benchmark.tables.forms import COLUMNS, HEADLINE
 from lmd.scoring.metrics import METRICS
 
+PALETTE = (*COLOURS, GREY)
 DEFAULT = (HEADLINE, *(key for key in COLUMNS["tiers"] if key != HEADLINE))
 
 
@@ -33,8 +34,8 @@ def ablation_figure(
     keys = check_metrics(metrics or DEFAULT)
     series = group(study, methods) if methods else _own(group(study), study, reference)
     same_data(series, "ablation")
-    if len(series) > len(COLOURS):
-        raise LmdError(f"the ablation figure shows at most {len(COLOURS)} rows, not {len(series)}")
+    if len(series) > len(HATCHES):
+        raise LmdError(f"the ablation figure shows at most {len(HATCHES)} rows, not {len(series)}")
     figure = new_figure(width, height or 0.66 * width)
     axes = figure.add_subplot()
     bar = 0.84 / len(series)
@@ -64,9 +65,9 @@ def ablation_figure(
                 100 * found.mean,
                 0.92 * bar,
                 yerr=[[100 * max(found.mean - low, 0)], [100 * max(high - found.mean, 0)]],
-                color=COLOURS[i],
+                color=PALETTE[i],
                 alpha=0.85,
-                edgecolor="white" if HATCHES[i] else COLOURS[i],
+                edgecolor="white" if HATCHES[i] else PALETTE[i],
                 hatch=HATCHES[i],
                 linewidth=0,
                 label=one.title if not any(r["title"] == one.title for r in rows[:-1]) else None,

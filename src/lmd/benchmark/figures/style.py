@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 COLOURS = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9", "#000000")
 MARKERS = ("o", "s", "D", "^", "v", "P", "X")
 LINES = ("-", "--", "-.", ":", (0, (5, 1, 1, 1, 1, 1)), (0, (3, 1)), (0, (1, 1)))
-HATCHES = ("", "////", "....", "\\\\\\\\", "xxxx", "----", "++++")
+HATCHES = ("", "////", "....", "\\\\\\\\", "xxxx", "----", "++++", "||||")
 GREY = "#8A8A8A"
 FONT = "DejaVu Sans"  # comes with matplotlib
 TIER_STYLE = {"head": 0, "medium": 2, "tail": 1}  # places in COLOURS and MARKERS
