@@ -126,6 +126,22 @@ def test_what_a_change_needs_may_be_one_of_several_values(laboratory: ModuleType
     assert not laboratory.allowed({"view": "both", "piece": False}, needs)
 
 
+def test_settings_for_all_runs_reach_every_run(laboratory: ModuleType, tmp_path: Path) -> None:
+    asked = []
+
+    class Known(laboratory.Laboratory):  # type: ignore[name-defined, misc]
+        def _train(self, method: str, settings: dict[str, int], block: object, out: Path) -> None:
+            asked.append((method, settings))
+            out.mkdir(parents=True)
+            metrics = {"test": {"balanced_accuracy": {"value": 0.5}}}
+            (out / "record.json").write_text(json.dumps({"metrics": metrics}))
+
+    plan = {"protocol": "small", "seeds": [0], "tasks": 1, "training": {"epochs": 16}}
+    study = Known(plan, Namespace(out=tmp_path, jobs=1))
+    assert study.scores("lmd", {"tau": 1}) == study.scores("rs_strong", {}) == {(1, 0): 0.5}
+    assert asked == [("lmd", {"epochs": 16, "tau": 1}), ("rs_strong", {"epochs": 16})]
+
+
 def test_references_are_trained_last_and_decide_nothing(
     laboratory: ModuleType, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:

@@ -130,7 +130,7 @@ def trace_stages(method: Method, settings: Mapping[str, Any]) -> list[Trace]:
 
 
 def _title(stage: Stage, title: str) -> str:
-    """Of a title such as "cross-entropy or RRL", what the stage is, or the first of them."""
+    """Of a title such as "label loss or RRL", what the stage is, or the first of them."""
     kinds = title.split(" or ")
     return next((kind for kind in kinds if kind.lower() == stage.name.lower()), kinds[0])
 
