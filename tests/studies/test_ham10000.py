@@ -121,3 +121,13 @@ def test_a_grid_of_one_method_has_no_summary(publishing: ModuleType, tmp_path: P
     (tmp_path / "tiers.csv").write_text("e_sampling,m_sampling,balanced_accuracy\n")
     publishing.summarise("ham10000-sampling", tmp_path)
     assert not (tmp_path / "summary.md").exists()
+
+
+@pytest.mark.parametrize("grid", ["synthetic-sampling", "ham10000-natural", "ham10000-ablations"])
+def test_published_runs_are_those_of_the_grid(grid: str, publishing: ModuleType) -> None:
+    from lmd.benchmark.planning import plan_grid
+    from lmd.benchmark.tables import read_results
+
+    found = read_results(plan_grid(grid), publishing.RESULTS / grid / "runs", resamples=10)
+    assert found.runs
+    assert not found.missing

@@ -89,14 +89,17 @@ def require_validation(plan: Plan, disk: Mapping[str, OnDisk]) -> None:
 def differences(before: dict[str, Any], now: dict[str, Any], *, common: bool = False) -> list[str]:
     """What differs between two requests, as ``key: before → now``, except loader workers.
 
-    With ``common``, only keys that both have: an older run lacks settings that came later.
+    With ``common``, only keys that both have: an older run lacks settings that came later. A
+    protocol's values for methods are then compared as the settings that they became.
 
     >>> differences({"protocol": {"lr": 1, "workers": 0}}, {"protocol": {"lr": 2, "workers": 1}})
     ['lr: 1 → 2']
     """
     old, new = _flat(before), _flat(now)
     keys = [key for key in {**old, **new} if key != ("protocol", "workers")]
-    keys = [key for key in keys if key in old and key in new] if common else keys
+    if common:
+        own = ("protocol", "methods")
+        keys = [key for key in keys if key in old and key in new and key != own]
     changed = [key for key in keys if old.get(key) != new.get(key)]
     return [f"{key[-1]}: {old.get(key)} → {new.get(key)}" for key in changed]
 
