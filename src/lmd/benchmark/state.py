@@ -31,9 +31,11 @@ def inspect(plan: Plan, folder: Path) -> dict[str, OnDisk]:
             continue
         record = on_disk.read_record()
         done = record.status == "finished"
-        # A finished run may come from another machine, where the data had another place.
+        # A finished run may come from another machine, where the data had another place, and from
+        # an older version, which lacked a setting. One that has begun must go on as it began.
         view = without_places if done else dict[str, Any]
-        changes = differences(view(record.request.model_dump(mode="json")), view(run.request))
+        before = view(record.request.model_dump(mode="json"))
+        changes = differences(before, view(run.request), common=done)
         if changes:
             others.append(f"  {folder / run.name}: " + "; ".join(changes))
         seconds = sum(stage.seconds for stage in record.stages)
@@ -89,8 +91,8 @@ def require_validation(plan: Plan, disk: Mapping[str, OnDisk]) -> None:
 def differences(before: dict[str, Any], now: dict[str, Any], *, common: bool = False) -> list[str]:
     """What differs between two requests, as ``key: before → now``, except loader workers.
 
-    With ``common``, only keys that both have: an older run lacks settings that came later. A
-    protocol's values for methods are then compared as the settings that they became.
+    With ``common``, only keys that both have, and columns: an older run lacks settings that came
+    later. A protocol's values for methods are then compared as the settings that they became.
 
     >>> differences({"protocol": {"lr": 1, "workers": 0}}, {"protocol": {"lr": 2, "workers": 1}})
     ['lr: 1 → 2']
@@ -99,7 +101,9 @@ def differences(before: dict[str, Any], now: dict[str, Any], *, common: bool = F
     keys = [key for key in {**old, **new} if key != ("protocol", "workers")]
     if common:
         own = ("protocol", "methods")
-        keys = [key for key in keys if key in old and key in new and key != own]
+        both = [key for key in keys if key in old and key in new and key != own]
+        # Columns are kept only where they were given: a missing one is another request.
+        keys = [*both, *(key for key in keys if key[0] == "columns" and key not in both)]
     changed = [key for key in keys if old.get(key) != new.get(key)]
     return [f"{key[-1]}: {old.get(key)} → {new.get(key)}" for key in changed]
 
