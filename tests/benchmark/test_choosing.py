@@ -11,7 +11,7 @@ from toys import toy_probabilities
 from typer.testing import CliRunner
 
 from lmd.base.errors import LmdError
-from lmd.benchmark.choosing import compare, write_study
+from lmd.benchmark.choosing import Study, compare, write_study
 from lmd.benchmark.plan import Plan
 from lmd.benchmark.planning import plan_grid
 from lmd.benchmark.tables import read_results
@@ -121,6 +121,8 @@ def test_the_command_names_a_method_and_continues(images: Path, tmp_path: Path) 
     kept = json.loads((tmp_path / "study" / "choice.json").read_text())
     assert f"Use {kept['use']} " in done.output
     assert (kept["blocks"], kept["planned"]) == (2, 2)
+    assert kept["classes_left_out"] == ["d"]
+    assert "too few images: d." in done.output
     assert {one["key"] for one in kept["candidates"]} == {"ce", "rs"}
     assert kept["candidates"][0]["mean"] >= kept["candidates"][1]["mean"]
     before = {p: p.stat().st_mtime_ns for p in tmp_path.glob("study/*/record.json")}
@@ -149,7 +151,7 @@ def test_a_study_is_of_its_own_data(images: Path, tmp_path: Path) -> None:
     for name in ("a.csv", "b.csv"):
         (tmp_path / name).write_text(text)
 
-    def study(data: str, label: str) -> Path:
+    def study(data: str, label: str) -> Study:
         return write_study(
             str(tmp_path / data), tmp_path / "study", methods=["ce"], tasks=1, seeds=1,
             protocol="small", columns={"label_column": label, "root": str(images)},
@@ -187,11 +189,12 @@ def test_a_study_is_of_its_own_patients(images: Path, tmp_path: Path) -> None:
 
 def test_tiers_may_name_a_class_that_takes_no_part(images: Path, tmp_path: Path) -> None:
     (tmp_path / "p.toml").write_text(PROTOCOL + 'tiers = "head=a,b;medium=c;tail=d"\n')
-    grid = write_study(
+    study = write_study(
         str(images), tmp_path / "study", methods=["ce"], tasks=1, seeds=1,
         protocol=str(tmp_path / "p.toml"), columns={},
     )  # fmt: skip
-    (run,) = plan_grid(grid).runs
+    assert study.left_out == ("d",)
+    (run,) = plan_grid(study.grid).runs
     assert run.request["protocol"]["tiers"] == "thirds"
     assert run.request["protocol"]["backbone"] == "resnet8"
 

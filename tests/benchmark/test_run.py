@@ -109,6 +109,11 @@ def test_a_finished_run_may_come_from_another_place(half_done: tuple[Path, Path,
     assert inspect(asked(data=there, columns=columns), out)[finished.name].status == "finished"
     with pytest.raises(LmdError, match=r"data: .* → other\.csv"):
         inspect(asked(data="/elsewhere/other.csv"), out)
+    # A version that is older than a setting cannot have recorded it, but columns may be left out.
+    later = finished.request["protocol"] | {"later": 1}
+    assert inspect(asked(protocol=later), out)[finished.name].status == "finished"
+    with pytest.raises(LmdError, match="label_column: None → dx"):
+        inspect(asked(columns={**finished.request["columns"], "label_column": "dx"}), out)
 
 
 def test_a_table_of_what_is_there(half_done: tuple[Path, Path, str]) -> None:

@@ -2,6 +2,7 @@
 
 import csv
 import json
+import subprocess
 from pathlib import Path
 from types import ModuleType
 
@@ -39,7 +40,9 @@ def test_what_is_published_can_be_taken_over(
     (runs / "choices.json").write_text(choices)
 
     publishing.copy_runs(runs, results / "ham10000-lt" / "runs", out)
+    write_run(results / study.CHOICE / "runs" / "lmd-data=task_1-seed0", out)
     study.take_over(results, there)
+    assert (there / "choose" / "lmd-data=task_1-seed0" / "record.json").exists()
     found = there / "runs" / "ham10000-lt"
     # The predictions of a value that was not chosen are not needed, unfinished runs not wanted.
     assert sorted(str(path.relative_to(found)) for path in found.rglob("*.*")) == [
@@ -79,11 +82,49 @@ def test_the_manifests_find_the_images_of_any_download(
     (download / name).mkdir(parents=True)
     (download / name / "ISIC_1.jpg").touch()
     out.mkdir()
-    monkeypatch.setattr(study, "lmd", lambda *words, cwd: None)
+    monkeypatch.setattr(study, "lmd", lambda *words, cwd: True)
     (out / name).symlink_to(tmp_path / "moved")
     for _ in range(2):
         study.make_data(download, out)
     assert (out / name / "ISIC_1.jpg").exists()
+
+
+@pytest.mark.parametrize(
+    ("failing", "ends"), [("ham10000-profiles", None), ("ham10000-lt", "not expected: ham10000-lt")]
+)
+def test_a_failing_grid_does_not_stop_the_others(
+    study: ModuleType,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    failing: str,
+    ends: str | None,
+) -> None:
+    seen = []
+
+    def lmd(command: str, grid: str, *words: str, cwd: Path) -> bool:
+        seen.append(grid)
+        return grid != failing
+
+    monkeypatch.setattr(study, "lmd", lmd)
+    grids = ["ham10000-lt", "ham10000-profiles", "ham10000-long"]
+    words = [str(tmp_path), "--out", str(tmp_path), "--steps", "grids", "--grids", *grids]
+    if ends is None:
+        study.main(words)
+    else:
+        with pytest.raises(SystemExit, match=ends):
+            study.main(words)
+    assert seen == grids
+
+
+@pytest.mark.parametrize("code", [130, -9])
+def test_an_interrupt_ends_the_study(
+    study: ModuleType, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, code: int
+) -> None:
+    end = subprocess.CompletedProcess([], code)
+    monkeypatch.setattr(study.subprocess, "run", lambda *_, **__: end)
+    with pytest.raises(SystemExit) as caught:
+        study.lmd("benchmark", "ham10000-lt", cwd=tmp_path)
+    assert caught.value.code == code
 
 
 def test_its_grids_are_shipped(study: ModuleType) -> None:

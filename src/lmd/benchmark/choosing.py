@@ -47,12 +47,21 @@ class Candidate:
     minutes: float
 
 
-def write_answer(folder: Path, found: Sequence[Candidate], blocks: Blocks, planned: int) -> Path:
+@dataclass(frozen=True)
+class Study:
+    """The grid of a study, and the classes with too few images to take part."""
+
+    grid: Path
+    left_out: tuple[str, ...]
+
+
+def write_answer(study: Study, found: Sequence[Candidate], blocks: Blocks, planned: int) -> Path:
     """Keep what the study says so far in ``choice.json``: every candidate, the best first."""
     tasks = len({task for task, _ in blocks})
     answer = {"use": found[0].key, "metric": METRIC, "blocks": len(blocks), "planned": planned}
-    path = folder / "choice.json"
-    content = answer | {"tasks": tasks, "candidates": [asdict(one) for one in found]}
+    path = study.grid.with_name("choice.json")
+    answer |= {"tasks": tasks, "classes_left_out": list(study.left_out)}
+    content = answer | {"candidates": [asdict(one) for one in found]}
     atomic_write(path, (json.dumps(content, indent=1) + "\n").encode())
     return path
 
@@ -69,7 +78,7 @@ def write_study(
     held_out: int = HELD_OUT,
     skip_bad: bool = False,
     warn: Callable[[str], object] = lambda said: None,
-) -> Path:
+) -> Study:
     """Pseudo-tails of the data and a grid of the candidates on them; ``warn`` gets warnings.
 
     The test part is never used: it is left out before the tasks are drawn. A study of the same data
@@ -118,7 +127,8 @@ def write_study(
     if not grid.exists() or grid.read_text(encoding="utf-8") != text:
         write_tasks(found, folder / "tasks", root, overwrite=True)
         atomic_write(grid, text.encode())
-    return grid
+    taking_part = found[0].table.classes
+    return Study(grid, tuple(name for name in table.classes if name not in taking_part))
 
 
 def _checked(methods: Sequence[str], protocol: str | None) -> Protocol:

@@ -84,7 +84,7 @@ def choose_command(
     from lmd.methods import CANDIDATES
 
     folder = (out or Path("runs") / f"{whole(data).stem}-choose").resolve()
-    grid = write_study(
+    study = write_study(
         data,
         folder,
         methods=[name.strip() for name in methods.split(",")] if methods else CANDIDATES,
@@ -96,7 +96,7 @@ def choose_command(
         skip_bad=skip_bad,
         warn=lambda said: typer.secho(f"warning: {said}", fg="yellow", err=True),
     )
-    plan = plan_grid(grid)
+    plan = plan_grid(study.grid)
     with locked(folder) as lock:
         outcome = run_plan(
             plan,
@@ -118,7 +118,12 @@ def choose_command(
         ) from error
     planned = len(plan.points) * len(plan.seeds)
     _print(found, blocks, planned)
-    typer.echo(f"The numbers: {write_answer(folder, found, blocks, planned)}")
+    if study.left_out:
+        typer.echo(
+            f"Not tested here, because they have too few images: {', '.join(study.left_out)}. "
+            "These classes may behave differently; a smaller --held-out may let them take part."
+        )
+    typer.echo(f"The numbers: {write_answer(study, found, blocks, planned)}")
     if outcome.failed:
         raise typer.Exit(1)
 
