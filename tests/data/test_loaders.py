@@ -1,10 +1,16 @@
+import os
+import socket
+from multiprocessing import get_context
+from multiprocessing.connection import Connection
+from multiprocessing.resource_sharer import DupFd
+
 import numpy as np
 import pytest
 import torch
 from toys import toy_images
 
 from lmd.base.seeds import derive_seed
-from lmd.data.loaders import Normalise, batches_of, draw, training_batches
+from lmd.data.loaders import Normalise, _start_worker, batches_of, draw, training_batches
 
 
 def test_an_epoch_as_it_comes_has_every_image_once() -> None:
@@ -54,6 +60,27 @@ def test_workers_give_the_same_batches() -> None:
 
     for a, b in zip(epoch(0), epoch(2), strict=True):
         assert torch.equal(a, b)
+
+
+def _share_a_file(main: Connection) -> None:
+    _start_worker(0)
+    main.send(DupFd(os.open(os.devnull, os.O_RDONLY)))  # as tensors of a batch are shared
+    main.recv()
+
+
+@pytest.mark.skipif(not hasattr(os, "fork"), reason="workers are forked on Linux only")
+def test_a_worker_is_silent_if_the_main_process_stops(capfd: pytest.CaptureFixture[str]) -> None:
+    context = get_context("fork")
+    main, there = context.Pipe()
+    worker = context.Process(target=_share_a_file, args=(there,))
+    worker.start()
+    shared = main.recv()
+    with socket.socket(socket.AF_UNIX) as begun:  # a fetch that ends in its middle
+        begun.connect(shared._id[0])
+    os.close(shared.detach())  # one after the other, so the worker has noticed
+    main.send("end")
+    worker.join()
+    assert capfd.readouterr().err == ""
 
 
 def test_two_draws_of_a_view_differ() -> None:

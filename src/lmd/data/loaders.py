@@ -4,12 +4,14 @@ import os
 import platform
 import re
 import signal
+import sys
 import threading
 import time
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from itertools import count
+from types import TracebackType
 from typing import NamedTuple
 
 import cv2
@@ -206,7 +208,14 @@ def _start_worker(_: int) -> None:
     # Ctrl-C reaches every process of the terminal; only the main one reacts to it.
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     signal.signal(signal.SIGTERM, signal.SIG_DFL)
+    sys.excepthook = _report
     cv2.setNumThreads(0)
+
+
+def _report(kind: type[BaseException], error: BaseException, trace: TracebackType | None) -> None:
+    """Print an error, but not that the main process was stopped while it fetched a batch."""
+    if not issubclass(kind, EOFError | ConnectionError):
+        sys.__excepthook__(kind, error, trace)
 
 
 def evaluation_batches(
