@@ -19,11 +19,10 @@ import torch
 from common import Result, above, clock, finish, in_process, long_tailed_features, one_thread
 from scipy.optimize import nnls
 
-from lmd.methods.lmd.calibrate import LOGITS, enough_draws, sgd_pass
-from lmd.methods.lmd.e_step import fdc_loss
+from lmd.methods.lmd.calibrate import LOGITS, enough_draws, pays, sgd_pass, virtual_pass
 from lmd.methods.lmd.gaussians import ClassGaussians
+from lmd.methods.lmd.icc import fdc_loss
 from lmd.methods.lmd.selection import VirtualFeatures
-from lmd.methods.lmd.virtual_pass import pays, virtual_pass
 
 M_BATCH, BATCH = 352, 128
 SGD = {"lr": 1e-5, "momentum": 0.9, "weight_decay": 1e-4}

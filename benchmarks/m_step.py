@@ -18,8 +18,8 @@ import torch
 from torch import Tensor
 
 from lmd.contract.stage import Stage, Task
+from lmd.data.dataset import prepare_data
 from lmd.data.loaders import ImageSet, Normalise, evaluation_batches
-from lmd.data.prepare import prepare_data
 from lmd.methods import METHODS
 from lmd.model import Model, load_model
 from lmd.protocol import Protocol

@@ -185,8 +185,8 @@ def predicted(folder: Path, seconds: float) -> tuple[float, float]:
 
     In a process of its own.
     """
-    from lmd.deploy.exported import exported
-    from lmd.deploy.predict import load
+    from lmd.predict.exported import exported
+    from lmd.predict.predictor import load
 
     predictor = load(folder)
     predictor.compute = exported(predictor.engine)  # type: ignore[arg-type]

@@ -27,11 +27,10 @@ from common import (
 )
 from torch import nn
 
-from lmd.methods.lmd.calibrate import enough_draws
-from lmd.methods.lmd.e_step import fdc_loss
+from lmd.methods.lmd.calibrate import enough_draws, virtual_pass
 from lmd.methods.lmd.gaussians import ClassGaussians
+from lmd.methods.lmd.icc import fdc_loss
 from lmd.methods.lmd.selection import VirtualFeatures
-from lmd.methods.lmd.virtual_pass import virtual_pass
 
 N, K, C, R, BATCH, M_BATCH, RIDGE = 7000, 8, 512, 50_000, 128, 352, 1e-2
 SGD = {"lr": 1e-5, "momentum": 0.9, "weight_decay": 1e-4}

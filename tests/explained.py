@@ -8,7 +8,7 @@ from numpy.typing import NDArray
 
 import lmd
 from lmd.data.synthetic import render
-from lmd.runfolder.folder import RunFolder
+from lmd.runs.folder import RunFolder
 
 SIZE = 16
 LABELS = (0, 2, 6)  # of the synthetic set: brown, red and dark

@@ -5,7 +5,7 @@ from html.parser import HTMLParser
 from pathlib import Path
 
 from lmd.report import write_report
-from lmd.runfolder.folder import RunFolder
+from lmd.runs.folder import RunFolder
 
 VOID = {"meta", "br", "img", "hr", "link", "input"}
 

@@ -9,18 +9,10 @@ from typing import Any
 import numpy as np
 
 from lmd.benchmark.plan import Plan
-from lmd.runfolder.folder import RunFiles, RunFolder
-from lmd.runfolder.predictions import PartPredictions, Predictions
-from lmd.runfolder.record import (
-    DataInfo,
-    Machine,
-    MethodInfo,
-    ModelInfo,
-    Record,
-    Request,
-    StageInfo,
-)
-from lmd.runs.rescore import scored
+from lmd.evaluation.evaluate import scored
+from lmd.runs.folder import RunFiles, RunFolder
+from lmd.runs.predictions import PartPredictions, Predictions
+from lmd.runs.record import DataInfo, Machine, MethodInfo, ModelInfo, Record, Request, StageInfo
 from lmd.scoring.tiers import assign_tiers
 
 SKIN = [

@@ -14,10 +14,9 @@ import numpy as np
 import torch
 from PIL import Image
 
-from lmd.deploy.neighbours import Neighbours, save_neighbours
-from lmd.deploy.novelty import Novelty, save_novelty
+from lmd.explain.neighbours import Neighbours, save_neighbours
 from lmd.model import HeldOut, ModelSpec, Prior, build_model, save_model
-from lmd.scoring.novelty import Gaussians
+from lmd.predict.novelty import Gaussians, Novelty, save_novelty
 from lmd.serve.app import create_app
 from lmd.serve.limits import Limits
 from lmd.serve.measures import Measures

@@ -13,7 +13,7 @@ from toys import ROOT, small_model
 
 from lmd.contract.stage import Task
 from lmd.contract.supervised import Supervised
-from lmd.runfolder.folder import RunFolder
+from lmd.runs.folder import RunFolder
 
 QUICK = "\n".join(f"{key} = {str(value).lower() if isinstance(value, bool) else value!r}"
                   for key, value in SETTINGS.items())  # fmt: skip

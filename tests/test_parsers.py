@@ -17,9 +17,8 @@ from lmd.benchmark.grid import load_grid
 from lmd.data.sources import scan_source
 from lmd.model import ModelSpec, Preprocessing, read_spec
 from lmd.protocol import Protocol, load_protocol
-from lmd.runfolder.folder import RunFolder
-from lmd.runfolder.reading import read_record
-from lmd.runfolder.record import Record
+from lmd.runs.folder import RunFolder, read_record
+from lmd.runs.record import Record
 
 few = settings(
     max_examples=40,
@@ -86,7 +85,7 @@ def record(tmp_path_factory: pytest.TempPathFactory) -> tuple[RunFolder, dict[st
 @few
 @given(st.data())
 def test_records(record: tuple[RunFolder, dict[str, Any]], data: st.DataObject) -> None:
-    from lmd.runs.rescore import rescore
+    from lmd.evaluation.evaluate import rescore
 
     run, whole = record
     changed = data.draw(st.composite(damaged)(whole))

@@ -12,7 +12,7 @@ from PIL import Image
 from toys import ROOT, toy_images
 
 import lmd
-from lmd.runfolder.folder import RunFolder
+from lmd.runs.folder import RunFolder
 
 PAGE = (ROOT / "docs" / "python.md").read_text(encoding="utf-8")
 

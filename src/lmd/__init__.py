@@ -24,25 +24,25 @@ __all__ = [
 
 if TYPE_CHECKING:
     from lmd.base.errors import LmdError
-    from lmd.benchmark.folds import cross_validate
-    from lmd.deploy.classifier import load_classifier
-    from lmd.deploy.predict import load
+    from lmd.crossval.folds import cross_validate
+    from lmd.evaluation.evaluate import evaluate
+    from lmd.fit.estimator import LongTailClassifier
+    from lmd.fit.train import train
+    from lmd.frozen.calibrate import calibrate
+    from lmd.frozen.classifier import load_classifier
     from lmd.methods import METHODS
-    from lmd.runs.calibrate import calibrate
-    from lmd.runs.estimator import LongTailClassifier
-    from lmd.runs.evaluate import evaluate
-    from lmd.runs.train import train
+    from lmd.predict.predictor import load
 
 _HOMES = {
     "METHODS": "lmd.methods",
     "LmdError": "lmd.base.errors",
-    "LongTailClassifier": "lmd.runs.estimator",
-    "calibrate": "lmd.runs.calibrate",
-    "cross_validate": "lmd.benchmark.folds",
-    "evaluate": "lmd.runs.evaluate",
-    "load": "lmd.deploy.predict",
-    "load_classifier": "lmd.deploy.classifier",
-    "train": "lmd.runs.train",
+    "LongTailClassifier": "lmd.fit.estimator",
+    "calibrate": "lmd.frozen.calibrate",
+    "cross_validate": "lmd.crossval.folds",
+    "evaluate": "lmd.evaluation.evaluate",
+    "load": "lmd.predict.predictor",
+    "load_classifier": "lmd.frozen.classifier",
+    "train": "lmd.fit.train",
 }
 
 

@@ -18,8 +18,7 @@ from pydantic import (
     model_validator,
 )
 
-from lmd.base.errors import LmdError
-from lmd.base.interface import shown
+from lmd.base.errors import LmdError, shown
 from lmd.base.rules import complaints
 from lmd.base.text import unknown
 from lmd.scoring.tiers import check_rule

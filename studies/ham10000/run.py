@@ -23,7 +23,7 @@ import sys
 from collections.abc import Sequence
 from pathlib import Path
 
-from lmd.data.recipes.ham10000 import FOLDERS
+from lmd.recipes.ham10000 import FOLDERS
 
 HERE = Path(__file__).resolve().parent
 RESULTS = HERE.parents[1] / "docs" / "results"

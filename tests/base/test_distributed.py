@@ -29,10 +29,10 @@ from lmd.base.errors import LmdError
 from lmd.base.progress import Display
 from lmd.contract.stage import Task
 from lmd.data.loaders import Normalise, training_batches
+from lmd.fit.train import train
 from lmd.methods import METHODS
 from lmd.model import build_model
 from lmd.protocol import Protocol
-from lmd.runs.train import train
 from lmd.training import Trainer
 
 EXACT = 1e-12

@@ -4,7 +4,7 @@ from pathlib import Path
 
 import pytest
 
-from lmd.base.folders import cache_folder
+from lmd.base.files import cache_folder
 
 
 def test_cache_folder(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:

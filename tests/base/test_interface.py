@@ -4,8 +4,7 @@ import pickle
 
 import pytest
 
-from lmd.base.errors import LmdError
-from lmd.base.interface import leave_terminal, shown, spoken, use_terminal
+from lmd.base.errors import LmdError, leave_terminal, shown, spoken, use_terminal
 from lmd.base.text import near_miss, unknown
 
 SAID = "use --set lr=0.1, --group-column 'a b', --device cpu, --weights FILE or --skip-bad."

@@ -11,12 +11,12 @@ from toys import toy_probabilities
 from typer.testing import CliRunner
 
 from lmd.base.errors import LmdError
-from lmd.benchmark.choosing import Study, compare, write_study
+from lmd.benchmark.choose import Study, compare, write_study
 from lmd.benchmark.plan import Plan
 from lmd.benchmark.planning import plan_grid
 from lmd.benchmark.tables import read_results
 from lmd.cli.commands import app
-from lmd.runfolder.predictions import PartPredictions, Predictions
+from lmd.runs.predictions import PartPredictions, Predictions
 
 CLASSES = ("a", "b", "c", "d")
 SUPPORT = (60, 50, 40, 30)

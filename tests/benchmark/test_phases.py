@@ -11,12 +11,12 @@ from runs_on_disk import edited, write_hits
 from typer import Typer
 from typer.testing import CliRunner
 
+from lmd.benchmark.command import benchmark, table
 from lmd.benchmark.local import DIVERGED, Local
 from lmd.benchmark.plan import Plan, PlannedRun
 from lmd.benchmark.planning import plan_grid
 from lmd.benchmark.run import run_plan
 from lmd.benchmark.trials import Choice, read_choices, settled
-from lmd.cli.benchmark import benchmark, table
 
 app = Typer()
 app.command()(benchmark)

@@ -7,15 +7,15 @@ from pathlib import Path
 import pytest
 
 from lmd.base.errors import LmdError
+from lmd.base.options import parse_settings
 from lmd.base.text import as_toml
 from lmd.benchmark.grid import load_grid, shipped_grids
 from lmd.benchmark.plan import grid_hash, read_plan, write_plan
 from lmd.benchmark.planning import plan_grid
 from lmd.benchmark.state import differences, progress
-from lmd.cli.commands import parse_settings
+from lmd.fit.request import resolve
 from lmd.methods import METHODS, PAPER
 from lmd.protocol import load_protocol
-from lmd.runs.request import resolve
 
 BASE = 'data = "toy.npz"\nprotocol = "demo"\n'
 

@@ -20,6 +20,7 @@ from typer.testing import CliRunner
 
 from lmd.base.errors import LmdError
 from lmd.base.lock import locked
+from lmd.benchmark.command import benchmark, table
 from lmd.benchmark.estimate import Clock
 from lmd.benchmark.local import Local, environment
 from lmd.benchmark.plan import Plan, PlannedRun, write_plan
@@ -27,8 +28,7 @@ from lmd.benchmark.planning import plan_grid
 from lmd.benchmark.progress import Snapshot, open_board
 from lmd.benchmark.run import Outcome, last_words, run_plan
 from lmd.benchmark.state import Progress, inspect, progress
-from lmd.cli.benchmark import benchmark, table
-from lmd.runfolder.folder import RunFolder
+from lmd.runs.folder import RunFolder
 
 app = Typer()
 app.command()(benchmark)
@@ -156,7 +156,7 @@ def start_parent() -> Iterator[Callable[[Path, Path], Process]]:
     def start(grid: Path, out: Path) -> Process:
         # Tests that a script starts in the background have the signal ignored.
         code = "import signal; signal.signal(signal.SIGINT, signal.default_int_handler); "
-        code += "from typer import Typer; from lmd.cli.benchmark import benchmark; "
+        code += "from typer import Typer; from lmd.benchmark.command import benchmark; "
         code += "app = Typer(); app.command()(benchmark); app()"
         begun.append(
             subprocess.Popen(

@@ -7,10 +7,15 @@ from torch import nn
 from torch.nn import functional as F
 from toys import virtual_sample
 
-from lmd.methods.lmd.calibrate import expected_cross_entropy, normal_draws, sgd_pass
-from lmd.methods.lmd.e_step import fdc_loss
+from lmd.methods.lmd.calibrate import (
+    expected_cross_entropy,
+    normal_draws,
+    pays,
+    sgd_pass,
+    virtual_pass,
+)
 from lmd.methods.lmd.gaussians import ClassGaussians, mixed_counts
-from lmd.methods.lmd.virtual_pass import pays, virtual_pass
+from lmd.methods.lmd.icc import fdc_loss
 
 K, C, N = 4, 12, 240
 

@@ -264,7 +264,7 @@ def base(work: Path) -> Path:
 
 def _end_in_stage_2() -> None:
     """Let this process end after the first epoch of the second stage."""
-    from lmd.training.stage_training import StageTraining
+    from lmd.training.loop import StageTraining
 
     save = StageTraining._save
 
@@ -301,9 +301,9 @@ def _read_data(work: Path, data: Path, where: str, *, predict: bool = False) -> 
 def _agreed(data: Path, bad: Path, work: Path) -> int:
     """Whether training, the doctor and prediction refuse the same image."""
     from lmd.data.cache import decode
-    from lmd.data.doctor import examine
     from lmd.data.sources import scan_source
-    from lmd.deploy.predict import load
+    from lmd.doctor import examine
+    from lmd.predict.predictor import load
 
     _, _, skipped = decode(scan_source(data).table(), 16, folder=work / "cache", skip_bad=True)
     looks = examine(data).looks

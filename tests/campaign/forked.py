@@ -23,9 +23,10 @@ SECONDS = 600.0  # after these a child hangs
 MEMORY = 2 << 30  # bytes that a child may take beside what it was born with
 SPACE = 4 << 30  # bytes of address space beside that of the parent
 NEEDED = (
-    "cv2", "pydicom", "onnx", "onnxruntime", "lmd.cli.commands", "lmd.runs.train",
-    "lmd.runs.rescore", "lmd.runs.calibrate", "lmd.runs.explain", "lmd.deploy.predict",
-    "lmd.deploy.export", "lmd.data.doctor", "lmd.report.doctor_page", "lmd.benchmark.run",
+    "cv2", "pydicom", "onnx", "onnxruntime", "lmd.cli.commands", "lmd.fit.train",
+    "lmd.evaluation.evaluate", "lmd.frozen.calibrate", "lmd.explain.folder",
+    "lmd.predict.predictor",
+    "lmd.predict.exported", "lmd.doctor", "lmd.doctor.page", "lmd.benchmark.run",
     "lmd.benchmark.planning", "lmd.benchmark.tables",
 )  # fmt: skip
 Stop = tuple[str, float, signal.Signals]
@@ -88,8 +89,8 @@ class Marks:
 
     def install(self) -> None:
         """Let the training of this process say where it is."""
-        from lmd.runs import train
-        from lmd.training.stage_training import StageTraining
+        from lmd.fit import train
+        from lmd.training.loop import StageTraining
 
         stage = StageTraining.run
 

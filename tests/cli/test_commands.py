@@ -17,11 +17,11 @@ from toys import write_npz
 
 import lmd
 from lmd.base.errors import LmdError
+from lmd.evaluation.evaluate import rescore
+from lmd.fit.train import train
 from lmd.methods import METHODS
-from lmd.runfolder.folder import RunFolder
-from lmd.runfolder.predictions import Predictions
-from lmd.runs.rescore import rescore
-from lmd.runs.train import train
+from lmd.runs.folder import RunFolder
+from lmd.runs.predictions import Predictions
 
 QUICK = {
     "backbone": "resnet8",

@@ -12,8 +12,8 @@ from typer.testing import CliRunner
 from lmd.base.errors import LmdError
 from lmd.cli.commands import app
 from lmd.cli.data import data_app
-from lmd.data.recipes import RECIPES, make
 from lmd.data.sources import open_table
+from lmd.recipes import RECIPES, make
 
 
 def run(*words: str | Path) -> Any:

@@ -8,10 +8,11 @@ import pytest
 from typer.testing import CliRunner
 
 from lmd.base.errors import LmdError
-from lmd.cli.commands import app, parse_settings
+from lmd.base.options import parse_settings
+from lmd.cli.commands import app
+from lmd.fit.request import resolve
 from lmd.methods import METHODS
 from lmd.protocol import Protocol, load_protocol, shipped_protocols
-from lmd.runs.request import resolve
 
 
 def said(*words: str) -> str:

@@ -5,10 +5,9 @@ import torch
 from torch import nn
 from toys import MakeTrainer, assert_same, state, weights_of
 
-from lmd.contract.averaging import RunningAverage, averaging_decay, horizon_limit
 from lmd.contract.method import Method
 from lmd.contract.stage import Batch, Stage, Stages, Task, Terms
-from lmd.contract.supervised import Supervised
+from lmd.contract.supervised import RunningAverage, Supervised, averaging_decay, horizon_limit
 from lmd.model import Model
 
 

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from lmd.base.errors import LmdError
-from lmd.data.folds import fold_notes, fold_split, make_folds, without_parts
+from lmd.data.splits import fold_notes, fold_split, make_folds, without_parts
 from lmd.data.table import ArrayImages, Table
 from lmd.protocol import Protocol, load_protocol
 

@@ -10,10 +10,9 @@ from PIL import Image
 
 from lmd.base.errors import LmdError
 from lmd.data.cache import decode
-from lmd.data.doctor import examine
-from lmd.data.frames import frames_of
-from lmd.data.reading import is_image, read_image
+from lmd.data.reading import frames_of, is_image, read_image
 from lmd.data.sources import open_table
+from lmd.doctor import examine
 
 GREY = np.arange(64, dtype=np.uint8).reshape(8, 8)
 

@@ -11,8 +11,7 @@ import pytest
 from PIL import Image
 
 from lmd.data import pixels
-from lmd.data.reading import read_image
-from lmd.data.room import SMALL, Room, pixels_of
+from lmd.data.reading import SMALL, Room, pixels_of, read_image
 
 
 def test_at_most_so_many_pixels_are_decoded_at_once() -> None:

@@ -17,9 +17,9 @@ from toys import FakeRun, World, quick
 from lmd.contract.stage import Stage, Task
 from lmd.methods import METHODS
 from lmd.model import CosineClassifier, Model
-from lmd.scoring.confusion import class_recalls
+from lmd.scoring.calibration import fit_temperature
 from lmd.scoring.prevalence import class_mix, mix_weights, reweighted
-from lmd.scoring.temperature import fit_temperature
+from lmd.scoring.sample import class_recalls
 
 COUNTS = [1200, 400, 120]
 APART = 1.6

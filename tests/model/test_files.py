@@ -13,14 +13,7 @@ import torch
 from safetensors.torch import load, load_file, save_file
 
 from lmd.base.errors import LmdError
-from lmd.model import (
-    Model,
-    ModelSpec,
-    backbones,
-    build_model,
-    load_model,
-    save_model,
-)
+from lmd.model import Model, ModelSpec, backbones, build_model, load_model, save_model
 
 CLASSES = ("nævus", "melanoma", "dermatofibroma")
 

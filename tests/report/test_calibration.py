@@ -3,7 +3,7 @@
 import numpy as np
 import pytest
 
-from lmd.report.calibration import reliability_bins
+from lmd.report.comparison import reliability_bins
 from lmd.scoring.metrics import METRICS
 from lmd.scoring.sample import Sample
 

@@ -8,7 +8,7 @@ from pages import page
 from runs_on_disk import SKIN, make_run
 
 from lmd.report import card_page, write_card
-from lmd.runfolder.record import Record
+from lmd.runs.record import Record
 from lmd.scoring.metrics import METRICS
 
 yaml = pytest.importorskip("yaml")

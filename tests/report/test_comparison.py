@@ -12,7 +12,7 @@ from typer.testing import CliRunner
 
 from lmd.base.errors import LmdError
 from lmd.cli.commands import app
-from lmd.runs.rescore import rescore
+from lmd.evaluation.evaluate import rescore
 
 
 def test_compares_runs_on_the_same_images(tmp_path: Path) -> None:

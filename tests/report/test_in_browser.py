@@ -13,9 +13,8 @@ from pages import report_of
 from runs_on_disk import SKIN, make_run
 
 from lmd.data.synthetic import render
-from lmd.runfolder.examples import Examples
-from lmd.runfolder.folder import RunFolder
-from lmd.scoring.examples import confident_mistakes, uncertain_hits
+from lmd.explain.examples import Examples, confident_mistakes, uncertain_hits
+from lmd.runs.folder import RunFolder
 
 pytestmark = [
     pytest.mark.slow,

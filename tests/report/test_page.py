@@ -11,8 +11,8 @@ from runs_on_disk import SKIN, begun, edited, make_run
 
 from lmd.base.errors import LmdError
 from lmd.report import write_report
-from lmd.runfolder.folder import RunFolder
-from lmd.runfolder.record import Record
+from lmd.runs.folder import RunFolder
+from lmd.runs.record import Record
 
 
 @pytest.fixture(scope="module")

@@ -3,7 +3,7 @@ import pytest
 from sklearn import metrics as sk
 from toys import toy_predictions
 
-from lmd.scoring.confusion import (
+from lmd.scoring.sample import (
     class_recalls,
     confusion_matrix,
     f1s,

@@ -4,7 +4,10 @@ from toys import toy_predictions
 
 from lmd.base.errors import LmdError
 from lmd.scoring.intervals import (
+    bootstrap,
+    combined,
     difference,
+    draw,
     effective,
     f1_interval,
     holm,
@@ -13,9 +16,7 @@ from lmd.scoring.intervals import (
     wilson,
 )
 from lmd.scoring.metrics import METRICS
-from lmd.scoring.resampling import bootstrap, draw
 from lmd.scoring.sample import Sample, Weighted
-from lmd.scoring.small_classes import combined
 
 TIERS = ("head", "head", "medium", "tail", "tail")
 

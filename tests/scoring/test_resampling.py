@@ -3,8 +3,8 @@ import pytest
 from toys import toy_predictions
 
 from lmd.base.errors import LmdError
+from lmd.scoring.intervals import bootstrap, draw
 from lmd.scoring.metrics import METRICS
-from lmd.scoring.resampling import bootstrap, draw
 from lmd.scoring.sample import Sample
 
 TIERS = ("head", "head", "medium", "tail", "tail")

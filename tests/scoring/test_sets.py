@@ -4,10 +4,9 @@ import numpy as np
 import pytest
 from toys import toy_predictions
 
-from lmd.scoring.conformal import Guarantee
+from lmd.scoring.conformal import Guarantee, score_sets
 from lmd.scoring.intervals import wilson
 from lmd.scoring.sample import Sample
-from lmd.scoring.sets import score_sets
 
 
 def test_coverage_and_size_are_counted() -> None:

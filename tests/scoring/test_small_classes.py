@@ -6,12 +6,18 @@ import numpy as np
 import pytest
 
 from lmd.scoring.comparing import compare, format_comparison
-from lmd.scoring.intervals import Difference, holm, paired_differences, wilson
+from lmd.scoring.intervals import (
+    Difference,
+    bootstrap,
+    holm,
+    paired_differences,
+    paired_limits,
+    small_classes,
+    wilson,
+)
 from lmd.scoring.metrics import METRICS
-from lmd.scoring.resampling import bootstrap
 from lmd.scoring.sample import Sample
 from lmd.scoring.scores import metric_estimates, score
-from lmd.scoring.small_classes import paired_limits, small_classes
 from lmd.scoring.tiers import Tiers
 
 TIERS = ("head", "medium", "tail")

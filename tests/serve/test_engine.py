@@ -62,8 +62,8 @@ def test_a_model_that_cannot_be_exported_is_served_by_torch(
 
 
 def test_a_wrong_export_is_refused(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    from lmd.deploy import exported
-    from lmd.deploy.predict import load
+    from lmd.predict import exported
+    from lmd.predict.predictor import load
 
     engine = load(folder).engine
     right = engine.classified  # type: ignore[union-attr]

@@ -16,7 +16,7 @@ from lmd.contract.method import Method
 from lmd.contract.stage import Stages, Task
 from lmd.contract.supervised import Supervised
 from lmd.methods import METHODS
-from lmd.runfolder.folder import RunFolder
+from lmd.runs.folder import RunFolder
 from lmd.training import FirstStages, Trainer
 
 ALIKE = {

@@ -17,7 +17,7 @@ from lmd.contract.stage import Batch, Stage, Stages, Task, Terms
 from lmd.methods import METHODS
 from lmd.model import Model
 from lmd.training.checkpoint import load_checkpoint
-from lmd.training.losses import READ_EVERY, LossTerms
+from lmd.training.loop import READ_EVERY, LossTerms
 
 NAN, INF = float("nan"), float("inf")
 # Operations that hand a value or a shape from the device to Python.

@@ -2,7 +2,7 @@
 
 import torch
 
-from lmd.training.measuring import evaluating
+from lmd.training.loop import evaluating
 
 
 def test_evaluating_puts_every_mode_back() -> None:

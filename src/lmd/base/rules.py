@@ -5,7 +5,7 @@ from typing import Any
 
 from pydantic import BaseModel, ValidationError
 
-from lmd.base.interface import in_terminal, shown
+from lmd.base.errors import in_terminal, shown
 from lmd.base.text import unknown
 
 _TYPES = {

@@ -32,8 +32,7 @@ def main() -> int:
 
 
 def _guarded(job: dict[str, Any]) -> int:
-    from lmd.base.errors import DivergedError, LmdError
-    from lmd.base.interface import use_terminal
+    from lmd.base.errors import DivergedError, LmdError, use_terminal
     from lmd.benchmark.local import DIVERGED
 
     use_terminal()
@@ -49,7 +48,7 @@ def _train(job: dict[str, Any]) -> None:
     import cv2
     import torch
 
-    from lmd.runs.train import train
+    from lmd.fit.train import train
 
     torch.set_num_threads(job["threads"])
     cv2.setNumThreads(job["threads"] if job["threads"] > 1 else 0)

@@ -9,7 +9,7 @@ from typing import Annotated, Any, Literal
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
 
 from lmd.base.errors import LmdError
-from lmd.base.paths import whole
+from lmd.base.files import whole
 from lmd.base.rules import complaints
 from lmd.base.text import unknown
 from lmd.protocol import OLD_NAMES, current_names

@@ -7,10 +7,10 @@ from pathlib import Path
 from typing import Any, Literal
 
 from lmd.base.errors import LmdError
-from lmd.base.paths import MISSING, what_is
+from lmd.base.files import MISSING, what_is
 from lmd.benchmark.plan import Plan, PlannedRun
 from lmd.protocol import current_names
-from lmd.runfolder.folder import RunFolder
+from lmd.runs.folder import RunFolder
 
 
 @dataclass(frozen=True)
@@ -67,7 +67,7 @@ def require_validation(plan: Plan, disk: Mapping[str, OnDisk]) -> None:
     """An ``LmdError`` if trials that are not finished have no validation part to choose on."""
     if not plan.trials:
         return
-    from lmd.data.prepare import plan_data
+    from lmd.data.dataset import plan_data
     from lmd.protocol import Protocol
 
     wanted = [run.request for run in plan.runs if disk[run.name].status != "finished"]

@@ -13,9 +13,8 @@ from pydantic import BaseModel, ConfigDict, ValidationError
 from lmd.base.errors import LmdError
 from lmd.base.files import atomic_write
 from lmd.benchmark.plan import Plan, PlannedRun, Trial
-from lmd.runfolder.folder import RunFiles, RunFolder
-from lmd.runfolder.pairing import paired
-from lmd.scoring.resampling import bootstrap
+from lmd.runs.folder import RunFiles, RunFolder, paired
+from lmd.scoring.intervals import bootstrap
 from lmd.scoring.sample import Sample
 
 METRIC = "balanced_accuracy"

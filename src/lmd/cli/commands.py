@@ -1,25 +1,13 @@
 """The commands; heavy imports are inside them, so that ``lmd --help`` is fast."""
 
-import tomllib
 from pathlib import Path
 from typing import Annotated, Any
 
 import typer
 
 from lmd import __version__
-from lmd.base.errors import LmdError
-from lmd.base.interface import leave_terminal, use_terminal
-from lmd.cli.benchmark import benchmark, table
-from lmd.cli.calibrate import calibrate_command
-from lmd.cli.choose import choose_command
-from lmd.cli.data import data_app
-from lmd.cli.describe import methods, protocols
-from lmd.cli.evaluate import evaluate, print_scores
-from lmd.cli.explain import explain, index, show_size
-from lmd.cli.export import export
-from lmd.cli.figure import figure_app
-from lmd.cli.folds import is_cross_validation, train_folds
-from lmd.cli.options import (
+from lmd.base.errors import LmdError, leave_terminal, use_terminal
+from lmd.base.options import (
     SOURCES,
     AllowOutside,
     Device,
@@ -40,10 +28,21 @@ from lmd.cli.options import (
     SplitColumn,
     Workers,
     given_columns,
+    parse_settings,
 )
-from lmd.cli.predict import predict
-from lmd.cli.serve import serve
-from lmd.cli.show import report, runs, show
+from lmd.benchmark.choose_command import choose_command
+from lmd.benchmark.command import benchmark, table
+from lmd.benchmark.figures.command import figure_app
+from lmd.cli.data import data_app
+from lmd.cli.describe import methods, protocols
+from lmd.crossval.command import is_cross_validation, train_folds
+from lmd.evaluation.command import evaluate, print_scores
+from lmd.explain.command import explain, index, show_size
+from lmd.export.command import export
+from lmd.frozen.command import calibrate_command
+from lmd.predict.command import predict
+from lmd.report.command import report, runs, show
+from lmd.serve.command import serve
 
 app = typer.Typer(
     no_args_is_help=True,
@@ -98,7 +97,7 @@ def demo(
     device: Device = "auto",
 ) -> None:
     """Train CE and LMD on synthetic images and write a report that compares them."""
-    from lmd.runs.demo import run_demo
+    from lmd.cli.demo import run_demo
 
     report = run_demo(out, resume=resume, device=device, say=typer.echo)
     typer.secho(f"\nThe report: {report}", bold=True)
@@ -160,8 +159,8 @@ def train(
     quiet: Quiet = False,
 ) -> None:
     """Train a method and write a run folder with model, predictions, record and report."""
+    from lmd.fit.train import train as run_training
     from lmd.methods import DEFAULT
-    from lmd.runs.train import train as run_training
 
     given = parse_settings(settings or [])
     own = {"weights": weights, "seed": seed, "epochs": epochs, "image_size": image_size}
@@ -211,21 +210,3 @@ app.command()(benchmark)
 app.command()(table)
 app.add_typer(figure_app, name="figure")
 app.add_typer(data_app, name="data")
-
-
-def parse_settings(words: list[str]) -> dict[str, Any]:
-    """``key=value`` words; a value is read as TOML or ``null``, and otherwise as text.
-
-    >>> parse_settings(["epochs=3", "backbone=resnet8", "split=[0.6, 0.2, 0.2]", "imbalance=null"])
-    {'epochs': 3, 'backbone': 'resnet8', 'split': [0.6, 0.2, 0.2], 'imbalance': None}
-    """
-    found: dict[str, Any] = {}
-    for word in words:
-        key, mark, value = word.partition("=")
-        if not mark or not key:
-            raise LmdError(f"--set takes KEY=VALUE, not {word!r}")
-        try:
-            found[key.strip()] = tomllib.loads(f"x = {value}")["x"]
-        except tomllib.TOMLDecodeError:
-            found[key.strip()] = None if value == "null" else value
-    return found

@@ -9,8 +9,7 @@ import typer
 from rich.console import Console
 from rich.table import Table
 
-from lmd.cli.doctor import doctor_command
-from lmd.cli.options import (
+from lmd.base.options import (
     AllowOutside,
     GroupColumn,
     ImageColumn,
@@ -19,6 +18,7 @@ from lmd.cli.options import (
     SkipBad,
     SplitColumn,
 )
+from lmd.doctor.command import doctor_command
 
 data_app = typer.Typer(
     no_args_is_help=True, help="Prepare a data set for training: recipes and checks."
@@ -91,7 +91,7 @@ def make_command(
     ] = False,
 ) -> None:
     """Write the manifest of a known data set, with its parts, from its download."""
-    from lmd.data.recipes import make
+    from lmd.recipes import make
 
     given = {key: value for key, value in context.params.items() if value is not None}
     result = make(**given)
@@ -107,7 +107,7 @@ def make_command(
 @data_app.command("list")
 def list_command() -> None:
     """List the known data sets: source, licence, size and options."""
-    from lmd.data.recipes import RECIPES
+    from lmd.recipes import RECIPES
 
     table = Table("recipe", "data set", "options", show_lines=True)
     table.columns[0].no_wrap = table.columns[2].no_wrap = True
@@ -149,8 +149,8 @@ def pseudo_tails_command(
     Only training and validation images are used. The images that are left out of a class that plays
     a rare one are for testing, so that smaller differences between methods become visible.
     """
-    from lmd.base.paths import check_outside
-    from lmd.data.pseudo_tails import images_root, pseudo_tails, write_tasks
+    from lmd.base.files import check_outside
+    from lmd.benchmark.pseudo_tails import images_root, pseudo_tails, write_tasks
     from lmd.data.sources import scan_source
     from lmd.data.sources.scan import Columns
     from lmd.data.splits import split

@@ -21,8 +21,8 @@ from numpy.typing import NDArray
 from torch import Tensor
 from torch.utils.data import DataLoader, Dataset
 
+from lmd.base.device import derive_seed
 from lmd.base.distributed import cut, local_world
-from lmd.base.seeds import derive_seed
 from lmd.data.views import VIEWS
 
 Pixels = NDArray[np.uint8]

@@ -1,10 +1,11 @@
-"""From an image file to RGB pixels."""
+"""Read image files: formats, limits on memory, and files with several frames."""
 
 import hashlib
 import io
-from collections.abc import Sequence
-from contextlib import AbstractContextManager
-from dataclasses import dataclass
+import threading
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import AbstractContextManager, contextmanager
+from dataclasses import dataclass, field
 from pathlib import Path
 
 import cv2
@@ -13,9 +14,64 @@ from numpy.typing import NDArray
 from PIL import Image
 
 from lmd.base.errors import LmdError
-from lmd.base.paths import FILE, FOLDER, MISSING, listing_problem, what_is
+from lmd.base.files import FILE, FOLDER, MISSING, listing_problem, what_is
+from lmd.base.text import counted, shorten
 from lmd.data.pixels import ORIENTATION, pillow_pixels, quiet_decoders, scaled
-from lmd.data.room import room_for
+
+SMALL = 1 << 22  # images of fewer pixels are decoded without asking
+
+
+@dataclass
+class Room:
+    """Room for ``most`` pixels; an image that is larger waits until it has the room alone."""
+
+    most: int
+    taken: int = 0
+    changed: threading.Condition = field(default_factory=threading.Condition)
+
+    @contextmanager
+    def hold(self, pixels: int) -> Iterator[None]:
+        """Wait until there is room for ``pixels``, and hold it inside the context."""
+        share = 0 if pixels < SMALL else min(pixels, self.most)
+        with self.changed:
+            self.changed.wait_for(lambda: self.taken + share <= self.most)
+            self.taken += share
+        try:
+            yield
+        finally:
+            with self.changed:
+                self.taken -= share
+                self.changed.notify_all()
+
+
+ROOM = Room(1 << 26)
+
+
+@contextmanager
+def room_for(path: Path) -> Iterator[None]:
+    """Hold room for the pixels of an image file, from before it is decoded until it is resized."""
+    with ROOM.hold(pixels_of(path)):
+        yield
+
+
+def pixels_of(path: Path) -> int:
+    """Width times height by the header of a file; 0 if it is small or cannot be read."""
+    try:
+        if what_is(path) != FILE:
+            return 0
+        if is_dicom(path):
+            import pydicom
+
+            wanted = ["Rows", "Columns"]
+            header = pydicom.dcmread(path, stop_before_pixels=True, specific_tags=wanted)
+            found = int(header.Rows) * int(header.Columns)
+        else:
+            with quiet_decoders(), Image.open(path) as image:
+                found = image.width * image.height
+    except Exception:  # Broken files raise many kinds of errors; reading the pixels names them.
+        return 0
+    return found if found <= MAX_PIXELS else 0  # larger ones are not decoded
+
 
 DICOM_SUFFIXES = frozenset({".dcm", ".dicom"})
 SUFFIXES = DICOM_SUFFIXES | {
@@ -38,7 +94,7 @@ class FileImages:
         return read_image(self.paths[row])
 
     def room(self, row: int) -> AbstractContextManager[None]:
-        """Hold room in the memory for an image, see ``lmd.data.room``."""
+        """Hold room in the memory for an image, see ``lmd.data.reading``."""
         return room_for(self.paths[row])
 
 
@@ -190,3 +246,34 @@ def _deep_colour(path: Path | bytes, image: Image.Image) -> NDArray[np.uint8] | 
     del found, data
     upright.getexif()[ORIENTATION] = image.getexif().get(ORIENTATION, 1)
     return pillow_pixels(upright)
+
+
+# Formats that have one image; cameras store a preview with a JPEG, which does not count.
+SINGLE = frozenset({".jpg", ".jpeg", ".jfif", ".bmp", ".jp2", ".ppm", ".pgm"})
+
+
+def frames_of(path: Path) -> int:
+    """The number of frames or pages by the header of a file; 1 if it cannot be read."""
+    if path.suffix.lower() in SINGLE or what_is(path) != FILE:
+        return 1
+    try:
+        if is_dicom(path):
+            import pydicom
+
+            wanted = ["NumberOfFrames"]
+            header = pydicom.dcmread(path, stop_before_pixels=True, specific_tags=wanted)
+            return int(header.get("NumberOfFrames") or 1)
+        with quiet_decoders(), Image.open(path) as image:
+            return 1 if image.format == "MPO" else int(getattr(image, "n_frames", 1))
+    except Exception:  # Broken files raise many kinds of errors; reading the pixels names them.
+        return 1
+
+
+def frames_note(frames: Mapping[str, int]) -> str:
+    """One line about files by name, with the number of their frames.
+
+    >>> frames_note({"a.tif": 3})
+    '1 file has several frames or pages, and the first was taken: a.tif (3)'
+    """
+    text = "{n} [file has|files have] several frames or pages, and the first was taken: "
+    return counted(len(frames), text) + shorten([f"{name} ({n})" for name, n in frames.items()])

@@ -19,7 +19,7 @@ from lmd.contract.stage import Rate, Run, Stage, Stages, Task
 from lmd.contract.supervised import Supervised
 from lmd.contract.weighting import image_weights
 from lmd.model import Model
-from lmd.scoring.confusion import mean_recall
+from lmd.scoring.sample import mean_recall
 
 BATCH = 512  # of the authors; the learning rate of stage 2 is for it
 TAUS = tuple(step / 10 for step in range(21))

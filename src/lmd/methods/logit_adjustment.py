@@ -13,7 +13,7 @@ from lmd.contract.stage import Run, Stage, Stages, Task
 from lmd.contract.supervised import Supervised
 from lmd.contract.weighting import log_priors
 from lmd.model import Model
-from lmd.scoring.confusion import mean_recall
+from lmd.scoring.sample import mean_recall
 
 PAPER = "Menon et al., Long-tail learning via logit adjustment, ICLR 2021"
 GRID = tuple(step / 10 for step in range(0, 26))

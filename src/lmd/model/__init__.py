@@ -1,22 +1,17 @@
 """The model: an encoder, a classifier, and the files of a trained one."""
 
-from lmd.model.answers import HeldOut, Prior
 from lmd.model.files import (
     AVERAGE,
+    HeldOut,
     ModelSpec,
+    Prior,
     add_answers,
     load_model,
     read_spec,
     save_model,
     weights_digest,
 )
-from lmd.model.network import (
-    CosineClassifier,
-    Model,
-    Preprocessing,
-    build_model,
-    channels_last,
-)
+from lmd.model.network import CosineClassifier, Model, Preprocessing, build_model, channels_last
 
 __all__ = [
     "AVERAGE",

@@ -1,11 +1,11 @@
 """The model card of a run: what the model is, what it was tested on, and where it ends."""
 
 from collections.abc import Sequence
+from dataclasses import dataclass
 from pathlib import PurePath
 from typing import get_args
 
-from lmd.report.card_blocks import Block, Bullets, Code, Grid, Section
-from lmd.report.words import (
+from lmd.charts.words import (
     NONE,
     fitted_on,
     interval,
@@ -15,9 +15,44 @@ from lmd.report.words import (
     setting,
     thousands,
 )
-from lmd.runfolder.record import Record, TablePart
+from lmd.runs.record import Record, TablePart
 from lmd.scoring.estimates import Calibration, ClassScore, Estimate
 from lmd.scoring.metrics import METRICS, PER_CLASS
+
+
+@dataclass(frozen=True)
+class Grid:
+    """A table; the first column is text, the others are numbers or words."""
+
+    head: Sequence[str]
+    rows: Sequence[Sequence[str]]
+
+
+@dataclass(frozen=True)
+class Bullets:
+    """A list of sentences."""
+
+    lines: Sequence[str]
+
+
+@dataclass(frozen=True)
+class Code:
+    """A command or a script; ``language`` is for highlighting."""
+
+    text: str
+    language: str = ""
+
+
+Block = str | Grid | Bullets | Code
+
+
+@dataclass(frozen=True)
+class Section:
+    """A titled part of the card."""
+
+    title: str
+    blocks: Sequence[Block]
+
 
 FEW = 10  # images of a class that are too few for a firm number
 GUARANTEES = {"class": "the class", "tier": "its tier", "all": "all images", "always": "always in"}

@@ -8,10 +8,9 @@ from typing import Any
 
 from lmd.base.errors import LmdError
 from lmd.base.files import atomic_write_all
-from lmd.report.card import card_sections, data_name, summary
-from lmd.report.card_blocks import Block, Bullets, Code, Grid, Section
-from lmd.report.page import environment
-from lmd.runfolder.record import Record
+from lmd.charts.html import environment
+from lmd.report.card import Block, Bullets, Code, Grid, Section, card_sections, data_name, summary
+from lmd.runs.record import Record
 from lmd.scoring.metrics import METRICS
 
 MARKDOWN, PAGE = "model-card.md", "model-card.html"

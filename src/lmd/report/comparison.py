@@ -1,15 +1,42 @@
-"""Several runs side by side, on the same test images."""
+"""Show several runs side by side, on the same test images."""
 
 from collections.abc import Sequence
 from dataclasses import asdict
 from typing import Any
 
-from lmd.report import charts, figures, view
-from lmd.runfolder.folder import RunFiles
-from lmd.runfolder.pairing import paired
+from markupsafe import Markup
+
+from lmd.charts import bars as charts
+from lmd.charts import figures, view
+from lmd.charts.curves import Bin, reliability
+from lmd.charts.svg import savable
+from lmd.runs.folder import RunFiles, paired
 from lmd.scoring.comparing import compare, p_text
+from lmd.scoring.intervals import wilson
 from lmd.scoring.metrics import METRICS
-from lmd.scoring.sample import Sample
+from lmd.scoring.sample import ECE_BINS, Sample
+
+
+def reliability_figure(name: str, sample: Sample) -> tuple[Markup, list[Bin]]:
+    """The diagram with its data, and its bins."""
+    bins = reliability_bins(sample)
+    return savable(name, reliability(name, bins), [asdict(each) for each in bins]), bins
+
+
+def reliability_bins(sample: Sample) -> list[Bin]:
+    """The bins of the expected calibration error, each with its accuracy.
+
+    Guo et al. 2017, "On Calibration of Modern Neural Networks", equations 2 and 3.
+    """
+    result = []
+    for i in range(ECE_BINS):
+        inside = sample.bins == i
+        count, hits = int(inside.sum()), int(sample.right[inside].sum())
+        low, high = wilson(hits, count)
+        mean = float(sample.confidence[inside].mean()) if count else (i + 0.5) / ECE_BINS
+        share = hits / count if count else 0.0
+        result.append(Bin(i / ECE_BINS, (i + 1) / ECE_BINS, count, mean, share, low, high))
+    return result
 
 
 def comparison(

@@ -6,9 +6,9 @@ from itertools import count, groupby
 
 from markupsafe import Markup
 
-from lmd.report.curves import curve
-from lmd.report.saving import savable
-from lmd.runfolder.record import HistoryRow
+from lmd.charts.curves import curve
+from lmd.charts.svg import savable
+from lmd.runs.record import HistoryRow
 
 FIXED_COLUMNS = ("stage", "stage_name", "epoch", "lr", "seconds")
 M_STEP = "m_loss"  # a stage with this number is expectation-maximisation, an iteration per epoch

@@ -1,24 +1,22 @@
 """Assembles the report of a run and writes it into the run's folder."""
 
 from collections.abc import Sequence
-from functools import lru_cache
 from pathlib import Path
 from typing import Any
 
-from jinja2 import Environment, PackageLoader, StrictUndefined
-
 from lmd.base.errors import LmdError
 from lmd.base.files import atomic_write
-from lmd.report import charts, figures, view, words
-from lmd.report.calibration import reliability_figure
-from lmd.report.comparison import comparison
-from lmd.report.decisions import calibration_view, decisions_view, sets_view
-from lmd.report.external import external_view
+from lmd.charts import bars as charts
+from lmd.charts import figures, view, words
+from lmd.charts.html import environment
+from lmd.decisions.section import calibration_view, decisions_view, sets_view
+from lmd.evaluation.section import external_view
+from lmd.explain.examples import read_examples
+from lmd.explain.page import looks_view
+from lmd.report.comparison import comparison, reliability_figure
 from lmd.report.history import curve_groups
-from lmd.report.looks import looks_view
-from lmd.runfolder.examples import read_examples
-from lmd.runfolder.folder import RunFiles
-from lmd.runfolder.record import Record
+from lmd.runs.folder import RunFiles
+from lmd.runs.record import Record
 from lmd.scoring.calibration import without_temperature
 from lmd.scoring.metrics import METRICS
 from lmd.scoring.sample import Sample
@@ -47,21 +45,6 @@ def write_report(
     path = out or run.folder / "report.html"
     atomic_write(path, html.encode(), parents=out is not None)
     return path
-
-
-@lru_cache(maxsize=1)
-def environment() -> Environment:
-    """The templates, with the filters that they share."""
-    made = Environment(
-        loader=PackageLoader("lmd.report", "templates"),
-        autoescape=True,
-        undefined=StrictUndefined,
-        trim_blocks=True,
-        lstrip_blocks=True,
-    )
-    made.filters |= {"moment": words.moment, "signed": words.signed, "thousands": words.thousands}
-    made.filters["percent"] = words.percent
-    return made
 
 
 def _page(run: RunFiles, others: Sequence[RunFiles], resamples: int) -> dict[str, Any]:

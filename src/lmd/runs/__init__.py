@@ -1,1 +1,1 @@
-"""Complete runs: prepare, train, score, record, report."""
+"""Read and write the files of a run; needs no torch."""

@@ -5,10 +5,9 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from lmd.scoring.intervals import Difference, holm, paired_differences
+from lmd.scoring.intervals import Difference, holm, paired_differences, too_small
 from lmd.scoring.metrics import METRICS, Metric
 from lmd.scoring.sample import Sample
-from lmd.scoring.small_classes import too_small
 
 
 @dataclass(frozen=True)

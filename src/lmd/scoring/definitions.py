@@ -3,17 +3,9 @@
 import textwrap
 from collections.abc import Mapping, Sequence
 
-from lmd.scoring.estimates import (
-    Decisions,
-    Definition,
-    Estimate,
-    External,
-    PartScores,
-    SetScores,
-)
-from lmd.scoring.intervals import LEVEL
+from lmd.scoring.estimates import Decisions, Definition, Estimate, External, PartScores, SetScores
+from lmd.scoring.intervals import LEVEL, SMALL_CLASS
 from lmd.scoring.metrics import METRICS, PER_CLASS
-from lmd.scoring.small_classes import SMALL_CLASS
 
 UNPRICED = "the costs have no column refer, which says what referring an image costs"
 

@@ -1,6 +1,14 @@
-"""95 % intervals, paired differences of two runs, and Holm's correction."""
+"""Bootstrap, intervals of values and of paired differences, with one rule for small classes.
 
-from collections.abc import Iterable, Sequence
+A class is small if it has fewer than ``SMALL_CLASS`` images, or patients or lesions if these are
+known. Resampling a handful of images is too narrow, and without any width if all of them are right
+or all wrong. So the interval of a mean over classes with a small one is combined from the limits of
+its classes (MOVER; Zou and Donner 2008), and that of a paired difference in recall from those of
+both runs. Where the classes have no such limits, there is no interval and no p-value.
+"""
+
+import math
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from statistics import NormalDist
 from typing import Any
@@ -9,10 +17,72 @@ import numpy as np
 from numpy.typing import NDArray
 
 from lmd.base.errors import LmdError
-from lmd.scoring.confusion import Floats
-from lmd.scoring.metrics import METRICS
-from lmd.scoring.resampling import bootstrap
-from lmd.scoring.sample import Sample
+from lmd.scoring.metrics import METRICS, PER_CLASS, Metric
+from lmd.scoring.sample import Floats, Sample, Weighted
+
+Draws = dict[str, Floats]
+
+_CHUNK = 1_000_000  # weights held at once: limits memory and fits the cache
+
+
+def bootstrap(
+    sample: Sample, keys: Iterable[str] = METRICS, *, resamples: int = 1000, seed: int = 0
+) -> Draws:
+    """The metrics ``keys`` on R stratified resamples, ``(R,)`` each.
+
+    The same seed draws the same images from two samples of the same images in the same order.
+    """
+    return bootstrap_all([sample], keys, resamples=resamples, seed=seed)[0]
+
+
+def bootstrap_all(
+    samples: Sequence[Sample],
+    keys: Iterable[str] = METRICS,
+    *,
+    resamples: int = 1000,
+    seed: int = 0,
+    tick: Callable[[int], object] = lambda done: None,
+) -> list[Draws]:
+    """What ``bootstrap`` gives for each of several samples of the same images, drawn only once.
+
+    ``tick`` is called with the number of resamples that have been added to one sample.
+    """
+    functions = {key: METRICS[key].function for key in keys}
+    found: list[list[Draws]] = [[] for _ in samples]
+    for weights in draw(samples[0], resamples, seed):
+        for sample, chunks in zip(samples, found, strict=True):
+            drawn = Weighted(sample, weights)
+            chunks.append({key: function(drawn) for key, function in functions.items()})
+            tick(len(weights))
+    return [
+        {key: np.concatenate([chunk[key] for chunk in chunks]) for key in functions}
+        for chunks in found
+    ]
+
+
+def draw(sample: Sample, count: int, seed: int) -> Iterator[Floats]:
+    """Stratified resamples in chunks: how often each image was drawn ``(R, N)``.
+
+    The weights of one image are contiguous, because AUC puts the images into another order.
+    """
+    if count < 1:
+        raise LmdError(f"resamples must be at least 1; it is {count}")
+    generator = np.random.default_rng(seed)
+    size = max(1, _CHUNK // len(sample.labels))
+    groups = [sample.groups_of(k) for k in range(len(sample.rows))]
+    for start in range(0, count, size):
+        rows = min(size, count - start)
+        yield np.concatenate([_drawn(group, rows, generator) for group in groups]).T
+
+
+def _drawn(group: NDArray[np.integer[Any]], rows: int, generator: np.random.Generator) -> Floats:
+    """How often each of n images was drawn ``(n, R)``; ``group (n,)`` numbers groups from 0."""
+    n = int(group.max()) + 1 if len(group) else 0
+    drawn = generator.integers(n, size=(rows, n)) if n else np.zeros((rows, 0), np.int64)
+    drawn = drawn * rows + np.arange(rows)[:, None]
+    times = np.bincount(drawn.ravel(), minlength=rows * n).reshape(n, rows)
+    return (times if n == len(group) else times[group]).astype(np.float64)
+
 
 LEVEL = 0.95
 FEW_GROUPS = 10  # fewer are too few to estimate a design effect
@@ -144,10 +214,8 @@ def paired_differences(
 ) -> dict[str, Difference]:
     """Metrics of run A minus those of run B on the same images, with the same resamples.
 
-    Small classes have the rule of ``lmd.scoring.small_classes``.
+    Small classes have the rule of ``lmd.scoring.intervals``.
     """
-    from lmd.scoring.small_classes import paired_limits
-
     if a.probabilities.shape != b.probabilities.shape or not np.array_equal(a.labels, b.labels):
         raise LmdError(
             "a paired difference needs two runs on the same images and classes, but their "
@@ -178,3 +246,163 @@ def holm(p_values: Sequence[float] | Floats) -> Floats:
     adjusted = np.empty_like(p)
     adjusted[order] = np.minimum(stepped, 1)
     return adjusted
+
+
+SMALL_CLASS = 10
+Limits = tuple[float, float]
+NONE = (math.nan, math.nan)
+
+
+def units(sample: Sample, k: int) -> int:
+    """The number of patients or lesions of a class; without groups, of images."""
+    return len(np.unique(sample.groups_of(k)))
+
+
+def small_classes(sample: Sample, tier: str | None = None) -> list[int]:
+    """The small classes of a tier that have images."""
+    members = np.flatnonzero(sample.members(tier) & (sample.support > 0)).tolist()
+    return [k for k in members if units(sample, k) < SMALL_CLASS]
+
+
+def too_small(sample: Sample, metric: Metric) -> bool:
+    """Whether a metric is a mean over classes one of which is small."""
+    return metric.mean_of is not None and bool(small_classes(sample, metric.tier))
+
+
+def class_limits(sample: Sample, k: int) -> dict[str, Limits]:
+    """Intervals of recall, precision and F1 of a class; nan if it has no images."""
+    own, called = sample.labels == k, sample.predicted == k
+    if not own.any():
+        return dict.fromkeys(PER_CLASS, NONE)
+    recall, alarms = _effective(sample, own, called), _effective(sample, ~own, called)
+    support, others = int(own.sum()), int((~own).sum())
+    return {
+        "recall": wilson(*recall),
+        "precision": wilson(*_effective(sample, called, own)),
+        "f1": f1_interval(
+            int((own & called).sum()),
+            support,
+            int(called.sum()),
+            support + others,
+            shrink=(recall[1] / support, alarms[1] / max(others, 1)),
+        ),
+    }
+
+
+def limits_of(sample: Sample, metric: Metric, drawn: Limits) -> Limits:
+    """The interval of a metric: ``drawn`` by a bootstrap, or combined where that shows too little.
+
+    A metric without limits for classes has none where a class is small, or where its bootstrap has
+    no width.
+    """
+    stuck = drawn[0] == drawn[1]
+    if metric.mean_of and (stuck or too_small(sample, metric)):
+        return combined(sample, metric)
+    if stuck and metric.key == "accuracy":
+        return wilson(*_effective(sample, np.full(len(sample.labels), True), sample.right))
+    return NONE if stuck else drawn
+
+
+def combined(sample: Sample, metric: Metric) -> Limits:
+    """Limits of a mean over classes from those of its classes, added by squares, if they exist."""
+    present = np.flatnonzero(sample.members(metric.tier) & (sample.support > 0)).tolist()
+    if not present or metric.mean_of not in PER_CLASS:
+        return NONE
+    values = getattr(sample.plain, metric.mean_of)[0, present]
+    low, high = np.array([class_limits(sample, k)[metric.mean_of] for k in present]).T
+    return _mover(values, values - low, high - values)
+
+
+def paired_limits(
+    first: Sequence[Sample], second: Sequence[Sample], metric: Metric, drawn: Difference
+) -> Difference:
+    """A paired difference by the same rule: ``drawn`` by a bootstrap, or combined.
+
+    Each side has the runs of one or several seeds on the same images. The limits of a class are
+    Newcombe's for paired proportions (1998, method 10), and the p-value is that at which the
+    combined interval reaches zero. Paired limits of precision, F1 and AUC of a class are not known:
+    where a class is small, or where the bootstrap has no width, these have no interval.
+    """
+    one = first[0]
+    stuck, small = drawn.low == drawn.high, too_small(one, metric)
+    if metric.mean_of == "recall" and (stuck or small):
+        present = np.flatnonzero(one.members(metric.tier) & (one.support > 0))
+        classes = [one.labels == k for k in present]
+    elif stuck and metric.key == "accuracy":
+        classes = [np.full(len(one.labels), True)]
+    elif stuck or small:
+        # Resamples that all agree, or of a handful of images, say nothing about other images.
+        return Difference(drawn.value, *NONE, 1.0 if drawn.value == 0 else math.nan)
+    else:
+        return drawn
+
+    right = [np.mean([run.right for run in side], axis=0) for side in (first, second)]
+
+    def limits(z: float) -> Limits:
+        return _paired_mean(right[0], right[1], one.groups, classes, z)
+
+    low, high = limits(NormalDist().inv_cdf((1 + LEVEL) / 2))
+    return Difference(drawn.value, low, high, _p_value(drawn.value, limits))
+
+
+def _p_value(value: float, limits: Callable[[float], Limits]) -> float:
+    """Two-sided p-value: the level of the widest interval that does not contain zero."""
+    if abs(value) < 1e-12:
+        return 1.0
+    near, far = 0.0, 8.0
+    for _ in range(40):
+        z = (near + far) / 2
+        low, high = limits(z)
+        near, far = (near, z) if low <= 0 <= high else (z, far)
+    return 2 * (1 - NormalDist().cdf(near))
+
+
+def _paired_mean(
+    a: Floats,
+    b: Floats,
+    groups: NDArray[Any] | None,
+    classes: Sequence[NDArray[np.bool_]],
+    z: float,
+) -> Limits:
+    """Limits of the mean over classes of the difference in right images; ``a`` and ``b (N,)``."""
+    gaps, below, above = [], [], []
+    for rows in classes:
+        found = []
+        for right in (a[rows], b[rows]):
+            hits, trials = effective(right, None if groups is None else groups[rows])
+            low, high = wilson(hits, trials, z)
+            found.append((hits / trials, hits / trials - low, high - hits / trials))
+        (p, down, up), (q, down_too, up_too) = found
+        alike = _correlation(a[rows], b[rows])
+        gaps.append(p - q)
+        below.append(_joined(down, up_too, alike))
+        above.append(_joined(up, down_too, alike))
+    return _mover(*map(np.array, (gaps, below, above)))
+
+
+def _correlation(a: Floats, b: Floats) -> float:
+    """The correlation of paired outcomes, with Newcombe's correction for few pairs."""
+    spread = float(a.std() * b.std())
+    if spread == 0:
+        return 0.0
+    shared = float(np.mean(a * b) - a.mean() * b.mean())
+    return (max(shared - 1 / (2 * len(a)), 0.0) if shared > 0 else shared) / spread
+
+
+def _joined(first: float, second: float, correlation: float) -> float:
+    return math.sqrt(max(first**2 - 2 * correlation * first * second + second**2, 0.0))
+
+
+def _mover(
+    values: NDArray[np.float64], below: NDArray[np.float64], above: NDArray[np.float64]
+) -> Limits:
+    mean, size = float(values.mean()), len(values)
+    return (
+        mean - float(np.sqrt(np.sum(below**2))) / size,
+        mean + float(np.sqrt(np.sum(above**2))) / size,
+    )
+
+
+def _effective(sample: Sample, rows: NDArray[np.bool_], hits: NDArray[np.bool_]) -> Limits:
+    """Hits among the chosen images and their number, counted as independent images."""
+    return effective(hits[rows], None if sample.groups is None else sample.groups[rows])

@@ -11,8 +11,7 @@ from typing import Literal
 
 import numpy as np
 
-from lmd.scoring.confusion import Floats, mean_over_classes
-from lmd.scoring.sample import ECE_BINS, Sample, Weighted
+from lmd.scoring.sample import ECE_BINS, Floats, Sample, Weighted, mean_over_classes
 from lmd.scoring.tiers import TIERS
 
 PER_CLASS = ("recall", "precision", "f1")  # of ``Weighted``; shown in per cent

@@ -8,13 +8,10 @@ import numpy as np
 from numpy.typing import NDArray
 
 from lmd.base.errors import LmdError
-from lmd.scoring.confusion import Labels
 from lmd.scoring.estimates import ClassScore, Estimate, PartScores
-from lmd.scoring.intervals import interval
+from lmd.scoring.intervals import bootstrap, class_limits, interval, limits_of, small_classes, units
 from lmd.scoring.metrics import METRICS, PER_CLASS
-from lmd.scoring.resampling import bootstrap
-from lmd.scoring.sample import Probabilities, Sample
-from lmd.scoring.small_classes import class_limits, limits_of, small_classes, units
+from lmd.scoring.sample import Labels, Probabilities, Sample
 from lmd.scoring.tiers import Tiers
 
 

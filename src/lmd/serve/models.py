@@ -10,14 +10,14 @@ import numpy as np
 from numpy.typing import NDArray
 
 from lmd.base.errors import LmdError
-from lmd.deploy.average import AverageEngine
-from lmd.deploy.decisions import rule_of
-from lmd.deploy.engines import OnnxEngine, TorchEngine
-from lmd.deploy.explain import Explanation, explain_pixels, nearest_index
-from lmd.deploy.exported import exported, onnx_is_there
-from lmd.deploy.predict import Predictor, load
+from lmd.decisions.columns import rule_of
+from lmd.decisions.rules import Rule, Wanted
+from lmd.explain.heat_map import Explanation, explain_pixels, nearest_index
+from lmd.predict.average import AverageEngine
+from lmd.predict.engines import OnnxEngine, TorchEngine
+from lmd.predict.exported import exported, onnx_is_there
+from lmd.predict.predictor import Predictor, load
 from lmd.scoring.prevalence import class_mix
-from lmd.scoring.rules import Rule, Wanted
 from lmd.serve.batching import Batcher
 from lmd.serve.limits import Limits
 from lmd.serve.measures import Measures

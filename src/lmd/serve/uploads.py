@@ -19,7 +19,7 @@ from PIL import Image
 from lmd.base.errors import LmdError
 from lmd.data.reading import has_dicom_mark, read_image
 from lmd.data.resizing import resize, resize_v1
-from lmd.deploy.explain import shown
+from lmd.explain.heat_map import shown
 from lmd.serve.dicom_check import check_dicom
 from lmd.serve.limits import Limits
 from lmd.serve.problems import Problem, busy

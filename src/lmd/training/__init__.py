@@ -1,6 +1,6 @@
 """The training loop and its checkpoints."""
 
-from lmd.training.first_stage import FirstStages
-from lmd.training.trainer import Trainer
+from lmd.training.checkpoint import FirstStages
+from lmd.training.loop import Trainer
 
 __all__ = ["FirstStages", "Trainer"]

@@ -9,7 +9,7 @@ from toys import write_npz
 
 from lmd.base.errors import LmdError
 from lmd.benchmark.figures.embedding import Asked, aligned, embed, features_of, read_records
-from lmd.runs.train import train
+from lmd.fit.train import train
 
 QUICK = {"backbone": "resnet8", "weights": "none", "image_size": 16, "epochs": 1, "batch_size": 8}
 

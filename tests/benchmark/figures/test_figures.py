@@ -20,7 +20,7 @@ from lmd.benchmark.figures.sources import read_study
 from lmd.benchmark.figures.style import drawing, inches, need, save
 from lmd.benchmark.figures.sweep import sweep_figure
 from lmd.cli.commands import app
-from lmd.runfolder.reading import read_record
+from lmd.runs.folder import read_record
 
 CLASSES = SKIN[:3]
 

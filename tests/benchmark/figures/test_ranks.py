@@ -5,7 +5,7 @@ import pytest
 from scipy import stats
 
 from lmd.base.errors import LmdError
-from lmd.benchmark.figures.ranks import (
+from lmd.benchmark.figures.critical import (
     friedman,
     mean_ranks,
     nemenyi_difference,

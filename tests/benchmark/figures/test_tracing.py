@@ -3,9 +3,8 @@
 import pytest
 
 from lmd.base.errors import LmdError
-from lmd.benchmark.figures.diagram import diagram_figure
+from lmd.benchmark.figures.diagram import Trace, diagram_figure, trace_stages
 from lmd.benchmark.figures.style import drawing
-from lmd.benchmark.figures.tracing import Trace, trace_stages
 from lmd.methods import METHODS
 
 

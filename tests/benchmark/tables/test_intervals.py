@@ -16,7 +16,7 @@ from lmd.benchmark.planning import plan_grid
 from lmd.benchmark.tables import make_tables, read_results
 from lmd.benchmark.tables.forms import drawn_metrics
 from lmd.benchmark.tables.results import Results
-from lmd.runfolder.predictions import PartPredictions, Predictions
+from lmd.runs.predictions import PartPredictions, Predictions
 
 CLASSES = ("nevus", "melanoma", "wart")
 SUPPORT = (40, 30, 20)
@@ -120,7 +120,7 @@ def test_runs_with_other_settings_are_not_the_grids(tmp_path: Path) -> None:
 
 
 def test_tables_need_no_torch() -> None:
-    code = "import sys, lmd.benchmark.tables, lmd.benchmark.plan, lmd.cli.benchmark; "
+    code = "import sys, lmd.benchmark.tables, lmd.benchmark.plan, lmd.benchmark.command; "
     code += "assert not {'torch', 'cv2'} & set(sys.modules), 'heavy'"
     subprocess.run([sys.executable, "-c", code], check=True)
 

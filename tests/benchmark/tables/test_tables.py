@@ -18,12 +18,10 @@ from lmd.benchmark.plan import Plan
 from lmd.benchmark.planning import plan_grid
 from lmd.benchmark.tables import make_tables, read_results, sweep_figure
 from lmd.benchmark.tables.forms import Comparison, Value, build
-from lmd.runfolder.predictions import PartPredictions, Predictions
+from lmd.runs.predictions import PartPredictions, Predictions
 from lmd.scoring import metrics
-from lmd.scoring.intervals import holm, interval, paired_differences
-from lmd.scoring.resampling import bootstrap
+from lmd.scoring.intervals import bootstrap, holm, interval, paired_differences, paired_limits
 from lmd.scoring.sample import Sample
-from lmd.scoring.small_classes import paired_limits
 
 CLASSES = ("nevus", "melanoma", "wart", "DF_%", "a|b")
 TRAIN = np.array([500, 200, 80, 20, 5])

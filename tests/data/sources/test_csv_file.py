@@ -5,8 +5,8 @@ from pathlib import Path
 import pytest
 
 from lmd.base.errors import LmdError
-from lmd.data.recipes.download import read_rows
-from lmd.data.sources.csv_file import read_csv
+from lmd.data.sources.manifest import read_csv
+from lmd.recipes.download import read_rows
 
 
 def write(tmp_path: Path, content: bytes) -> Path:

@@ -11,9 +11,9 @@ from damage import DAMAGES, WHOLE, Damage, npz_bytes
 from patients import Patient, make_folders, make_patient
 
 from lmd.base.errors import LmdError
-from lmd.data.doctor import examine
 from lmd.data.findings import Finding
 from lmd.data.sources import open_table, scan_source
+from lmd.doctor import examine
 
 # Errors of the source itself; others are about pixels, or about how the images are split.
 SOURCE = {

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from lmd.base.errors import LmdError
-from lmd.data.sources.walk import LOOP, files_below, images_below, tree_below, visible
+from lmd.data.sources.folders import LOOP, files_below, images_below, tree_below, visible
 
 
 def make_tree(root: Path) -> None:

@@ -5,8 +5,8 @@ import torch
 from torch.nn import functional as F
 from toys import LABELS, LOGITS
 
-from lmd.methods.lmd.e_step import attraction_and_repulsion, fdc_loss, gce_loss
 from lmd.methods.lmd.gaussians import ClassGaussians
+from lmd.methods.lmd.icc import attraction_and_repulsion, fdc_loss, gce_loss
 
 
 def reference_gaussians():

@@ -10,8 +10,7 @@ from toys import FakeRun, small_model
 
 from lmd.base.errors import LmdError
 from lmd.contract.stage import Batch, Task, prepare
-from lmd.methods.lmd.icc import ICC
-from lmd.methods.lmd.icc_settings import ICCSettings
+from lmd.methods.lmd.icc import ICC, ICCSettings
 from lmd.model import CosineClassifier, Model
 
 COUNTS = (40, 12, 5)

@@ -5,9 +5,8 @@ from torch.nn import functional as F
 from toys import FakeRun, small_model
 
 from lmd.contract.stage import Batch, Task, prepare
-from lmd.methods.lmd.icc import ICC
-from lmd.methods.lmd.icc_settings import ICCSettings
-from lmd.methods.lmd.moments import discriminant, level_scale, pooled_covariance, shrunk_moments
+from lmd.methods.lmd.gaussians import discriminant, level_scale, pooled_covariance, shrunk_moments
+from lmd.methods.lmd.icc import ICC, ICCSettings
 
 COUNTS = torch.tensor([30, 10, 1])
 

@@ -6,8 +6,8 @@ from torch import nn
 from torch.nn import functional as F
 
 from lmd.methods.lmd import icc, selection
-from lmd.methods.lmd.e_step import fdc_loss
 from lmd.methods.lmd.gaussians import ClassGaussians, class_moments
+from lmd.methods.lmd.icc import fdc_loss
 
 
 @every_profile

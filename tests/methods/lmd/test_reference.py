@@ -5,8 +5,8 @@ import json
 import torch
 from toys import VECTORS
 
-from lmd.methods.lmd.e_step import attraction_and_repulsion, fdc_loss, gce_loss
 from lmd.methods.lmd.gaussians import ClassGaussians
+from lmd.methods.lmd.icc import attraction_and_repulsion, fdc_loss, gce_loss
 from lmd.methods.lmd.rrl import channel_relation_loss, probability_loss, sample_relation_loss
 
 

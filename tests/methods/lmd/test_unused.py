@@ -5,8 +5,8 @@ import torch
 from toys import World, assert_same, weights_of
 
 from lmd.methods import METHODS
+from lmd.methods.lmd import unused
 from lmd.methods.lmd.calibrate import DRAWS
-from lmd.methods.lmd.unused import unused
 
 LMD = METHODS["lmd"]
 QUICK = {"virtual_features": 40, "shrinkage": 0.5, "weight_penalty": 0.01}

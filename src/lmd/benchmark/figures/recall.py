@@ -6,13 +6,7 @@ from typing import TYPE_CHECKING, Any
 
 from lmd.base.errors import LmdError
 from lmd.benchmark.figures.labels import spread
-from lmd.benchmark.figures.series import (
-    Series,
-    group,
-    reference_of,
-    same_data,
-    without_ablations,
-)
+from lmd.benchmark.figures.series import Series, group, reference_of, same_data, without_ablations
 from lmd.benchmark.figures.sources import Study
 from lmd.benchmark.figures.style import COLOURS, Drawn, legend_below, look, new_figure, plain_ticks
 from lmd.benchmark.tables.forms import HEADLINE

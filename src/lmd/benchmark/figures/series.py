@@ -13,9 +13,8 @@ from lmd.base.errors import LmdError
 from lmd.base.text import unknown
 from lmd.benchmark.figures.sources import Found, Study
 from lmd.benchmark.tables.results import Entry, Estimate, RunResult
-from lmd.runfolder.folder import RunFolder
-from lmd.runfolder.record import Record
-from lmd.runfolder.times import training_minutes
+from lmd.runs.folder import RunFolder
+from lmd.runs.record import Record, training_minutes
 from lmd.scoring.intervals import Difference
 from lmd.scoring.metrics import METRICS
 

@@ -10,9 +10,8 @@ from lmd.base.text import shorten
 from lmd.benchmark.grid import load_grid
 from lmd.benchmark.plan import Plan, read_plan
 from lmd.benchmark.trials import choices_path, read_choices, settled
-from lmd.runfolder.folder import RunFolder
-from lmd.runfolder.reading import read_record
-from lmd.runfolder.record import Record
+from lmd.runs.folder import RunFolder, read_record
+from lmd.runs.record import Record
 
 
 @dataclass(frozen=True)

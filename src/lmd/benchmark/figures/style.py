@@ -1,22 +1,98 @@
-"""How figures look and are written: sizes, colours, markers, fonts, and the CSV beside."""
+"""Sizes, colours, markers and fonts of figures, and the CSV beside each of them."""
 
 import csv
 import io
 import re
 import warnings
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from lmd.base.errors import LmdError
 from lmd.base.files import atomic_write_all
-from lmd.base.text import no_formula
+from lmd.base.text import no_formula, shorten
 
 if TYPE_CHECKING:
     from matplotlib.axis import Axis
     from matplotlib.figure import Figure
+    from matplotlib.font_manager import FontEntry
+
+
+Rows = Sequence[Mapping[str, Any]]
+
+
+@dataclass(frozen=True)
+class Drawn:
+    """A drawn figure, the rows of its CSV, and what its caption should say."""
+
+    figure: "Figure"
+    rows: Rows
+    notes: tuple[str, ...] = ()
+
+
+def with_fonts(drawn: Drawn) -> Drawn:
+    """The figure with fonts for all characters, and a note if there are none for some."""
+    from matplotlib.text import Text
+
+    texts = [text for text in drawn.figure.findobj(Text) if isinstance(text, Text)]
+    missing = {c for text in texts for c in text.get_text() if c.isprintable()}
+    missing -= _covered(_usual(), missing)
+    if not missing:
+        return drawn
+    fonts, left = _find(missing)
+    for text in texts:
+        text.set_fontfamily([FONT, *fonts])
+    if not left:
+        return drawn
+    said = (
+        f"No font of this machine has the characters {shorten(sorted(left))}, which are drawn as "
+        "boxes: install one, such as Noto Sans CJK, and draw the figure again."
+    )
+    return replace(drawn, notes=(*drawn.notes, said))
+
+
+def _find(missing: set[str]) -> tuple[list[str], set[str]]:
+    """Installed fonts that have the characters, and the characters that none has."""
+    from matplotlib.font_manager import fontManager
+
+    def rank(font: "FontEntry") -> tuple[bool, bool, bool, str]:
+        upright = font.style == "normal"
+        return (
+            str(font.weight) not in ("400", "normal"),
+            not upright,
+            "Sans" not in font.name,
+            font.name,
+        )
+
+    left, found = set(missing), list[str]()
+    real = (font for font in fontManager.ttflist if not font.name.startswith("Last Resort"))
+    for font in sorted(real, key=rank):
+        if not left:
+            break
+        if gained := _covered(font.fname, left):
+            found.append(font.name)
+            left -= gained
+    return found, left
+
+
+def _usual() -> str:
+    from matplotlib.font_manager import findfont
+
+    return findfont(FONT)
+
+
+def _covered(path: str, characters: Iterable[str]) -> set[str]:
+    """The characters that a font file has; none if it cannot be read."""
+    from matplotlib.ft2font import FT2Font
+
+    try:
+        font = FT2Font(path)
+    except (OSError, RuntimeError):
+        return set()
+    return {c for c in characters if font.get_char_index(ord(c))}
+
 
 # Okabe and Ito 2008, "Color Universal Design"; yellow is left out, it is too light for lines.
 COLOURS = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9", "#000000")
@@ -28,16 +104,6 @@ FONT = "DejaVu Sans"  # comes with matplotlib
 TIER_STYLE = {"head": 0, "medium": 2, "tail": 1}  # places in COLOURS and MARKERS
 SUFFIXES = (".svg", ".pdf", ".png")
 UNITS = {"in": 1.0, "cm": 1 / 2.54, "mm": 1 / 25.4, "pt": 1 / 72.27}  # TeX points
-Rows = Sequence[Mapping[str, Any]]
-
-
-@dataclass(frozen=True)
-class Drawn:
-    """A drawn figure, the rows of its CSV, and what its caption should say."""
-
-    figure: "Figure"
-    rows: Rows
-    notes: tuple[str, ...] = ()
 
 
 def inches(option: str, words: str) -> float:

@@ -8,8 +8,8 @@ from typing import Any
 from lmd.base.errors import LmdError
 from lmd.benchmark.tables.forms import HEADLINE
 from lmd.benchmark.tables.results import Estimate, Results
-from lmd.report.curves import nice_ticks
-from lmd.report.svg import CHARACTER, chart, element, line, mark, text, tip, upright
+from lmd.charts.curves import nice_ticks
+from lmd.charts.svg import CHARACTER, chart, element, line, mark, text, tip, upright
 
 SHAPES = ("circle", "square", "diamond", "triangle")
 STYLE = """

@@ -14,14 +14,20 @@ from lmd.base.errors import LmdError
 from lmd.benchmark.plan import Plan
 from lmd.benchmark.state import differences, without_places
 from lmd.benchmark.trials import Choices, read_choices, settled
-from lmd.runfolder.folder import RunFiles, RunFolder
+from lmd.runs.folder import RunFiles, RunFolder
 from lmd.scoring import estimates
-from lmd.scoring.confusion import Floats
-from lmd.scoring.intervals import Difference, difference, interval
+from lmd.scoring.intervals import (
+    Difference,
+    Draws,
+    bootstrap,
+    bootstrap_all,
+    difference,
+    interval,
+    paired_limits,
+    too_small,
+)
 from lmd.scoring.metrics import METRICS
-from lmd.scoring.resampling import Draws, bootstrap, bootstrap_all
-from lmd.scoring.sample import Sample
-from lmd.scoring.small_classes import paired_limits, too_small
+from lmd.scoring.sample import Floats, Sample
 
 
 @dataclass(frozen=True)

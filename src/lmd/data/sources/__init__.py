@@ -4,7 +4,7 @@ from pathlib import Path
 from typing import Any
 
 from lmd.base.errors import LmdError
-from lmd.base.paths import FILE, FOLDER, MISSING, what_is
+from lmd.base.files import FILE, FOLDER, MISSING, what_is
 from lmd.base.text import printable
 from lmd.data.sources.arrays import scan_arrays
 from lmd.data.sources.folders import scan_folders

@@ -11,8 +11,7 @@ from lmd.base.arrays import read_npz
 from lmd.base.errors import LmdError
 from lmd.data.findings import finding
 from lmd.data.pixels import as_uint8
-from lmd.data.sources.labelling import class_order, part_name
-from lmd.data.sources.scan import Case, Scan
+from lmd.data.sources.scan import Case, Scan, class_order, part_name
 from lmd.data.table import ArrayImages
 
 MEDMNIST = {"train": "train", "val": "validation", "test": "test"}

@@ -1,19 +1,179 @@
-"""A manifest: a CSV file with one line for each image."""
+"""Read a manifest: a CSV file with one line for each image."""
 
+import csv
+import io
+import os
 import posixpath
 import shlex
 from collections import defaultdict
-from collections.abc import Sequence
-from dataclasses import replace
-from pathlib import Path, PureWindowsPath
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, field, replace
+from functools import cached_property
+from pathlib import Path, PurePosixPath, PureWindowsPath
 
 from lmd.base.errors import LmdError
+from lmd.base.files import FILE, what_is, whole
 from lmd.base.text import clipped, counted, near_miss, shorten
-from lmd.data.findings import finding
-from lmd.data.sources.csv_file import read_csv
-from lmd.data.sources.finder import Finder
-from lmd.data.sources.labelling import part_name
-from lmd.data.sources.scan import Case, Columns, Scan
+from lmd.data.findings import Finding, finding
+from lmd.data.reading import SUFFIXES
+from lmd.data.sources.folders import images_of, tree_below
+from lmd.data.sources.scan import Case, Columns, Scan, part_name
+
+QUOTES = "Close the quotation mark, or write it twice inside a quoted cell."
+
+
+@dataclass
+class CsvFile:
+    """The header, number and cells of each line that is not blank, and what is wrong with the file.
+
+    Cells are stripped, and lines are padded to the length of the header.
+    """
+
+    header: list[str] = field(default_factory=list)
+    lines: list[tuple[int, list[str]]] = field(default_factory=list)
+    findings: list[Finding] = field(default_factory=list)
+
+
+def read_csv(path: Path) -> CsvFile:
+    """Everything readable in a CSV file; the delimiter is a comma, semicolon or tab."""
+    table = CsvFile()
+    file = io.StringIO(_text(path, table), newline="")
+    first = file.readline()
+    file.seek(0)
+    # Spreadsheets write semicolons in many countries.
+    reader = csv.reader(file, delimiter=max(",;\t", key=first.count))
+    long, swallowed, last = [], [], 0
+    try:
+        table.header = [cell.strip() for cell in next(reader, [])]
+        last = reader.line_num
+        for cells in reader:
+            begin, last = last + 1, reader.line_num
+            if any(_swallows(cell, reader.dialect.delimiter, table.header) for cell in cells):
+                swallowed.append(f"lines {begin} to {last}")
+            filled = [cell.strip() for cell in cells]
+            filled += [""] * (len(table.header) - len(cells))
+            if any(filled):
+                table.lines.append((reader.line_num, filled))
+                if len(cells) > len(table.header):
+                    long.append(f"line {reader.line_num}")
+    except csv.Error as error:
+        text = f"The file is not valid CSV from line {reader.line_num} on: {error}."
+        table.findings.append(finding("source", text))
+    if not table.lines:
+        table.findings.append(finding("source", "The file has no lines below its header."))
+    if swallowed:
+        text = "A cell has whole lines of the file in it: a quotation mark before it is not closed."
+        table.findings.append(finding("source", text, names=swallowed, remedy=QUOTES))
+    if long:
+        text = counted(len(long), "{n} [line has|lines have] more cells than the header.")
+        table.findings.append(finding("ragged_row", text, names=long))
+    return table
+
+
+def _swallows(cell: str, delimiter: str, header: Sequence[str]) -> bool:
+    """Whether a line within a cell has as many cells as a line of the file."""
+    inner = cell.splitlines()[1:]
+    return any(line.count(delimiter) >= len(header) - 1 > 0 for line in inner)
+
+
+def csv_bytes(header: Sequence[str], rows: Iterable[Sequence[str]]) -> bytes:
+    """The content of a CSV file."""
+    text = io.StringIO(newline="")
+    csv.writer(text, lineterminator="\n").writerows([header, *rows])
+    return text.getvalue().encode()
+
+
+def _text(path: Path, table: CsvFile) -> str:
+    try:
+        data = path.read_bytes()
+    except OSError as error:
+        raise LmdError(f"{path} cannot be read: {error.strerror or error}") from error
+    try:
+        return data.decode("utf-8-sig")
+    except UnicodeDecodeError as error:
+        table.findings.append(finding("encoding", f"The file is not UTF-8 text ({error})."))
+        utf16 = data[:2] in {b"\xff\xfe", b"\xfe\xff"}
+        return data.decode("utf-16" if utf16 else "cp1252", errors="replace")
+
+
+@dataclass
+class Finder:
+    """Finds the files that names refer to; each folder is listed only once.
+
+    ``unlisted`` are the folders of the search that cannot be listed, with the reason.
+    """
+
+    root: Path
+    beside: tuple[Path, ...]
+    listings: dict[Path, tuple[dict[str, Path], dict[str, list[Path]]]] = field(
+        default_factory=dict
+    )
+    unlisted: dict[Path, str] = field(default_factory=dict)
+
+    @cached_property
+    def places(self) -> list[Path]:
+        """The folders that names may be relative to, in the order of the search."""
+        return list(dict.fromkeys((self.root, *self.beside)))
+
+    def find(self, name: str) -> list[Path]:
+        """The files that a name may refer to: none, one, or several."""
+        wanted = PurePosixPath(name)
+        for place in self.places:
+            whole, stems = self._listing((place / wanted).parent)
+            if wanted.name in whole:
+                return [whole[wanted.name]]
+            if wanted.name in stems:
+                return stems[wanted.name]
+        return self._below.get(name, [])
+
+    def _listing(self, folder: Path) -> tuple[dict[str, Path], dict[str, list[Path]]]:
+        if folder not in self.listings:
+            whole: dict[str, Path] = {}
+            stems: dict[str, list[Path]] = defaultdict(list)
+            for name in self._names(folder):
+                file = folder / name
+                if what_is(file) == FILE:
+                    whole[name] = file
+                    if file.suffix.lower() in SUFFIXES:
+                        stems[file.stem].append(file)
+            self.listings[folder] = (whole, stems)
+        return self.listings[folder]
+
+    def _names(self, folder: Path) -> list[str]:
+        try:
+            return sorted(os.listdir(folder))  # noqa: PTH208
+        except (FileNotFoundError, NotADirectoryError, ValueError):
+            return []
+        except OSError as error:
+            self.unlisted[folder] = error.strerror or str(error)
+            return []
+
+    @cached_property
+    def _below(self) -> dict[str, list[Path]]:
+        """All images below the root, by name and by stem."""
+        found: dict[str, list[Path]] = defaultdict(list)
+        tree = tree_below(self.root)
+        self.unlisted |= tree.unlisted
+        for file in images_of([file for file in tree.files if what_is(file) == FILE], self.root):
+            for name in {file.name, file.stem}:
+                found[name].append(file)
+        return found
+
+
+def common_root(root: Path, paths: Sequence[Path]) -> Path:
+    """The root of the data, or the nearest folder above it that contains all images."""
+    top, places = whole(root), [whole(path) for path in paths]
+    if all(path.is_relative_to(top) for path in places):
+        return root
+    return Path(os.path.commonpath([top, *(path.parent for path in places)]))
+
+
+def written_path(path: Path, root: Path) -> str:
+    """How a manifest refers to an image below its root."""
+    name = whole(path).relative_to(whole(root)).as_posix()
+    # The manifest reader strips cells.
+    return f"./{name}" if name != name.lstrip() else name
+
 
 # Other common names of columns: a scan continues with them, training asks for the right name.
 GUESSES = {

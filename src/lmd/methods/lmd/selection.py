@@ -21,9 +21,8 @@ from lmd.methods.lmd.calibrate import (
     minimise,
     normal_draws,
 )
-from lmd.methods.lmd.gaussians import ClassGaussians
-from lmd.methods.lmd.moments import pooled_covariance
-from lmd.scoring.confusion import mean_recall
+from lmd.methods.lmd.gaussians import ClassGaussians, pooled_covariance
+from lmd.scoring.sample import mean_recall
 
 # Tried on validation; the fallbacks are used without a validation part. Penalties are in units of
 # the total variance of the features, so that they mean the same for every scale and width.

@@ -7,7 +7,7 @@ import torch
 from torch import Tensor, nn
 
 from lmd.base.errors import LmdError
-from lmd.base.folders import cache_folder
+from lmd.base.files import cache_folder
 from lmd.model.backbones.weights import download
 
 # A file's name has the first digits of its SHA-256.

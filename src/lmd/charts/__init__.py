@@ -1,0 +1,1 @@
+"""Draw the charts and numbers of reports."""

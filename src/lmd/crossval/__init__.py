@@ -1,0 +1,1 @@
+"""Cross-validate: train, pool and report the folds."""

@@ -1,0 +1,1 @@
+"""Turn probabilities into decisions: class mixes, costs, sets and referrals."""

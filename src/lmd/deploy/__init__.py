@@ -1,1 +1,0 @@
-"""Prediction and export with a shipped model."""

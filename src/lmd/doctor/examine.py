@@ -1,0 +1,235 @@
+"""Examine a whole data set; do not stop at the first problem."""
+
+import os
+from collections import Counter
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from statistics import median
+
+import numpy as np
+from numpy.typing import NDArray
+
+from lmd.base.errors import LmdError
+from lmd.base.text import counted, printable, shorten
+from lmd.data.findings import SEVERITIES, Finding, finding
+from lmd.data.leaks import check_groups
+from lmd.data.reading import SUFFIXES, read_image
+from lmd.data.sources import scan_source
+from lmd.data.sources.folders import visible
+from lmd.data.sources.scan import Columns, Scan, scan_table
+from lmd.data.splits import split
+from lmd.data.table import Table
+from lmd.doctor.classes import Counts, check_classes, class_counts
+from lmd.doctor.clean import Cleaned, Sets, check_copies, clean, exact_copies, near_copies
+from lmd.doctor.look import Look, Tick, look_at_all
+
+FAULTS = {
+    "missing_file": "{n} [file is a broken link|files are broken links]",
+    "empty_file": "{n} [file is|files are] empty",
+    "truncated": "{n} [file is|files are] truncated",
+    "unreadable": "{n} [image|images] cannot be read",
+    "huge": "{n} [image has|images have] more pixels than lmd decodes",
+}
+ODDITIES = {
+    "end_missing": "{n} JPEG [file has|files have] no end marker, but can be decoded",
+    "one_colour": "{n} [image is|images are] of a single colour",
+    "greyscale": "{n} [image is|images are] grey among {rest} in colour",
+    "cmyk": "{n} [image is|images are] in CMYK; colours are converted without a profile",
+    "palette": "{n} [image has|images have] a palette",
+    "alpha": "{n} [image has|images have] transparent pixels, which become black",
+    "deep": "{n} [image has|images have] more than 8 bits per channel",
+    "exif_rotated": "{n} [image is|images are] stored rotated or mirrored, as EXIF says",
+    "wrong_suffix": "{n} [file has|files have] another format than the name says",
+    "frames": "{n} [file has|files have] several frames or pages; the first is used",
+    "metadata": "{n} [file has|files have] corrupt metadata",
+}
+# Kinds with remarks that differ between images.
+REMARKED = frozenset({"deep", "exif_rotated", "wrong_suffix", "frames", "metadata"})
+# A side is tiny below this many pixels, or below this share of the median.
+TINY_SIDE, TINY_SHARE = 16, 0.25
+MAGIC = (b"\xff\xd8\xff", b"\x89PNG\r\n", b"GIF8", b"II*\0", b"MM\0*")
+
+
+def check_files(scan: Scan, looks: Sequence[Look]) -> Iterator[Finding]:
+    """Findings from the looks at all images, one for each kind."""
+    for kind, text in FAULTS.items():
+        cases = [i for i, look in enumerate(looks) if look.fault == kind]
+        if cases:
+            reasons = Counter(looks[i].reason for i in cases).most_common()
+            listed = kind in {"truncated", "unreadable"}
+            why = f" ({shorten([reason for reason, _ in reasons])})" if listed else ""
+            yield finding(kind, f"{counted(len(cases), text)}{why}.", cases=cases)
+    decoded = sum(bool(look.pixels) for look in looks)
+    for kind, text in ODDITIES.items():
+        found = {i: look.oddities[kind] for i, look in enumerate(looks) if kind in look.oddities}
+        if found and (kind != "greyscale" or len(found) < decoded):
+            what = counted(len(found), text).replace("{rest}", str(decoded - len(found)))
+            yield finding(kind, f"{what}{_where(scan, kind, found)}.", cases=found)
+    yield from _tiny(looks)
+
+
+def _where(scan: Scan, kind: str, found: dict[int, str]) -> str:
+    """The classes of these images if the oddity could reveal the class, else the remarks."""
+    if kind in {"greyscale", "one_colour"}:
+        classes = Counter(scan.cases[i].label or "no class" for i in found)
+        return " (" + ", ".join(f"{name} {n}" for name, n in classes.most_common(8)) + ")"
+    if kind not in REMARKED:
+        return ""
+    remarks = Counter(found.values())
+    return " (" + shorten([f"{remark}: {n}" for remark, n in remarks.most_common()]) + ")"
+
+
+def _tiny(looks: Sequence[Look]) -> Iterator[Finding]:
+    sides = {i: min(look.size) for i, look in enumerate(looks) if look.pixels}
+    usual = median(sides.values()) if sides else 0
+    tiny = [i for i, side in sides.items() if side < max(TINY_SIDE, TINY_SHARE * usual)]
+    if tiny:
+        what = counted(len(tiny), "{n} [image is|images are] tiny")
+        smallest = min(sides.values())
+        text = f"{what}: the shortest side is {smallest} pixels, the median {usual:g}."
+        yield finding("tiny", text, cases=tiny)
+
+
+def add_ignored(scan: Scan) -> None:
+    """Add files in class folders that are images by content but not by name."""
+    scan.cases += [case for case in scan.others if case.path and _starts_like_image(case.path)]
+    scan.report(
+        "ignored_file",
+        "{n} [file is an image|files are images] by content but not by name, and not used.",
+    )
+
+
+def add_unlisted(scan: Scan) -> None:
+    """Report images in the folders of a manifest's images that the manifest does not list."""
+    listed = {case.path for case in scan.cases if case.path is not None}
+    ambiguous = tuple(case.name for case in scan.cases if case.fault == "ambiguous_file")
+    unlisted = [
+        file
+        for folder in sorted({path.parent for path in listed})
+        for file in visible(folder)
+        if file.suffix.lower() in SUFFIXES
+        and file not in listed
+        and not str(file.with_suffix("")).endswith(ambiguous)
+    ]
+    if unlisted:
+        text = "{n} [image lies|images lie] beside those of the manifest, but [is|are] not in it."
+        names = [printable(os.path.relpath(file, scan.root)) for file in unlisted]
+        scan.findings.append(finding("unlisted_file", counted(len(names), text), names=names))
+
+
+def _starts_like_image(path: Path) -> bool:
+    try:
+        with path.open("rb") as file:
+            start = file.read(132)
+    except OSError:
+        return False
+    riff = start[:4] == b"RIFF" and start[8:12] == b"WEBP"
+    return start.startswith(MAGIC) or riff or start[128:] == b"DICM"
+
+
+RATIOS = (0.7, 0.1, 0.2)
+
+
+@dataclass(frozen=True)
+class Examination:
+    """What was examined and found: ``looks`` as ``scan.cases``, ``findings`` by severity."""
+
+    scan: Scan
+    looks: list[Look]
+    findings: list[Finding]
+    counts: Counts
+    exact: Sets
+    near: Sets
+    ratios: Sequence[float]
+
+    @property
+    def images(self) -> int:
+        """The number of images (or lines of a manifest) that were examined."""
+        return len(self.scan.cases)
+
+    def severities(self) -> dict[str, int]:
+        """The number of findings of each severity."""
+        found = Counter(each.severity for each in self.findings)
+        return {severity: found[severity] for severity in SEVERITIES}
+
+    def describe(self, i: int) -> str:
+        """The line of a case in the manifest, its name and its part."""
+        case = self.scan.cases[i]
+        return f"{case.place} ({case.part})" if case.part else case.place
+
+    def pixels(self, i: int) -> NDArray[np.uint8] | None:
+        """The image of a case, ``(H, W, 3)``; ``None`` if it cannot be shown."""
+        if not self.looks[i].pixels:
+            return None
+        path = self.scan.cases[i].path
+        if path is None:
+            return self.scan.read(i)
+        try:
+            return read_image(path, at_least=192)
+        except LmdError:
+            return None
+
+    def clean(self) -> Cleaned:
+        """The data set without what is wrong with it, see ``lmd.doctor.clean``."""
+        return clean(self.scan, self.looks, self.exact, self.near, self.ratios)
+
+
+def examine(
+    data: str | Path,
+    *,
+    columns: Columns | None = None,
+    ratios: Sequence[float] = RATIOS,
+    tick: Tick | None = None,
+) -> Examination:
+    """Examine a data set: source, classes, groups, every file, and copies.
+
+    ``ratios`` are those of the planned split; a source with parts keeps them.
+    """
+    scan = scan_source(data, columns)
+    refusal = _refusal(scan, ratios)
+    add_ignored(scan)
+    if scan.kind == "manifest":
+        add_unlisted(scan)
+    looks = look_at_all(scan, tick)
+    broken = [i for i in scan.usable() if looks[i].fault]
+    for i in broken:
+        scan.cases[i] = replace(scan.cases[i], fault=looks[i].fault, detail=looks[i].reason)
+    if broken and not refusal:
+        text = counted(len(broken), "Training stops at {n} [image|images] that cannot be read.")
+        remedy = "Fix or remove them, or leave them out with --skip-bad."
+        refusal = [finding("refused", text, remedy=remedy)]
+    exact = exact_copies(scan, looks)
+    near = near_copies(scan, looks, exact)
+    findings = [
+        *refusal,
+        *scan.findings,
+        *check_files(scan, looks),
+        *check_copies(scan, looks, exact, near),
+        *check_classes(scan, ratios),
+        *check_groups(scan, ratios),
+    ]
+    return Examination(scan, looks, _by_severity(findings), class_counts(scan), exact, near, ratios)
+
+
+def quick_check(table: Table, ratios: Sequence[float] = RATIOS) -> list[str]:
+    """The findings that need no pixels, as sentences to print before training.
+
+    Groups that are not used are ``Prepared.warnings``.
+    """
+    scan = scan_table(table)
+    found = [*check_classes(scan, ratios), *(check_groups(scan, ratios) if scan.grouped else ())]
+    return [each.text for each in _by_severity(found)]
+
+
+def _by_severity(findings: Sequence[Finding]) -> list[Finding]:
+    return sorted(findings, key=lambda each: SEVERITIES.index(each.severity))
+
+
+def _refusal(scan: Scan, ratios: Sequence[float]) -> list[Finding]:
+    """A finding if training would stop before it reads an image, with its message."""
+    try:
+        split(scan.table(), ratios)
+    except LmdError as error:
+        return [finding("refused", f"Training stops with: {printable(str(error))}.")]
+    return []

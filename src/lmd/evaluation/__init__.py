@@ -1,0 +1,1 @@
+"""Score a finished run again, or score it on other images."""

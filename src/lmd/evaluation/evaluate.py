@@ -1,0 +1,252 @@
+"""Evaluate a run: from its predictions, with mirror images, or on images from elsewhere."""
+
+import shlex
+import time
+from collections.abc import Mapping
+from os import PathLike
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from lmd.base.device import choose_device
+from lmd.base.errors import LmdError
+from lmd.base.progress import Display
+from lmd.data.dataset import Prepared
+from lmd.data.loaders import evaluation_batches
+from lmd.decisions.answers import answers_of, known_of, with_prior
+from lmd.decisions.rules import Wanted, make_rule
+from lmd.evaluation.external import evaluate_external
+from lmd.explain.features import BATCH, images_of_run
+from lmd.fit.provenance import now
+from lmd.fit.score import scored
+from lmd.model import add_answers
+from lmd.predict.predictor import Predictor, load
+from lmd.report import write_card, write_report
+from lmd.runs.folder import RunFiles, RunFolder, paired, unborn
+from lmd.runs.predictions import PARTS, PartPredictions, Predictions
+from lmd.runs.record import Record
+from lmd.scoring.comparing import compare, format_comparison
+from lmd.scoring.prevalence import GivenCosts, Prevalence
+from lmd.scoring.sample import Sample
+
+
+def rescore(
+    path: Path,
+    *,
+    resamples: int = 1000,
+    wanted: Wanted | None = None,
+    against: Path | None = None,
+    images: bool = True,
+) -> Record:
+    """Recompute the record's numbers from ``predictions.npz`` and rewrite record and report.
+
+    What is ``wanted`` decides the numbers about decisions. The report compares the run with
+    ``against``, another run on the same test images. A model of an earlier version gets what its
+    file lacks for decisions.
+    """
+    run = RunFolder.open(path)
+    if run.read_record().status != "finished":
+        raise LmdError(f"{path} is not finished: run `lmd train --resume --out {path}`")
+    before = run.read()
+    others = [] if against is None else [RunFolder.open(against).read()]
+    for other in others:
+        paired(before, other)  # refused before anything is written
+    predictions = before.predictions or run.read_predictions()
+    record = scored(with_prior(before.record), predictions, resamples=resamples, wanted=wanted)
+    if record.external is not None and _coverage(record) != _coverage(before.record):
+        external = record.external.model_copy(update={"coverage": None})
+        record = record.replaced(external=external)
+    add_answers(path, *answers_of(record, predictions))
+    run.write_record(record)
+    files = RunFiles(path, record, predictions, before.history)
+    write_report(files, compare=others, resamples=resamples, images=images)
+    if record.external is None and record.tta is None:
+        write_card(record, path)
+    return record
+
+
+def _coverage(record: Record) -> float | None:
+    return None if record.sets is None else record.sets.requested
+
+
+def check_comparable(a: Path, b: Path) -> None:
+    """An ``LmdError`` unless two runs can be compared; asked before the numbers of one appear."""
+    paired(RunFolder.open(a).read(), RunFolder.open(b).read())
+
+
+def compare_runs(a: Path, b: Path, *, resamples: int = 1000) -> str:
+    """Differences of two runs in all metrics with paired intervals and Holm's p-values, as text."""
+    left, right = RunFolder.open(a).read(), RunFolder.open(b).read()
+    mine, theirs = paired(left, right)
+    tiers = left.record.tiers.assignment
+    first, second = (
+        Sample(mine.labels, probabilities, tiers, mine.groups)
+        for probabilities in (mine.probabilities, theirs)
+    )
+    title = (
+        f"{a.name} minus {b.name}, in points, on the same {len(mine.ids)} test images (paired "
+        "bootstrap; p by Holm for the number of metrics)"
+    )
+    return format_comparison(compare(first, second, resamples=resamples), title)
+
+
+NOTE = (
+    "Each prediction is the mean over the image and its three mirror images. The model of {run} "
+    "answers so with --tta only; its temperature was fitted without mirror images."
+)
+
+
+def evaluate_tta(
+    path: str | Path,
+    moved: str | None = None,
+    *,
+    resamples: int = 1000,
+    wanted: Wanted | None = None,
+    device: str = "auto",
+    quiet: bool = False,
+) -> RunFolder:
+    """Predict validation and test images with their mirror images, and score them.
+
+    The images are read again, from ``moved`` if they are no longer where they were, and must be
+    those of the run. Numbers, predictions and report go to the folder ``RUN-tta`` beside the run,
+    which has no model; the run itself is not changed.
+    """
+    path = Path(path)
+    record = with_prior(_checked(path))
+    folder = path.resolve().parent / f"{path.resolve().name}-tta"
+    _check_out(folder)
+    if wanted is not None:  # a mistake is found before images are read
+        make_rule(wanted, known_of(record, RunFolder.open(path).read_predictions()))
+    predictor, started = load(path, choose_device(device)), time.perf_counter()
+    with Display(quiet=quiet) as display:
+        data = images_of_run(record, moved, display)
+        predictions = _predicted(predictor, data, display)
+    words = ["lmd", "evaluate", str(path), "--tta", *(["--data", moved] if moved else [])]
+    words += (wanted or Wanted()).words()
+    note = NOTE.format(run=record.name)
+    record = record.replaced(
+        name=folder.name,
+        command=shlex.join(words),
+        created=now(),
+        tta="flips",
+        data=record.data.model_copy(update={"notes": [*record.data.notes, note]}),
+        timings={"predict": round(time.perf_counter() - started, 3)},
+    )
+    record = scored(record, predictions, resamples=resamples, wanted=wanted)
+    record = record.replaced(finished=now())
+    folder.mkdir(exist_ok=True)
+    made = RunFolder(folder)
+    made.write_predictions(predictions)
+    made.write_record(record)
+    write_report(RunFiles(folder, record, predictions, record.history))
+    return made
+
+
+def _checked(path: Path) -> Record:
+    record = RunFolder.open(path).read_record()
+    if record.status != "finished":
+        raise LmdError(f"{path} is not finished: run `lmd train --resume --out {path}`")
+    if record.tta is not None:
+        raise LmdError(f"--tta: {path} was made with --tta; give the folder of the run itself")
+    if record.folds is not None:
+        fold = path / record.folds.runs[0].name
+        raise LmdError(f"--tta: {path} has the folds of a cross-validation; give one, as {fold}")
+    return record
+
+
+def _check_out(folder: Path) -> None:
+    """Only an earlier evaluation of this kind is replaced."""
+    if not folder.exists() or (folder.is_dir() and unborn(folder)):
+        return
+    run = RunFolder(folder)
+    if not run.record_path.exists() or run.read_record().tta is None:
+        raise LmdError(f"--tta writes to {folder}, which holds something else: rename or remove it")
+
+
+def _predicted(predictor: Predictor, data: Prepared, display: Display) -> Predictions:
+    parts = {}
+    total = sum(len(data.table.part(part)) for part in PARTS)
+    display.start("predicting mirror images", total)
+    done = 0
+    for part in PARTS:
+        table, images = data.table.part(part), data.part(part)
+        if not len(table):
+            continue
+        found = np.zeros((len(table), len(predictor.classes)), np.float32)
+        for rows, pixels in evaluation_batches(images.pixels, BATCH):
+            found[rows] = predictor.answer(pixels.numpy(), tta=True)[0]
+            display.step(done + rows.stop, total)
+        done += len(table)
+        groups = None if table.groups is None else np.unique(table.groups, return_inverse=True)[1]
+        parts[part] = PartPredictions(table.ids, images.labels, found, groups)
+    display.stop()
+    return Predictions(predictor.classes, parts)
+
+
+def evaluate(
+    run: str | PathLike[str],
+    data: str | PathLike[str] | None = None,
+    *,
+    part: str | None = None,
+    skip_unknown: bool = False,
+    columns: Mapping[str, Any] | None = None,
+    skip_bad: bool = False,
+    out: str | PathLike[str] | None = None,
+    overwrite: bool = False,
+    tta: bool = False,
+    against: str | PathLike[str] | None = None,
+    prevalence: Prevalence | None = None,
+    costs: GivenCosts | None = None,
+    coverage: float | None = None,
+    refer_above: int | None = None,
+    resamples: int = 1000,
+    images: bool = True,
+    device: str = "auto",
+    quiet: bool = False,
+) -> RunFolder:
+    """Compute all numbers and the report of a run again, or those of its model on other images.
+
+    ``run`` is what ``lmd.train`` returned, or the path of a run folder. Without ``data``, the
+    numbers come from the predictions of the run; with ``tta``, its images are predicted again
+    together with their mirror images, and the result is the folder ``RUN-tta``; ``data`` then says
+    where they are now, if they have moved. Otherwise ``data`` are labelled images from another
+    place, and the result is a folder of its own: see docs/external.md.
+    The report compares the result with ``against``, another run on the same test images; without
+    ``images`` it has no pictures. The other arguments are those of ``lmd evaluate``. ``metrics`` of
+    the result has the numbers.
+    """
+    path, wanted = Path(run), Wanted(prevalence, costs, coverage, refer_above)
+    other = None if against is None else Path(against)
+    if data is None or tta:
+        _refuse_without_data(
+            "--data without --tta" if tta else "--data",
+            part=part, out=out, skip_unknown=skip_unknown, overwrite=overwrite, skip_bad=skip_bad,
+            **(columns or {}),
+        )  # fmt: skip
+        if other is not None:
+            check_comparable(path, other)
+        if not tta:
+            rescore(path, resamples=resamples, wanted=wanted, against=other, images=images)
+            return RunFolder.open(path)
+        made = evaluate_tta(
+            path, None if data is None else str(data), resamples=resamples, wanted=wanted,
+            device=device, quiet=quiet,
+        )  # fmt: skip
+    else:
+        made = evaluate_external(
+            path, Path(data) if isinstance(data, PathLike) else data, part=part,
+            skip_unknown=skip_unknown, columns=columns, skip_bad=skip_bad,
+            out=None if out is None else Path(out), overwrite=overwrite, against=other,
+            wanted=wanted, resamples=resamples, device=device, quiet=quiet,
+        )  # fmt: skip
+    if other is not None:
+        rescore(made.path, resamples=resamples, wanted=wanted, against=other)
+    return made
+
+
+def _refuse_without_data(needed: str, **given: Any) -> None:
+    """Options for the images of another place mean nothing without them."""
+    for key, value in given.items():
+        if value:
+            raise LmdError(f"--{key.replace('_', '-')} needs {needed} as well")

@@ -1,0 +1,274 @@
+"""External validation: a shipped model on labelled images from another place."""
+
+import shlex
+import time
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from lmd import __version__
+from lmd.base.device import choose_device
+from lmd.base.errors import LmdError
+from lmd.base.progress import Display
+from lmd.data.table import Table
+from lmd.decisions.answers import known_of, with_prior
+from lmd.decisions.rules import Wanted, make_rule
+from lmd.evaluation.images import (
+    Answers,
+    external_data,
+    known_rows,
+    open_external,
+    predicted,
+    unknown_classes,
+)
+from lmd.evaluation.shift import (
+    class_shifts,
+    compare_metrics,
+    confidence_shift,
+    mix_distance,
+    shared,
+)
+from lmd.fit.provenance import commit, machine, now
+from lmd.fit.request import column_words
+from lmd.fit.score import scored
+from lmd.model import weights_digest
+from lmd.predict.average import AverageEngine
+from lmd.predict.novelty import flag_rate
+from lmd.predict.predictor import Predictor, load
+from lmd.report import write_report
+from lmd.runs.folder import RunFiles, RunFolder, matched, paired, scored_part
+from lmd.runs.predictions import PartPredictions, Predictions
+from lmd.runs.record import Machine, Part, Record
+from lmd.scoring.conformal import score_sets
+from lmd.scoring.estimates import Estimate, External
+from lmd.scoring.sample import Sample
+
+
+def evaluate_external(
+    run: str | Path,
+    data: str | Path,
+    *,
+    part: str | None = None,
+    skip_unknown: bool = False,
+    columns: Mapping[str, Any] | None = None,
+    skip_bad: bool = False,
+    out: str | Path | None = None,
+    overwrite: bool = False,
+    against: Path | None = None,
+    wanted: Wanted | None = None,
+    resamples: int = 1000,
+    device: str = "auto",
+    quiet: bool = False,
+    command: str | None = None,
+) -> RunFolder:
+    """Score the model of a run on the labelled images of ``data``, and write a folder of its own.
+
+    ``data`` is anything that training takes; all its images are used, or those of one ``part``. The
+    classes are matched by name. Images of a class that the model does not know are an error, or are
+    left out of the scores with ``skip_unknown``; classes of the model without images are left out
+    of means. Nothing in the folder of the run is changed. ``against`` is a folder that must be of
+    the same images, because the result is to be compared with it.
+    """
+    files, here = _finished(Path(run)), choose_device(device)
+    folder = Path(out) if out is not None else default_folder(Path(run), data)
+    if folder.resolve() == Path(run).resolve():
+        raise LmdError(f"--out: {folder} is the run itself; give another folder")
+    RunFolder.check_free(folder, overwrite=overwrite, resumable=False)
+    _check_replaced(folder)
+    other = None if against is None else _other(against, folder)
+    predictor = load(run, here)
+    table = open_external(files, str(data), part, columns or {}, skip_bad)
+    # A mistake is found before images are read.
+    known = known_rows(table, predictor.classes, skip_unknown)
+    if wanted is not None and files.predictions is not None:
+        make_rule(wanted, known_of(files.record, files.predictions))
+    if other is not None:
+        _check_paired(folder, table.take(known), predictor.classes, other, skip_bad)
+    begun, started = now(), time.perf_counter()
+    with Display(quiet=quiet) as display:
+        table, answers, skipped = predicted(predictor, table, display, skip_bad=skip_bad)
+    known = known_rows(table, predictor.classes, skip_unknown)
+    predictions = _predictions(files, table.take(known), answers.take(known))
+    record = files.record.replaced(
+        name=folder.name,
+        command=command or _command(run, data, part, skip_unknown, columns, skip_bad, wanted, out),
+        created=begun,
+        lmd_version=__version__,
+        commit=commit(),
+        data=external_data(files, table, known, skipped, str(data)),
+        machine=Machine(**machine(here), processes=1),
+        model=files.record.model.model_copy(update={"temperature": _temperature(predictor)}),
+        folds=None,
+        history=list(files.history),
+        candidates=[],
+        external=_external(files, Path(run), table, known, answers, predictions, part, resamples),
+        timings={"predict": round(time.perf_counter() - started, 3)},
+    )
+    record = scored(record, predictions, resamples=resamples, wanted=wanted)
+    record = _home_coverage(record, files).replaced(finished=now())
+    if other is not None:
+        paired(RunFiles(folder, record, predictions, ()), other)  # some may have been unreadable
+    made = RunFolder.create(folder, overwrite=overwrite)
+    (folder / "checkpoint").rmdir()
+    made.write_predictions(predictions)
+    made.write_record(record)
+    write_report(RunFiles(folder, record, predictions, record.history))
+    return made
+
+
+def default_folder(run: Path, data: str | Path) -> Path:
+    """``RUN-on-DATA``, beside the run.
+
+    >>> default_folder(Path("runs/skin-lmd-seed0"), "clinic/2024.csv").as_posix()
+    'runs/skin-lmd-seed0-on-2024'
+    """
+    return run.parent / f"{run.resolve().name}-on-{Path(data).stem or 'data'}"
+
+
+def _check_replaced(folder: Path) -> None:
+    """Only an earlier evaluation is replaced, never a training."""
+    run = RunFolder(folder)
+    if run.record_path.exists() and run.read_record().external is None:
+        raise LmdError(
+            f"--out: {folder} holds a training, which an evaluation does not replace: give another "
+            "folder"
+        )
+
+
+def _other(against: Path, folder: Path) -> RunFiles:
+    """The files of the run to compare with, which must stay."""
+    if against.resolve() == folder.resolve():
+        raise LmdError(f"--against: {folder} is what --overwrite replaces: give another folder")
+    return RunFolder.open(against).read()
+
+
+def _check_paired(
+    folder: Path, table: Table, classes: Sequence[str], other: RunFiles, skip_bad: bool
+) -> None:
+    """An ``LmdError`` if the other run was scored on other images than will be scored here."""
+    if skip_bad:
+        # What cannot be read is in neither run.
+        theirs = scored_part(other).ids
+        if np.isin(theirs, table.ids).all():
+            table = table.take(np.isin(table.ids, theirs))
+    matched(folder, classes, table.ids, _labels(table, classes), other)
+
+
+def _labels(table: Table, classes: Sequence[str]) -> NDArray[np.int64]:
+    """The labels ``(N,)`` as indices of the model's classes."""
+    index = {name: k for k, name in enumerate(classes)}
+    return np.array([index[name] for name in table.label_names().tolist()], dtype=np.int64)
+
+
+def _temperature(predictor: Predictor) -> float:
+    """What the shipped model divides its logits by; an average of several models does not."""
+    average = isinstance(predictor.engine, AverageEngine)
+    return 1.0 if average else predictor.engine.spec.temperature
+
+
+def _home_coverage(record: Record, home: RunFiles) -> Record:
+    """The record with the coverage of the same prediction sets in the run's own test part.
+
+    A run without one has images of the validation part only, which gave the sets their thresholds.
+    """
+    external, sets = record.external, record.sets
+    if external is None or sets is None or home.predictions is None or home.record.part != "test":
+        return record
+    own = _sample(record, home.predictions.parts["test"])
+    known = known_of(home.record, home.predictions)
+    rule = make_rule(Wanted(coverage=sets.requested), known)
+    found = score_sets(own, rule.sets or [], known.classes, sets.requested).coverage
+    return record.replaced(external=external.model_copy(update={"coverage": found}))
+
+
+def _sample(record: Record, of: PartPredictions) -> Sample:
+    return Sample(of.labels, of.probabilities, record.tiers.assignment, of.groups)
+
+
+def _finished(path: Path) -> RunFiles:
+    run = RunFolder.open(path)
+    record = run.read_record()
+    if record.status != "finished":
+        raise LmdError(f"{path} is not finished: run `lmd train --resume --out {path}`")
+    if record.external is not None:
+        raise LmdError(
+            f"{path} is an external validation of {record.external.run}: give the folder of that "
+            "run together with --data"
+        )
+    files = run.read()
+    if record.part is None or files.predictions is None:
+        raise LmdError(f"{path} has no scored part to compare with: run `lmd evaluate {path}`")
+    return RunFiles(path, with_prior(files.record), files.predictions, files.history)
+
+
+def _predictions(files: RunFiles, table: Table, answers: Answers) -> Predictions:
+    """The external images as test part; the run's validation part gives the prediction sets."""
+    assert files.predictions is not None
+    classes = files.predictions.classes
+    labels = _labels(table, classes)
+    groups = None if table.groups is None else np.unique(table.groups, return_inverse=True)[1]
+    here = PartPredictions(table.ids, labels, answers.probabilities, groups)
+    own = files.predictions.parts.get("validation")
+    parts: dict[Part, PartPredictions] = {"test": here}
+    return Predictions(classes, parts if own is None else {**parts, "validation": own})
+
+
+def _external(
+    files: RunFiles,
+    run: Path,
+    table: Table,
+    known: NDArray[np.bool_],
+    answers: Answers,
+    predictions: Predictions,
+    part: str | None,
+    resamples: int,
+) -> External:
+    record, of = files.record, predictions.parts["test"]
+    assert files.predictions is not None
+    assert record.part is not None
+    own = files.predictions.parts[record.part]
+    home, here = (_sample(record, one) for one in (own, of))
+    both = shared(home, here)
+    recalls = [row.recall for row in record.per_class[record.part]]
+    counts = record.data.counts["train"]
+    shifts = class_shifts(home, here, predictions.classes, counts, recalls)
+    flagged = None
+    if answers.unlike is not None:
+        value, low, high = flag_rate(answers.unlike[known], of.groups)
+        flagged = Estimate(value=value, low=low, high=high)
+    return External(
+        run=record.name,
+        model_sha256=weights_digest(run) if (run / "model.json").exists() else None,
+        part=part or "all",
+        home_part=record.part,
+        mix_distance=mix_distance(shifts),
+        classes=shifts,
+        metrics=compare_metrics(*both, resamples=resamples),
+        confidence=confidence_shift(*both),
+        coverage=None,
+        flagged=flagged,
+        unknown=unknown_classes(table.take(~known), answers.take(~known)),
+    )
+
+
+def _command(
+    run: str | Path,
+    data: str | Path,
+    part: str | None,
+    skip_unknown: bool,
+    columns: Mapping[str, Any] | None,
+    skip_bad: bool,
+    wanted: Wanted | None,
+    out: str | Path | None,
+) -> str:
+    """The command that repeats the evaluation."""
+    words = ["lmd", "evaluate", str(run), "--data", str(data)]
+    words += ["--part", part] if part is not None else []
+    words += column_words(columns or {})
+    words += ["--skip-unknown"] if skip_unknown else []
+    words += ["--skip-bad"] if skip_bad else []
+    words += (wanted or Wanted()).words()
+    return shlex.join([*words, *(["--out", str(out)] if out is not None else [])])

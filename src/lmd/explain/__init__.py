@@ -1,0 +1,1 @@
+"""Explain predictions: heat maps and nearest training images."""

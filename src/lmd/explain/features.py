@@ -1,0 +1,191 @@
+"""What is kept of the training images' features: the flag's Gaussians and the nearest cases."""
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+
+from lmd.base.errors import LmdError
+from lmd.base.progress import Display
+from lmd.data.dataset import Prepared, plan_data
+from lmd.data.loaders import Pixels, evaluation_batches
+from lmd.explain.neighbours import FILE, Neighbours, expected_bytes, save_neighbours
+from lmd.predict.engines import TorchEngine
+from lmd.predict.novelty import (
+    ABOVE,
+    Novelty,
+    fit_gaussians,
+    flag_rate,
+    flag_threshold,
+    save_novelty,
+)
+from lmd.predict.predictor import load
+from lmd.protocol import Protocol
+from lmd.runs.folder import RunFolder, of_one_model, several_models
+from lmd.runs.record import NoveltyInfo, Record, Request
+from lmd.scoring.estimates import Estimate
+
+BATCH = 64
+
+
+@dataclass(frozen=True)
+class Kept:
+    """What a run keeps of its features; each may be absent."""
+
+    novelty: Novelty | None = None
+    info: NoveltyInfo | None = None
+    neighbours: Neighbours | None = None
+
+    def write(self, folder: Path) -> None:
+        """Write the files beside the model, which must be there."""
+        if self.novelty is not None:
+            save_novelty(self.novelty, folder)
+        if self.neighbours is not None:
+            save_neighbours(self.neighbours, folder)
+
+
+def keep(
+    engine: TorchEngine, data: Prepared, test_groups: NDArray[Any] | None, *, neighbours: bool
+) -> Kept:
+    """Compute the features of all parts and what is kept of them.
+
+    Without validation images there is no flag: training images are nearer to their own Gaussians
+    than new images are, so they cannot give the threshold.
+    """
+    train = data.part("train")
+    own = features_of(engine, train.pixels)
+    index = Neighbours.of(own, train.labels, data.table.classes) if neighbours else None
+    held_out = {
+        part: features_of(engine, data.part(part).pixels) for part in ("validation", "test")
+    }
+    flag = flag_of(own, train.labels, held_out, test_groups)
+    return Kept(flag.novelty, flag.info, index)
+
+
+def flag_of(
+    own: NDArray[np.float32],
+    labels: NDArray[np.int64],
+    held_out: Mapping[str, NDArray[np.float32]],
+    test_groups: NDArray[Any] | None,
+) -> Kept:
+    """The flag from features ``own (N, C)`` of training images and those of the other parts."""
+    finite = all(np.isfinite(found).all() for found in (own, *held_out.values()))
+    if len(held_out["validation"]) == 0 or not finite:
+        return Kept()
+    gaussians = fit_gaussians(own, labels)
+    novelty = Novelty(gaussians, gaussians.distances(held_out["validation"]))
+    rate = None
+    if len(held_out["test"]):
+        value, low, high = flag_rate(novelty.unlike(held_out["test"]), test_groups)
+        rate = Estimate(value=value, low=low, high=high)
+    info = NoveltyInfo(
+        above=ABOVE,
+        threshold=flag_threshold(novelty.validation),
+        images=len(novelty.validation),
+        flagged=rate,
+    )
+    return Kept(novelty, info)
+
+
+def features_of(
+    engine: TorchEngine, pixels: Pixels, tick: Callable[[int, int], None] | None = None
+) -> NDArray[np.float32]:
+    """Features ``(N, C)`` of decoded images ``(N, S, S, 3)``, as in prediction."""
+    found = np.zeros((len(pixels), engine.spec.feature_dim), np.float32)
+    for rows, images in evaluation_batches(pixels, BATCH):
+        found[rows] = engine.features(images.numpy())
+        if tick is not None:
+            tick(rows.stop, len(pixels))
+    return found
+
+
+def size_line(images: int, width: int) -> str:
+    """How large ``neighbours.npz`` becomes.
+
+    >>> size_line(10_000, 1280)
+    'neighbours.npz: 10000 training images with 1280 features, about 25.7 MB'
+    """
+    size = expected_bytes(images, width) / 1e6
+    return f"{FILE}: {images} training images with {width} features, about {size:.1f} MB"
+
+
+def build_index(
+    path: Path,
+    data: str | None = None,
+    *,
+    with_names: bool = False,
+    overwrite: bool = False,
+    device: torch.device | str = "cpu",
+    display: Display | None = None,
+) -> Path:
+    """Write ``neighbours.npz`` of a finished run from its training images.
+
+    ``data`` is only needed if the images have moved since training.
+    """
+    display = display or Display(quiet=True)
+    run = RunFolder.open(path)
+    if (path / FILE).exists() and not overwrite:
+        raise LmdError(f"{path / FILE} exists: use --overwrite to replace it")
+    record = of_one_model(run.path).read_record()
+    engine = load(path, device).engine
+    if not isinstance(engine, TorchEngine):
+        raise LmdError(f"{path} has the average of several models: give one of its folds")
+    prepared = images_of_run(record, data, display)
+    part = prepared.table.part("train")
+    display.say(size_line(len(part), engine.spec.feature_dim))
+    display.start("computing features", len(part))
+    features = features_of(engine, prepared.part("train").pixels, display.step)
+    display.stop()
+    names = part.ids.tolist() if with_names else None
+    return save_neighbours(
+        Neighbours.of(features, part.labels, prepared.table.classes, names), path
+    )
+
+
+def images_of_run(record: Record, data: str | None, display: Display) -> Prepared:
+    """All images of a run, read again as its record says; they must be the same.
+
+    ``data`` is where they are now, if they have moved.
+    """
+    request = record.request
+    if record.folds is not None:
+        raise LmdError(several_models(record))
+    if not request.protocol:
+        raise LmdError(
+            f"the record of {record.name} does not say how its images are read: it was made from "
+            "features, or by an earlier `lmd calibrate`"
+        )
+    if data is None and request.data != "synthetic" and not Path(request.data).exists():
+        raise LmdError(
+            f"the images of {record.name} are not at {request.data}, where they were in training: "
+            "say where they are now with --data, or run the command from the folder in which "
+            "training was started"
+        )
+    place, columns = place_of(request, data)
+    protocol = Protocol.model_validate(request.protocol)
+    planned = plan_data(place, protocol, columns=columns, skip_bad=request.skip_bad)
+    other = LmdError(
+        f"--data: {place} is not what {record.name} was trained on (names, "
+        "classes or parts differ): give the same data"
+    )
+    # Images that cannot be read may be left out, and only decoding finds them.
+    if not request.skip_bad and planned.fingerprint() != record.data.fingerprint:
+        raise other
+    display.start("decoding images", 1)
+    found = planned.decoded(display.step)
+    display.stop()
+    if found.fingerprint() != record.data.fingerprint:
+        raise other
+    return found
+
+
+def place_of(request: Request, moved: str | None) -> tuple[str, dict[str, Any]]:
+    """Where the images of a run are, and how its table is read, if they may have ``moved``."""
+    columns = dict(request.columns)
+    if moved is not None and not Path(columns.get("root", ".")).is_dir():
+        columns.pop("root")  # the images have moved with the data
+    return moved or request.data, columns

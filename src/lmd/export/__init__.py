@@ -1,0 +1,1 @@
+"""Export a shipped model to ONNX."""

@@ -1,0 +1,1 @@
+"""Take a run from a request to a complete folder."""

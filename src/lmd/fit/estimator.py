@@ -1,0 +1,270 @@
+"""``lmd.LongTailClassifier``: training and prediction as an estimator of scikit-learn."""
+
+import tempfile
+import warnings
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+from PIL.Image import Image as PillowImage
+
+from lmd.base.device import choose_device
+from lmd.base.errors import LmdError
+from lmd.base.files import atomic_write
+from lmd.data.sources.manifest import csv_bytes
+from lmd.fit.request import resolve
+from lmd.fit.train import train
+from lmd.methods import DEFAULT, find_method
+from lmd.predict.images import fitted
+from lmd.predict.predictor import Predictor, load
+
+try:
+    from sklearn.base import BaseEstimator, ClassifierMixin
+    from sklearn.utils.multiclass import check_classification_targets
+    from sklearn.utils.validation import (
+        assert_all_finite,
+        check_consistent_length,
+        check_is_fitted,
+        column_or_1d,
+    )
+except ImportError as error:
+    raise LmdError(
+        "LongTailClassifier needs scikit-learn, which is not installed: run pip install "
+        "'lmd[sklearn]'"
+    ) from error
+
+MODEL = ("model.json", "model.safetensors", "novelty.safetensors")
+
+
+class LongTailClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[misc]
+    """A classifier of long-tailed images with the interface of scikit-learn.
+
+    ``method``, ``protocol``, ``settings``, ``profile`` and ``device`` are those of ``lmd.train``.
+    All images given to ``fit`` are for training, but for the share ``validation`` of each class,
+    which fits the temperature and chooses what the method chooses; 0 takes none. ``seed`` is that
+    of the run and of this division. ``tta`` averages predictions over mirror images.
+
+    After ``fit``: ``classes_ (K,)`` are the sorted labels, ``n_images_`` is the number of images,
+    ``record_`` the record of the run, and ``model_files_`` the files of the model as bytes. Only
+    these bytes are pickled, and reading them runs no code.
+    """
+
+    def __init__(
+        self,
+        method: str = DEFAULT,
+        *,
+        protocol: str | Path | None = "small",
+        settings: Mapping[str, Any] | None = None,
+        profile: str = "default",
+        validation: float = 0.1,
+        seed: int = 0,
+        tta: bool = False,
+        device: str = "auto",
+        quiet: bool = True,
+    ) -> None:
+        self.method = method
+        self.protocol = protocol
+        self.settings = settings
+        self.profile = profile
+        self.validation = validation
+        self.seed = seed
+        self.tta = tta
+        self.device = device
+        self.quiet = quiet
+
+    def fit(self, X: Any, y: Any, groups: Any = None) -> "LongTailClassifier":
+        """Train on images ``X`` with the labels ``y (N,)``.
+
+        ``X`` are paths, Pillow images or arrays, as for ``lmd.load(...).predict``, or one array
+        ``(N, H, W)`` or ``(N, H, W, C)``. Images with the same value in ``groups (N,)`` are of one
+        patient or lesion: they are all in training, or all in validation.
+        """
+        images, labels = checked_images(X), checked_labels(y)
+        check_consistent_length(images, labels, groups)
+        classes, index = np.unique(labels, return_inverse=True)
+        if len(classes) < 2:
+            raise ValueError(f"y has one class ({classes[0]!r}); at least two are needed")
+        _warn_repeated(images)
+        given = self._settings()
+        size = resolve(find_method(self.method), self.protocol, given, self.profile).protocol
+        with tempfile.TemporaryDirectory() as place:
+            names = class_names(classes)[index]
+            source, columns = write_source(Path(place), images, names, groups, size.image_size)
+            run = train(
+                source,
+                method=self.method,
+                protocol=self.protocol,
+                settings=given,
+                profile=self.profile,
+                out=Path(place) / "run",
+                columns=columns,
+                device=self.device,
+                quiet=self.quiet,
+            )
+            found = {name: run.path / name for name in MODEL}
+            self.model_files_ = {k: path.read_bytes() for k, path in found.items() if path.exists()}
+            self.record_ = run.read_record().model_dump(mode="json")
+        self.classes_ = classes
+        counts = self.record_["data"]["counts"].values()
+        self.n_images_ = sum(map(sum, counts))
+        self._predictor: Predictor | None = None
+        self._loaded()
+        return self
+
+    def predict_proba(self, X: Any) -> NDArray[np.float64]:
+        """Probabilities ``(N, K)``, in the order of ``classes_``."""
+        check_is_fitted(self)
+        images = checked_images(X)
+        predictor = self._loaded()
+        found = predictor.predict(images, tta=self.tta).probabilities.astype(np.float64)
+        order = [predictor.classes.index(name) for name in class_names(self.classes_).tolist()]
+        # In float64, rows of float32 probabilities do not sum to one.
+        probabilities: NDArray[np.float64] = found[:, order] / found.sum(axis=1, keepdims=True)
+        return probabilities
+
+    def predict(self, X: Any) -> NDArray[Any]:
+        """The most probable class of each image ``(N,)``."""
+        probabilities = self.predict_proba(X)
+        chosen: NDArray[Any] = self.classes_[probabilities.argmax(axis=1)]
+        return chosen
+
+    def save(self, folder: str | Path) -> Path:
+        """Write the model to a folder for ``lmd predict``, ``lmd serve`` and ``lmd export``."""
+        check_is_fitted(self)
+        folder = Path(folder)
+        folder.mkdir(parents=True, exist_ok=True)
+        for name in MODEL:
+            if name in self.model_files_:
+                atomic_write(folder / name, self.model_files_[name])
+            else:  # of an earlier model
+                (folder / name).unlink(missing_ok=True)
+        return folder
+
+    def __getstate__(self) -> dict[str, Any]:
+        state: dict[str, Any] = dict(super().__getstate__())
+        return {key: value for key, value in state.items() if key != "_predictor"}
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        super().__setstate__(state)
+        self._predictor = None
+
+    def __sklearn_is_fitted__(self) -> bool:
+        return hasattr(self, "model_files_")
+
+    def __sklearn_tags__(self) -> Any:
+        tags = super().__sklearn_tags__()
+        # Images: neither a table of numbers nor sparse, and paths are text.
+        tags.input_tags.two_d_array = False
+        tags.input_tags.three_d_array = True
+        tags.input_tags.string = True
+        tags.target_tags.required = True
+        return tags
+
+    def _settings(self) -> dict[str, Any]:
+        if not 0 <= self.validation < 1:
+            raise ValueError(f"validation must be from 0 to below 1; it is {self.validation!r}")
+        seed = self.seed.item() if isinstance(self.seed, np.generic) else self.seed
+        own = {"seed": seed, "split_seed": seed, "fold": [0, 2]}
+        own["split"] = [1 - float(self.validation), float(self.validation), 0.0]
+        # A search over parameters gives numpy's numbers.
+        given = {
+            key: value.item() if isinstance(value, np.generic) else value
+            for key, value in (self.settings or {}).items()
+        }
+        for key in sorted(own.keys() & given.keys()):
+            raise ValueError(f"settings: {key!r} is set by the estimator; use seed and validation")
+        return given | own
+
+    def _loaded(self) -> Predictor:
+        """The predictor, made from the files when it is first needed."""
+        if getattr(self, "_predictor", None) is None:
+            with tempfile.TemporaryDirectory() as place:
+                self._predictor = load(self.save(place), choose_device(self.device))
+        assert self._predictor is not None
+        return self._predictor
+
+
+def checked_images(X: Any) -> list[Any]:
+    """The images in ``X``, one by one; a ``ValueError`` says what else was given."""
+    given = X
+    if hasattr(given, "tocsr") or hasattr(given, "todense"):
+        raise TypeError("X is sparse; give paths, Pillow images or dense arrays of images")
+    if isinstance(given, str | Path | PillowImage):
+        raise ValueError("X must have several images: give a list")
+    if hasattr(given, "to_numpy"):  # a column of paths in a data frame
+        given = given.to_numpy()
+    if isinstance(given, np.ndarray) and given.dtype.kind not in "UO":
+        if given.ndim not in (3, 4):
+            raise ValueError(
+                f"X is an array of shape {given.shape}; give images (N, H, W) or (N, H, W, C), or "
+                "a list of paths. Reshape your data if it is a table of features: "
+                "lmd.calibrate is for these"
+            )
+        if given.dtype.kind == "f":
+            raise ValueError(
+                f"X is of type {given.dtype}; give uint8 or uint16: (X * 255).astype('uint8') for "
+                "values from 0 to 1"
+            )
+    images = list(given)
+    if not images:
+        raise ValueError("X has 0 sample(s) (no images), while a minimum of 1 is required.")
+    return images
+
+
+def _warn_repeated(images: Sequence[Any]) -> None:
+    """Say that files given several times are used once, because the loss or the sampler weighs."""
+    paths = [str(image) for image in images if isinstance(image, str | Path)]
+    if len(set(paths)) < len(paths):
+        warnings.warn(
+            f"{len(paths) - len(set(paths))} of {len(paths)} paths in X are repeated and used only "
+            "once: choose a method that balances the classes instead of repeating images",
+            stacklevel=3,
+        )
+
+
+def checked_labels(y: Any) -> NDArray[Any]:
+    """Labels ``(N,)`` of any type that scikit-learn accepts for classes."""
+    if y is None:
+        raise ValueError("fit requires y to be passed, but the target y is None")
+    labels: NDArray[Any] = column_or_1d(y, warn=True)
+    assert_all_finite(labels, input_name="y")
+    check_classification_targets(labels)
+    return labels
+
+
+def class_names(classes: NDArray[Any]) -> NDArray[np.str_]:
+    """The names ``(K,)`` of the classes in the model: the labels as text, or else their numbers.
+
+    >>> class_names(np.array(["naevus", "melanoma"])).tolist(), class_names(np.array([" ", "a"]))
+    (['naevus', 'melanoma'], array(['0', '1'], dtype='<U21'))
+    """
+    names = [str(name) for name in classes.tolist()]
+    plain = all(name and name == name.strip() for name in names)
+    if plain and len(set(names)) == len(names):
+        return np.array(names, dtype=np.str_)
+    return np.arange(len(names)).astype(np.str_)
+
+
+def _named(group: Any) -> str:
+    """The name of a group; a missing one (None or NaN) is empty: the image is one of its own."""
+    return "" if group is None or group != group else str(group)  # noqa: PLR0124
+
+
+def write_source(
+    place: Path, images: Sequence[Any], names: NDArray[np.str_], groups: Any, size: int
+) -> tuple[Path, dict[str, Any]]:
+    """A manifest of paths, or a file of images with sides of ``size``, and how to read it."""
+    of = {} if groups is None else {"group": [_named(group) for group in column_or_1d(groups)]}
+    if all(isinstance(image, str | Path) for image in images):
+        paths = [str(Path(image).expanduser().resolve()) for image in images]
+        columns = {"image": paths, "label": names.tolist(), **of}
+        file = place / "images.csv"
+        atomic_write(file, csv_bytes([*columns], zip(*columns.values(), strict=True)))
+        return file, {"allow_outside": True}
+    pixels = [fitted(image, f"image {i}", size, "v2") for i, image in enumerate(images)]
+    more = {f"{key}s": np.array(values, dtype=np.str_) for key, values in of.items()}
+    arrays: dict[str, Any] = {"images": np.stack(pixels), "labels": names, **more}
+    np.savez(place / "images.npz", **arrays)
+    return place / "images.npz", {}

@@ -1,0 +1,1 @@
+"""Fit classifiers on frozen features (`lmd calibrate`)."""

@@ -1,0 +1,102 @@
+"""A shipped classifier of features: plain arrays, applied with numpy alone."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from io import BytesIO
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from lmd.base.errors import LmdError
+from lmd.base.files import atomic_write
+from lmd.runs.record import Candidate
+
+NAME = "classifier.npz"
+_ARRAYS = ("weight", "bias", "temperature", "prior", "classes", "class_counts")
+_ROWS = 8192
+
+
+@dataclass(frozen=True)
+class FeatureClassifier:
+    """Probabilities ``softmax((weight @ feature + bias) / temperature)`` of K classes.
+
+    ``weight (K, C)`` and ``bias (K,)`` are for features as the encoder gives them, ``prior (K,)``
+    is the class mix that the probabilities answer for, ``class_counts (K,)`` are of the training
+    part.
+    ``candidates`` say what was compared; they are not in the file.
+    """
+
+    classes: tuple[str, ...]
+    weight: NDArray[np.float64]
+    bias: NDArray[np.float64]
+    temperature: float
+    prior: NDArray[np.float64]
+    class_counts: NDArray[np.int64]
+    candidates: Sequence[Candidate] = ()
+
+    def predict_proba(self, features: NDArray[Any]) -> NDArray[np.float64]:
+        """Probabilities ``(N, K)`` of features ``(N, C)``, in the order of ``classes``."""
+        features = np.asarray(features)
+        if features.ndim != 2 or features.shape[1] != self.weight.shape[1]:
+            raise LmdError(
+                f"features must be (N, C) with C = {self.weight.shape[1]}, as in training; they "
+                f"are {features.shape}"
+            )
+        found = np.empty((len(features), len(self.classes)))
+        for start in range(0, len(features), _ROWS):
+            rows = features[start : start + _ROWS].astype(np.float64)
+            if not np.isfinite(rows).all():
+                raise LmdError("features must be finite; there is NaN or infinity among them")
+            logits = (rows @ self.weight.T + self.bias) / self.temperature
+            p = np.exp(logits - logits.max(axis=1, keepdims=True))
+            found[start : start + _ROWS] = p / p.sum(axis=1, keepdims=True)
+        return found
+
+    def predict(self, features: NDArray[Any]) -> NDArray[np.str_]:
+        """The most probable class of each row, ``(N,)`` names."""
+        names: NDArray[np.str_] = np.array(self.classes, dtype=np.str_)
+        found: NDArray[np.str_] = names[self.predict_proba(features).argmax(axis=1)]
+        return found
+
+    def save(self, path: str | Path) -> None:
+        """Write all arrays as one ``.npz`` file without pickles."""
+        arrays: dict[str, Any] = {name: getattr(self, name) for name in _ARRAYS}
+        buffer = BytesIO()
+        np.savez(buffer, **arrays)
+        atomic_write(Path(path), buffer.getvalue(), parents=True)
+
+
+def load_classifier(path: str | Path) -> FeatureClassifier:
+    """The classifier of a run folder of ``lmd calibrate``, or of its ``classifier.npz``."""
+    path = Path(path)
+    file = path / NAME if path.is_dir() else path
+    remedy = "make it with `lmd calibrate`"
+    try:
+        content = np.load(BytesIO(file.read_bytes()), allow_pickle=False)
+        arrays = {name: content[name] for name in _ARRAYS}
+    except OSError as error:
+        raise LmdError(f"classifier {file} cannot be read: {error.strerror or error}") from None
+    except Exception as error:  # zipfile, zlib and numpy raise many kinds for a damaged file
+        raise LmdError(f"{file} is not a classifier file ({error}); {remedy}") from None
+    k, ndim = len(np.atleast_1d(arrays["classes"])), arrays["weight"].ndim
+    shapes = {name: arrays[name].shape for name in ("bias", "prior", "class_counts", "classes")}
+    numbers = [arrays[name] for name in ("weight", "bias", "temperature", "prior")]
+    if (
+        any(shape != (k,) for shape in shapes.values())
+        or ndim != 2
+        or len(arrays["weight"]) != k
+        or arrays["temperature"].shape != ()
+        or not all(a.dtype.kind == "f" and np.isfinite(a).all() for a in numbers)
+        or not arrays["temperature"] > 0
+    ):
+        raise LmdError(f"{file} is not a classifier file: its arrays do not fit; {remedy}")
+    return FeatureClassifier(
+        tuple(str(name) for name in arrays["classes"]),
+        arrays["weight"].astype(np.float64),
+        arrays["bias"].astype(np.float64),
+        float(arrays["temperature"]),
+        arrays["prior"].astype(np.float64),
+        arrays["class_counts"].astype(np.int64),
+    )

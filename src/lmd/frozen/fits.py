@@ -1,0 +1,269 @@
+"""Fit classifiers on scaled frozen features: regressions, class Gaussians, class means."""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, Self
+
+import torch
+from torch import Tensor
+from torch.autograd.function import once_differentiable
+
+from lmd.methods.decoupling import nearest_mean_classifier
+from lmd.methods.lmd.calibrate import Objective, enough_draws, minimise
+from lmd.methods.lmd.gaussians import ClassGaussians, level_scale, shrunk_moments
+from lmd.methods.lmd.selection import VirtualFeatures
+
+# Rows of features in one product.
+ROWS = 8192
+
+
+@dataclass(frozen=True)
+class Linear:
+    """Logits ``weight (K, C) @ feature + bias (K,)``, both in float64."""
+
+    weight: Tensor
+    bias: Tensor
+
+    @classmethod
+    def of(cls, weight: Tensor, bias: Tensor | None = None) -> Self:
+        """From tensors of any precision; without a bias it is zero."""
+        weight = weight.detach().double().cpu()
+        return cls(weight, weight.new_zeros(len(weight)) if bias is None else bias.double().cpu())
+
+    def logits(self, features: Tensor) -> Tensor:
+        """``(N, C) → (N, K)`` in float64; the product has the precision of the features."""
+        weight = self.weight.to(features.dtype).T
+        found = [(rows @ weight).double() for rows in features.split(ROWS)]
+        return torch.cat(found) + self.bias
+
+
+@dataclass(frozen=True)
+class Scaling:
+    """Features minus ``centre (C,)``, times ``scale (C,)``: mean 0 and a mean variance of 1.
+
+    Penalties and ridges then mean the same for every encoder. One factor for all features of a
+    level keeps their relative spread, which is information.
+    """
+
+    centre: Tensor
+    scale: Tensor
+
+    @classmethod
+    def of(cls, features: Tensor, widths: Sequence[int] | None = None) -> Self:
+        """From training features ``(N, C)``; ``widths`` are those of the levels of the encoder."""
+        total = torch.zeros(2, features.shape[1], dtype=torch.float64)
+        for rows in features.split(ROWS):
+            total[0] += rows.sum(0, dtype=torch.float64)
+        centre = total[0] / len(features)
+        for rows in features.split(ROWS):
+            total[1] += (rows - centre.to(rows)).square().sum(0, dtype=torch.float64)
+        variance = (total[1] / max(len(features) - 1, 1)).mean().item()
+        factors = torch.ones_like(centre)
+        if widths is not None and len(widths) > 1:
+            factors = level_scale(features, widths).double()
+            variance = (total[1] / max(len(features) - 1, 1) * factors.square()).mean().item()
+        return cls(centre, factors / (variance**0.5 or 1.0))
+
+    def apply(self, features: Tensor) -> Tensor:
+        """A scaled copy ``(N, C)`` in float32."""
+        found = torch.empty(features.shape, dtype=torch.float32)
+        centre, scale = self.centre.float(), self.scale.float()
+        for out, rows in zip(found.split(ROWS), features.split(ROWS), strict=True):
+            torch.mul(rows.float() - centre, scale, out=out)
+        return found
+
+    def fold(self, classifier: Linear) -> Linear:
+        """The classifier of scaled features as one of features as they are."""
+        weight = classifier.weight * self.scale
+        return Linear(weight, classifier.bias - weight @ self.centre)
+
+    def unfold(self, classifier: Linear) -> Linear:
+        """The classifier of features as they are as one of scaled features."""
+        bias = classifier.bias + classifier.weight @ self.centre
+        return Linear(classifier.weight / self.scale, bias)
+
+
+Pair = tuple[float, float]  # shrinkage and penalty of the class Gaussians
+
+# From strong to weak, in units of the total variance of the features.
+PENALTIES = (1e-2, 1e-3, 1e-4, 1e-5)
+PAIRS: tuple[Pair, ...] = tuple((s, p) for s in (0.9, 0.5, 0.0) for p in (3e-3, 3e-4, 3e-5))
+RIDGE = 1e-2
+# The covariances may not take more memory; a solution also takes K^2 C^2 operations for each step.
+MOST_BYTES = 2**30
+# For the comparison a rough solution is enough: later steps change hardly any prediction.
+TRIAL = {"iterations": 25, "change": 1e-6}
+FINAL = {"iterations": 100, "change": 1e-8}
+BLOCK = 2048  # rows of features in one product: the second product finds them in the cache
+
+
+@dataclass(frozen=True)
+class Rows:
+    """Scaled ``features (N, C)`` in float32, and ``labels (N,)``."""
+
+    features: Tensor
+    labels: Tensor
+
+
+@dataclass(frozen=True)
+class Fits:
+    """Classifiers for ``counts (K,)`` images of each class, by their settings."""
+
+    counts: Tensor
+    regressions: Mapping[float, Linear]
+    gaussians: Mapping[Pair, Linear]
+    means: Linear
+
+
+class _CrossEntropy(torch.autograd.Function):
+    """Mean cross-entropy and its gradient in one pass, so that no block of features is kept."""
+
+    @staticmethod
+    def forward(ctx: Any, weight: Tensor, bias: Tensor, features: Tensor, labels: Tensor) -> Tensor:
+        loss = 0.0
+        grad, grad_bias = torch.zeros_like(weight), torch.zeros_like(bias)
+        # Classes are rows, so that both products read the features as they are in memory.
+        single, shift = weight.to(features.dtype), bias[:, None]
+        for x, y in zip(features.split(BLOCK), labels.split(BLOCK), strict=True):
+            log_p, own = ((single @ x.T).double() + shift).log_softmax(0), y[None]
+            loss -= log_p.gather(0, own).sum().item()
+            error = log_p.exp_()
+            error.scatter_add_(0, own, error.new_full(own.shape, -1.0))
+            grad_bias += error.sum(1)
+            grad += error.to(x.dtype) @ x
+        ctx.save_for_backward(grad / len(labels), grad_bias / len(labels))
+        return weight.new_tensor(loss / len(labels))
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx: Any, out: Tensor) -> tuple[Tensor, Tensor, None, None]:
+        grad, grad_bias = ctx.saved_tensors
+        return out * grad, out * grad_bias, None, None
+
+
+def streamed_cross_entropy(features: Tensor, labels: Tensor) -> Objective:
+    """Mean cross-entropy of ``(N, C)`` as a function of weight and bias, in blocks of float32."""
+
+    def objective(weight: Tensor, bias: Tensor) -> Tensor:
+        found: Tensor = _CrossEntropy.apply(  # type: ignore[no-untyped-call]
+            weight, bias, features, labels
+        )
+        return found
+
+    return objective
+
+
+def regressions(
+    rows: Rows,
+    metric: Tensor,
+    guesses: Mapping[float, Linear],
+    *,
+    iterations: int,
+    change: float,
+) -> dict[float, Linear]:
+    """L2-penalised multinomial regressions by penalty, with a bias that is not penalised.
+
+    ``metric (C, C)`` is the covariance of all features, ``guesses`` have a first guess for each
+    penalty; from strong to weak, the solution before replaces a guess of zero. Balanced Softmax
+    (Ren et al., NeurIPS 2020) adds ``ln π`` to the logits of the loss. A free bias absorbs it, so
+    its argmin is this one with the bias ``b - ln π`` and needs no fit of its own.
+    """
+    objective = streamed_cross_entropy(rows.features, rows.labels)
+    variance = metric.diagonal().sum().item()
+    found: dict[float, Linear] = {}
+    last: Linear | None = None
+    for penalty in sorted(guesses, reverse=True):
+        guess = guesses[penalty]
+        if last is not None and not guess.weight.any():
+            guess = last
+        solution = minimise(
+            objective,
+            guess.weight,
+            guess.bias,
+            guess.weight.new_zeros(guess.weight.shape[1]),
+            metric,
+            penalty=variance * penalty,
+            iterations=iterations,
+            change=change,
+        )
+        last = found[penalty] = Linear(solution.weight, solution.bias)
+    return found
+
+
+def fit(
+    rows: Rows,
+    classes: int,
+    penalties: Sequence[float] = PENALTIES,
+    pairs: Sequence[Pair] = PAIRS,
+    *,
+    mean_images: float = 0.0,
+    seed: int = 0,
+    before: Fits | None = None,
+) -> Fits:
+    """All fits for the given settings; roughly, or exactly from the rough ones of ``before``.
+
+    ``mean_images`` shrinks the means of the class Gaussians; it should be above 0 only if the
+    encoder was trained on these images.
+    """
+    counts = torch.bincount(rows.labels, minlength=classes)
+    width = rows.features.shape[1]
+    zero = Linear.of(torch.zeros(classes, width))
+    problem, metric = None, None
+    if pairs:
+        problem, metric = _gaussians(rows, counts, mean_images, seed)
+    else:
+        metric = (rows.features.T @ rows.features / len(rows.labels)).double()
+    limits: dict[str, Any] = TRIAL if before is None else FINAL
+    known = {} if before is None else before.regressions
+    guesses = {penalty: known.get(penalty, zero) for penalty in penalties}
+    virtual: dict[Pair, Linear] = {}
+    if problem is not None:
+        start = {} if before is None else before.gaussians
+        virtual = _argmins(problem, {pair: start.get(pair, zero) for pair in pairs}, before is None)
+    found = nearest_mean_classifier(rows.features, rows.labels, classes)
+    return Fits(counts, regressions(rows, metric, guesses, **limits), virtual, Linear.of(*found))
+
+
+def room_for_gaussians(classes: int, width: int) -> bool:
+    """Whether K covariances ``(C, C)`` in float32 are small enough to work with."""
+    return 4 * classes * width * width <= MOST_BYTES
+
+
+def _gaussians(
+    rows: Rows, counts: Tensor, mean_images: float, seed: int
+) -> tuple[VirtualFeatures, Tensor]:
+    """The M step's problem (LMD paper, Eq. 6-8), and the covariance of all features ``(C, C)``."""
+    total: list[Tensor] = []
+
+    def honest(mean: Tensor, covariance: Tensor) -> tuple[Tensor, Tensor]:
+        share = counts / counts.sum()
+        within = torch.tensordot(share.to(covariance), covariance, 1)
+        away = mean - share.to(mean) @ mean
+        total.append((within + (away * share[:, None].to(mean)).T @ away).double())
+        return shrunk_moments(mean, covariance, counts, mean_images=mean_images)
+
+    width = rows.features.shape[1]
+    gaussians = ClassGaussians(len(counts), width, ridge=RIDGE)
+    gaussians.fit(rows.features, rows.labels, honest)
+    generator = torch.Generator().manual_seed(seed)
+    draws = enough_draws(len(counts))
+    return VirtualFeatures.of(gaussians, counts, draws, generator), total[0]
+
+
+def _argmins(
+    problem: VirtualFeatures, guesses: Mapping[Pair, Linear], trial: bool
+) -> dict[Pair, Linear]:
+    """Classifiers that minimise the expected cross-entropy of virtual features, by settings."""
+    found: dict[Pair, Linear] = {}
+    last: Linear | None = None
+    shrunk, shrinkage = problem, 0.0
+    for pair in sorted(guesses, reverse=True):
+        guess = guesses[pair]
+        if last is not None and not guess.weight.any():
+            guess = last
+        if pair[0] != shrinkage:
+            shrunk, shrinkage = problem.shrunk(pair[0]), pair[0]
+        penalty = problem.variance * pair[1]
+        solution = shrunk.solve(guess.weight, guess.bias, penalty, trial=trial)
+        last = found[pair] = Linear(solution.weight, solution.bias)
+    return found

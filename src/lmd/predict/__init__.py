@@ -1,0 +1,1 @@
+"""Predict with a shipped model."""

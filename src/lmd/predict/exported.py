@@ -1,0 +1,301 @@
+"""Export a model with its exact resizing to ONNX, and predict with the result."""
+
+import dataclasses
+import json
+import logging
+import os
+import tempfile
+import warnings
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager, redirect_stdout
+from importlib.util import find_spec
+from io import StringIO
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor, nn
+
+from lmd.base.errors import LmdError
+from lmd.base.files import atomic_write, check_output
+from lmd.data.resizing import BITS
+from lmd.model import Model, ModelSpec, load_model
+from lmd.predict.engines import TorchEngine
+
+_WEIGHTS = """
+  {side}_longer = Max({side}, size)
+  {side}_wide = Mul(two, {side}_longer)
+  {side}_middle = Mul(odd, {side})
+  {side}_start = Sub({side}_middle, {side}_longer)
+  {side}_inner = Range(one, {side}, one)
+  {side}_edges = Mul({side}_inner, double_size)
+  {side}_distance = Sub({side}_edges, {side}_start)
+  {side}_capped = Min({side}_distance, {side}_wide)
+  {side}_before = Max({side}_capped, zero)
+  {side}_scaled = Mul({side}_before, double_unit)
+  {side}_raised = Add({side}_scaled, {side}_wide)
+  {side}_double = Mul(two, {side}_wide)
+  {side}_rounded = Div({side}_raised, {side}_double)
+  {side}_ends = Concat <axis = 1> ({side}_rounded, all)
+  {side}_starts = Concat <axis = 1> (none, {side}_rounded)
+  {side}_weights = Sub({side}_ends, {side}_starts)
+"""
+
+_GRAPH = """
+<ir_version: {ir_version}, opset_import: ["" : {opset}]>
+resize (uint8[batch, height, width, 3] images) => (uint8[batch, {size}, {size}, 3] pixels)
+<int64 size = {{{size}}}, int64 double_size = {{{double_size}}}, int64 zero = {{0}},
+ int64 one = {{1}}, int64 two = {{2}}, int64 double_unit = {{{double_unit}}},
+ int64[1] rest = {{-1}}, int64[1] three = {{3}}, int64[1] size_1 = {{{size}}},
+ int64[3] flat = {{0, 0, -1}}, double scale = {{{scale}}}, double half = {{0.5}}>
+{{
+  height = Shape <start = 1, end = 2> (images)
+  width = Shape <start = 2, end = 3> (images)
+  right_height = Equal(height, size_1)
+  right_width = Equal(width, size_1)
+  right = And(right_height, right_width)
+  pixels = If (right) <
+    then_branch = same () => (uint8[batch, {size}, {size}, 3] kept) {{
+      kept = Identity(images)
+    }},
+    else_branch = other () => (uint8[batch, {size}, {size}, 3] resized) {{
+      down = Squeeze(height)
+      across = Squeeze(width)
+      places = Range(zero, size, one)
+      twice = Mul(places, two)
+      row_of_odd = Add(twice, one)
+      odd = Unsqueeze(row_of_odd, one)
+      none = Mul(odd, zero)
+      unit = Div(double_unit, two)
+      all = Add(none, unit)
+{weights}
+      floats = Cast <to = 1> (images)
+      flat_rows = Reshape(floats, flat)
+      float_weights = Cast <to = 1> (down_weights)
+      rows = MatMul(float_weights, flat_rows)
+      rows_shape = Concat <axis = 0> (rest, size_1, width, three)
+      shaped = Reshape(rows, rows_shape)
+      turned = Transpose <perm = [0, 1, 3, 2]> (shaped)
+      doubles = Cast <to = 11> (turned)
+      double_weights = Cast <to = 11> (across_weights)
+      columns = Transpose <perm = [1, 0]> (double_weights)
+      sums = MatMul(doubles, columns)
+      means = Mul(sums, scale)
+      shifted = Add(means, half)
+      whole = Floor(shifted)
+      bytes = Cast <to = 2> (whole)
+      resized = Transpose <perm = [0, 1, 3, 2]> (bytes)
+    }}
+  >
+}}
+"""
+
+
+def resize_model(size: int, opset: int, ir_version: int) -> Any:
+    """A model from ``images (B, H, W, 3)`` of any size to ``pixels (B, S, S, 3)``, both uint8."""
+    from onnx import parser
+
+    text = _GRAPH.format(
+        ir_version=ir_version,
+        opset=opset,
+        size=size,
+        double_size=2 * size,
+        double_unit=2 << BITS,
+        scale=f"{2.0 ** (-2 * BITS):.40f}",
+        weights=_WEIGHTS.format(side="down") + _WEIGHTS.format(side="across"),
+    )
+    return parser.parse_model(text)
+
+
+def with_resize(core: Any, size: int, opset: int) -> Any:
+    """A model that takes ``pixels``, preceded by ``resize_model``."""
+    from onnx import compose
+
+    before = resize_model(size, opset, core.ir_version)
+    # A name may occur in both; the prefix does not reach into the branches of the first.
+    core = compose.add_prefix(core, "model_", rename_inputs=False, rename_outputs=False)
+    return compose.merge_models(before, core, io_map=[("pixels", "pixels")])
+
+
+OPSET = 18  # all recent versions of onnxruntime support it
+
+
+class Deployed(nn.Module):
+    """From pixels ``(B, S, S, 3)`` of uint8 to probabilities ``(B, K)``."""
+
+    mean: Tensor
+    std: Tensor
+
+    def __init__(self, model: Model, spec: ModelSpec) -> None:
+        super().__init__()
+        self.model, self.temperature = model, spec.temperature
+        for name in ("mean", "std"):
+            value = torch.tensor(getattr(spec.preprocessing, name)).mul(255).view(1, 3, 1, 1)
+            self.register_buffer(name, value)
+
+    def forward(self, images: Tensor) -> Tensor:
+        """Probabilities ``(B, K)``."""
+        logits: Tensor = self.model(self.normalised(images))
+        return (logits / self.temperature).softmax(1)
+
+    def normalised(self, images: Tensor) -> Tensor:
+        """The model's input ``(B, 3, S, S)``."""
+        return (images.permute(0, 3, 1, 2).float() - self.mean) / self.std
+
+
+def export_onnx(run_folder: str | Path, path: str | Path, *, overwrite: bool = False) -> Path:
+    """Write the shipped model of a run to ``path`` (``.onnx``), for batches of any size."""
+    path = checked_target(path, overwrite=overwrite)
+    model, spec = load_model(Path(run_folder))
+    write_graph(complete(core_graph(model, spec), spec), path)
+    return path
+
+
+def checked_target(path: str | Path, *, overwrite: bool) -> Path:
+    """The file to write; an ``LmdError`` if it may not be written."""
+    path = Path(path)
+    check_output(path, "--onnx", ".onnx")
+    if path.exists() and not overwrite:
+        raise LmdError(f"{path} exists: choose another file, or replace it with --overwrite")
+    return path
+
+
+def core_graph(model: Model, spec: ModelSpec) -> Any:
+    """The graph from resized images ``(B, S, S, 3)`` to probabilities."""
+    try:
+        import onnx
+        import onnxscript  # noqa: F401
+    except ImportError as error:
+        raise LmdError(
+            "export to ONNX needs packages that are not installed: run pip install 'lmd[onnx]'"
+        ) from error
+    with tempfile.TemporaryDirectory() as folder:
+        raw = Path(folder) / "model.onnx"
+        # Without the resizing part, the model itself takes the images.
+        name = "images" if spec.preprocessing.resize == "v1" else "pixels"
+        size = spec.preprocessing.image_size
+        trace(Deployed(model, spec).eval(), size, raw, name, ["probabilities"])
+        return onnx.load(raw)
+
+
+def complete(core: Any, spec: ModelSpec) -> Any:
+    """The graph with resizing before it and the description of the model in its metadata."""
+    import onnx
+
+    graph = core
+    if spec.preprocessing.resize == "v2":
+        graph = with_resize(core, spec.preprocessing.image_size, OPSET)
+    del graph.metadata_props[:]
+    about = json.dumps(dataclasses.asdict(spec), ensure_ascii=False)
+    classes = json.dumps(spec.classes, ensure_ascii=False)
+    onnx.helper.set_model_props(graph, {"classes": classes, "spec": about})
+    graph.producer_name, graph.producer_version = "lmd", spec.lmd_version
+    onnx.checker.check_model(graph)
+    return graph
+
+
+def write_graph(graph: Any, path: Path) -> None:
+    """Write a graph, and the folders above it."""
+    atomic_write(path, graph.SerializeToString(), parents=True)
+
+
+def trace(deployed: Deployed, size: int, path: Path, name: str, outputs: Sequence[str]) -> None:
+    """Write the graph of a module for square images of ``size``; ``name`` is that of its input."""
+    # Two images, because the exporter would treat a batch of one as a constant.
+    example = torch.zeros(2, size, size, 3, dtype=torch.uint8)
+    with _quietly():
+        torch.onnx.export(
+            deployed,
+            (example,),
+            path,
+            input_names=[name],
+            output_names=list(outputs),
+            dynamic_shapes={"images": {0: torch.export.Dim("batch", min=1)}},
+            opset_version=OPSET,
+            dynamo=True,
+            external_data=False,
+            verbose=False,
+        )
+
+
+@contextmanager
+def _quietly() -> Iterator[None]:
+    """Suppress the exporter's output about its internals and about optional packages."""
+    before = logging.root.manager.disable
+    logging.disable(logging.WARNING)
+    try:
+        with warnings.catch_warnings(), redirect_stdout(StringIO()):
+            warnings.simplefilter("ignore")
+            yield
+    finally:
+        logging.disable(before)
+
+
+PACKAGES = ("onnx", "onnxruntime", "onnxscript")
+CLOSE = 1e-4  # largest difference of a probability between both ways
+Compute = Callable[[NDArray[np.uint8]], tuple[NDArray[np.float32], NDArray[np.float32]]]
+
+
+class WithFeatures(Deployed):
+    """From pixels ``(B, S, S, 3)`` of uint8 to probabilities ``(B, K)`` and features ``(B, C)``."""
+
+    def forward(self, images: Tensor) -> tuple[Tensor, Tensor]:  # type: ignore[override]
+        """Probabilities and features."""
+        features = self.model.features(self.normalised(images))
+        logits: Tensor = self.model.classifier(features)
+        return (logits / self.temperature).softmax(1), features
+
+
+def onnx_is_there() -> bool:
+    """Whether the packages of the extra ``onnx`` are installed."""
+    return all(find_spec(name) is not None for name in PACKAGES)
+
+
+def cores() -> int:
+    """The cores that this process may use."""
+    if hasattr(os, "sched_getaffinity"):
+        return len(os.sched_getaffinity(0))
+    return os.cpu_count() or 1
+
+
+def exported(engine: TorchEngine, threads: int = 0) -> Compute:
+    """A function from ``pixels (B, S, S, 3)`` to probabilities and features, by onnxruntime.
+
+    ``threads`` are those of one batch; 0 is one for each core. An ``LmdError`` if the model cannot
+    be exported or answers differently. Nothing stays on disk.
+    """
+    if not onnx_is_there():
+        raise LmdError("onnxruntime is not installed: run pip install 'lmd[onnx]'")
+    import onnxruntime
+
+    options = onnxruntime.SessionOptions()
+    options.intra_op_num_threads = threads or cores()
+    # Threads that wait would take the time of those that decode images.
+    options.add_session_config_entry("session.intra_op.allow_spinning", "0")
+    outputs = ["probabilities", "features"]
+    size = engine.image_size
+    pixels = np.random.default_rng(0).integers(0, 256, (3, size, size, 3), dtype=np.uint8)
+    features = engine.features(pixels)
+    wanted = engine.classified(features), features
+    try:
+        with tempfile.TemporaryDirectory() as folder:
+            path = Path(folder) / "model.onnx"
+            trace(WithFeatures(engine.model, engine.spec).eval(), size, path, "images", outputs)
+            session = onnxruntime.InferenceSession(
+                path.read_bytes(), options, providers=["CPUExecutionProvider"]
+            )
+        found = session.run(outputs, {"images": pixels})
+    except Exception as error:  # the exporter and onnxruntime raise many kinds
+        raise LmdError(f"the model cannot be exported ({type(error).__name__})") from error
+    scale = max(float(np.abs(wanted[1]).max()), 1.0)
+    gaps = [float(np.abs(mine - theirs).max()) for mine, theirs in zip(wanted, found, strict=True)]
+    if not (gaps[0] <= CLOSE and gaps[1] <= 1e-3 * scale):
+        raise LmdError(f"the exported model answers differently (by {gaps[0]:.2g})")
+
+    def compute(images: NDArray[np.uint8]) -> tuple[NDArray[np.float32], NDArray[np.float32]]:
+        probabilities, values = session.run(outputs, {"images": images})
+        return probabilities, values
+
+    return compute

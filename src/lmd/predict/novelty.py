@@ -1,0 +1,218 @@
+"""Flag images unlike the training images: class Gaussians kept in ``novelty.safetensors``."""
+
+import hashlib
+import math
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+from safetensors import SafetensorError, safe_open
+from safetensors.numpy import save
+
+from lmd.base.errors import LmdError
+from lmd.base.files import atomic_write
+from lmd.model import weights_digest
+from lmd.scoring.intervals import effective, wilson
+
+Floats = NDArray[np.float64]
+DIRECTIONS = 128  # at most; all other directions share one variance
+ABOVE = 0.99  # an image farther away than this share of the validation images is flagged
+
+
+@dataclass(frozen=True)
+class Gaussians:
+    """Gaussians of the classes that have training images, with one covariance for all of them.
+
+    ``means (K', C)``; the covariance has the orthonormal directions ``basis (C, D)`` with
+    ``variances (D,)``, and the variance ``rest`` in every other direction.
+    """
+
+    means: NDArray[np.float32]
+    basis: NDArray[np.float32]
+    variances: NDArray[np.float32]
+    rest: float
+
+    def distances(self, features: NDArray[np.float32]) -> NDArray[np.float32]:
+        """Mahalanobis distance of ``features (N, C)`` to the nearest class: ``(N,)``.
+
+        Lee et al. 2018, "A Simple Unified Framework for Detecting Out-of-Distribution Samples and
+        Adversarial Attacks", equation 2. It is divided by √C, so that it does not depend on C.
+        """
+        basis = self.basis.astype(np.float64)
+        # x'Σ⁻¹x = |x|² / rest + Σ (b'x)² (1 / variance - 1 / rest), which needs no (C, C) matrix.
+        gain = 1 / self.variances.astype(np.float64) - 1 / self.rest
+        nearest = np.full(len(features), np.inf)
+        for mean in self.means.astype(np.float64):
+            away = features - mean
+            squares = (away**2).sum(1) / self.rest + (away @ basis) ** 2 @ gain
+            nearest = np.minimum(nearest, squares)
+        width = self.means.shape[1]
+        found: NDArray[np.float32] = np.sqrt(np.maximum(nearest, 0) / width).astype(np.float32)
+        return found
+
+
+def fit_gaussians(
+    features: NDArray[np.float32], labels: NDArray[np.int64], directions: int = DIRECTIONS
+) -> Gaussians:
+    """Class means and the shrunk covariance within classes of ``features (N, C)``."""
+    means = np.stack([features[labels == k].mean(0, dtype=np.float64) for k in np.unique(labels)])
+    own = np.unique(labels, return_inverse=True)[1]
+    values, vectors = np.linalg.eigh(shrunk_covariance(features - means[own]))
+    kept = min(directions, len(values) - 1)
+    top, others = values[::-1][:kept], values[::-1][kept:]
+    return Gaussians(
+        means=means.astype(np.float32),
+        basis=np.ascontiguousarray(vectors[:, ::-1][:, :kept]).astype(np.float32),
+        variances=top.astype(np.float32),
+        rest=float(others.mean()),
+    )
+
+
+def shrunk_covariance(residuals: Floats) -> Floats:
+    """The covariance ``(C, C)`` of ``residuals (N, C)`` with mean 0, shrunk to a multiple of I.
+
+    Ledoit and Wolf 2004, "A well-conditioned estimator for large-dimensional covariance matrices",
+    equations 13 to 15. It has an inverse even if there are fewer images than features.
+    """
+    n, width = residuals.shape
+    sample = residuals.T @ residuals / n
+    size = float(np.trace(sample) / width)
+    spread = float((sample**2).sum() - width * size**2)
+    fourth = float(((residuals**2).sum(1) ** 2).sum())
+    noise = (fourth / n - float((sample**2).sum())) / n
+    share = min(max(noise / spread, 0.0), 1.0) if spread > 0 else 1.0
+    # Features that never change would have the variance 0, which has no inverse.
+    floor = 1e-6 * max(size, 1e-12)
+    shrunk: Floats = (1 - share) * sample
+    shrunk[np.diag_indices(width)] += share * size + floor
+    return shrunk
+
+
+def flag_threshold(distances: NDArray[Any], above: float = ABOVE) -> float:
+    """The distance above which an image is flagged: the ⌈(n + 1) ``above``⌉-th smallest of n.
+
+    A new image of the same kind is flagged with a probability of at most ``1 - above``. If there
+    are too few images for that, it is the largest, and the probability is 1 / (n + 1).
+
+    >>> flag_threshold(np.arange(1, 200), 0.99), flag_threshold(np.arange(1, 10), 0.99)
+    (198.0, 9.0)
+    """
+    n = len(distances)
+    # Without the small number, 200 · 0.99 would be above 198.
+    place = min(math.ceil((n + 1) * above - 1e-9), n)
+    return float(np.sort(distances)[max(place, 1) - 1])
+
+
+def flag_rate(flags: NDArray[np.bool_], groups: NDArray[Any] | None) -> tuple[float, float, float]:
+    """The share of flagged images and its 95 % interval (Wilson), which respects groups.
+
+    >>> [round(x, 3) for x in flag_rate(np.array([True, False, False, False]), None)]
+    [0.25, 0.046, 0.699]
+    """
+    return (float(flags.mean()), *wilson(*effective(flags, groups)))
+
+
+FILE = "novelty.safetensors"
+CHECKSUM = "sha256"
+_REMEDY = "copy it again, or remove it to predict without the flag"
+
+
+@dataclass(frozen=True)
+class Novelty:
+    """Gaussians of the training features, and the distances of the validation images ``(M,)``."""
+
+    gaussians: Gaussians
+    validation: NDArray[np.float32]
+
+    def unlike(self, features: NDArray[np.float32], above: float = ABOVE) -> NDArray[np.bool_]:
+        """Which of ``features (N, C)`` are farther away than ``above`` of the validation images."""
+        return self.gaussians.distances(features) > flag_threshold(self.validation, above)
+
+
+def checked_above(above: float | None, novelty: Novelty | None) -> float:
+    """The share of validation images to be exceeded; asking for one needs a model that can tell."""
+    if above is None:
+        return ABOVE
+    if not 0 < above < 1:
+        raise LmdError(f"--unlike-above must be between 0 and 1; it is {above}")
+    if novelty is None:
+        raise LmdError(
+            f"--unlike-above: the model has no {FILE}, so it cannot tell which images are unlike "
+            "the training images: leave out the option, or train the run again"
+        )
+    return above
+
+
+def save_novelty(novelty: Novelty, folder: Path) -> Path:
+    """Write ``novelty.safetensors`` beside the model that it belongs to."""
+    gaussians = novelty.gaussians
+    tensors: dict[str, NDArray[Any]] = {
+        "means": gaussians.means,
+        "basis": gaussians.basis,
+        "variances": gaussians.variances,
+        "rest": np.array([gaussians.rest], np.float64),
+        "validation": np.sort(novelty.validation).astype(np.float32),
+    }
+    path = folder / FILE
+    # A tensor, because safetensors writes several values of metadata in any order.
+    tensors[CHECKSUM] = _digest(tensors)
+    atomic_write(path, save(tensors, metadata={"model_sha256": weights_digest(folder)}))
+    return path
+
+
+def load_novelty(folder: Path, width: int) -> Novelty | None:
+    """Read the file for a model with C = ``width`` features; ``None`` if there is none."""
+    path = folder / FILE
+    if not path.exists():
+        return None
+    try:
+        with safe_open(path, framework="numpy") as file:
+            about = file.metadata() or {}
+            found = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118
+    except (SafetensorError, OSError) as error:
+        raise LmdError(f"{path} cannot be read ({error}): {_REMEDY}") from error
+    problem = next(_problems(found, width), None)
+    if problem is None and about.get("model_sha256") != weights_digest(folder):
+        problem = "it belongs to another model"
+    checksum = found.pop(CHECKSUM, None)  # files of earlier versions have none
+    if problem is None and checksum is not None and not np.array_equal(checksum, _digest(found)):
+        problem = "it is damaged, as its checksum shows"
+    if problem is not None:
+        raise LmdError(f"{path} does not fit: {problem}; {_REMEDY}")
+    gaussians = Gaussians(
+        found["means"], found["basis"], found["variances"], float(found["rest"][0])
+    )
+    return Novelty(gaussians, found["validation"])
+
+
+def _digest(tensors: dict[str, NDArray[Any]]) -> NDArray[np.uint8]:
+    """SHA-256 over names, types, shapes and values, ``(32,)``."""
+    found = hashlib.sha256()
+    for name, array in sorted(tensors.items()):
+        found.update(f"{name} {array.dtype} {array.shape}\n".encode())
+        found.update(np.ascontiguousarray(array).data)
+    return np.frombuffer(found.digest(), np.uint8)
+
+
+def _problems(found: dict[str, NDArray[Any]], width: int) -> Iterator[str]:
+    """What is wrong with the tensors of a file; each check needs those before it."""
+    missing = {"means", "basis", "variances", "rest", "validation"} - found.keys()
+    if missing:
+        yield f"it has no {', '.join(sorted(missing))}"
+    means = found["means"].shape
+    if means[1:] != (width,) or means[0] == 0:
+        yield f"its means have the shape {means}, and the model has {width} features"
+    directions = found["basis"].shape[1:]
+    expected = {"basis": (width, *directions[:1]), "variances": directions[:1], "rest": (1,)}
+    for name, shape in expected.items():
+        if found[name].shape != shape:
+            yield f"its {name} has the shape {found[name].shape}, not {shape}"
+    if found["validation"].ndim != 1 or len(found["validation"]) == 0:
+        yield "it has no distances of validation images"
+    if not all(np.isfinite(array).all() for array in found.values()):
+        yield "it has values that are not finite"
+    if not (found["variances"] > 0).all() or not found["rest"][0] > 0:
+        yield "it has variances that are not above 0"

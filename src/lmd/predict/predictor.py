@@ -1,0 +1,289 @@
+"""Predict images with a shipped model."""
+
+import csv
+import io
+from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
+from itertools import islice
+from os import PathLike
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+
+from lmd.base.errors import LmdError
+from lmd.base.files import atomic_write
+from lmd.base.text import no_formula, shorten
+from lmd.data.pixels import quiet_decoders
+from lmd.data.reading import frames_note, frames_of
+from lmd.decisions.columns import extra_columns, rule_of
+from lmd.decisions.rules import Decided, Rule, Wanted
+from lmd.explain.neighbours import Neighbours
+from lmd.model import AVERAGE, load_model
+from lmd.predict.average import AverageEngine, load_average
+from lmd.predict.engines import OnnxEngine, TorchEngine
+from lmd.predict.images import Given, Image, find_images, fitted, listed, mirrored
+from lmd.predict.novelty import ABOVE, Novelty, checked_above, load_novelty
+from lmd.scoring.conformal import Guarantee
+from lmd.scoring.prevalence import GivenCosts, Prevalence
+
+if TYPE_CHECKING:
+    from lmd.explain.heat_map import Explanation
+    from lmd.predict.exported import Compute
+
+__all__ = ["Predictor", "find_images", "load"]
+
+
+@dataclass(frozen=True, repr=False)
+class Prediction:
+    """``probabilities (N, K)`` of the images ``names (N,)``, in the order of ``classes (K,)``.
+
+    ``skipped`` says which images could not be read, and why. ``decided`` has what follows from the
+    ``rule``: classes, prediction sets and referrals. ``unlike_training (N,)`` flags images unlike
+    the training images; it is ``None`` if the model cannot tell. ``notes`` say what else is worth
+    knowing, such as files with several frames; ``passed_over`` are the files in given folders that
+    are not images.
+    """
+
+    names: tuple[str, ...]
+    classes: tuple[str, ...]
+    probabilities: NDArray[np.floating[Any]]
+    decided: Decided
+    rule: Rule
+    skipped: tuple[str, ...] = ()
+    unlike_training: NDArray[np.bool_] | None = None
+    notes: tuple[str, ...] = ()
+    passed_over: tuple[str, ...] = ()
+
+    def __len__(self) -> int:
+        return len(self.names)
+
+    def __repr__(self) -> str:
+        """The classes and probabilities of the first images."""
+        chosen = zip(self.names, self.labels, self.probabilities, self.decided.chosen, strict=True)
+        rows = [f"  {name}: {label} {p[k]:.3f}" for name, label, p, k in islice(chosen, SHOWN)]
+        more = [f"  and {len(self) - SHOWN} more"] if len(self) > SHOWN else []
+        skipped = f", {len(self.skipped)} skipped" if self.skipped else ""
+        return "\n".join([f"<prediction of {len(self)} images{skipped}", *rows, *more]) + ">"
+
+    @property
+    def labels(self) -> tuple[str, ...]:
+        """The most probable class of each image, or the cheapest one if there are costs."""
+        return tuple(self.classes[k] for k in self.decided.chosen)
+
+    @property
+    def sets(self) -> tuple[tuple[str, ...], ...] | None:
+        """The prediction set of each image, if a coverage was asked for."""
+        if self.decided.sets is None:
+            return None
+        return tuple(
+            tuple(name for name, inside in zip(self.classes, row, strict=True) if inside)
+            for row in self.decided.sets
+        )
+
+    @property
+    def guarantees(self) -> dict[str, Guarantee]:
+        """What the coverage of each class means; empty without prediction sets."""
+        return dict(zip(self.classes, self.rule.sets or (), strict=False))
+
+    def write_csv(self, path: str | Path) -> None:
+        """Write one row per image: name, class, its probability, decisions, all probabilities.
+
+        The column ``unlike_training`` (true or false) is there if it is known. Cells that a
+        spreadsheet would compute have an apostrophe before them.
+        """
+        text = io.StringIO()
+        writer = csv.writer(text, lineterminator="\n")
+        extra = dict(extra_columns(self.decided, self.rule, self.classes))
+        if self.unlike_training is not None:
+            extra["unlike_training"] = [str(bool(flag)).lower() for flag in self.unlike_training]
+        every = (f"p:{name}" for name in self.classes)
+        writer.writerow(["image", "predicted", "probability", *extra, *every])
+        for i, (name, k) in enumerate(zip(self.names, self.decided.chosen, strict=True)):
+            row = [f"{p:.6f}" for p in self.probabilities[i]]
+            cells = [column[i] for column in extra.values()]
+            words = [no_formula(str(cell)) for cell in (name, self.classes[k], row[k], *cells)]
+            writer.writerow([*words, *row])
+        atomic_write(Path(path), text.getvalue().encode(), parents=True)
+
+
+class Predictor:
+    """Predicts images of any size, given as paths, folders, Pillow images or arrays."""
+
+    def __init__(
+        self, engine: TorchEngine | OnnxEngine | AverageEngine, folder: Path | None = None
+    ) -> None:
+        self.engine = engine
+        self.classes = engine.classes
+        self.folder = folder
+        self.novelty: Novelty | None = None
+        self.index: Neighbours | None = None  # read when it is first needed
+        self.compute: Compute | None = None  # probabilities and features of a faster engine
+        if folder is not None and isinstance(engine, TorchEngine):
+            self.novelty = load_novelty(folder, engine.spec.feature_dim)
+        elif isinstance(engine, AverageEngine):
+            self.novelty = engine.novelty
+
+    def predict(
+        self,
+        images: Given | Sequence[Given],
+        *,
+        batch_size: int = 64,
+        skip_bad: bool = False,
+        tick: Callable[[int, int], None] | None = None,
+        prevalence: Prevalence | None = None,
+        costs: GivenCosts | None = None,
+        coverage: float | None = None,
+        refer_above: int | None = None,
+        unlike_above: float | None = None,
+        tta: bool = False,
+    ) -> Prediction:
+        """Probabilities of all images, which are decoded in parallel while the model computes.
+
+        One image or several: paths, folders, Pillow images, or arrays ``(H, W)`` or ``(H, W, C)``
+        with 1, 3 or 4 channels of uint8 or uint16; an array ``(N, H, W, C)`` is N images.
+        ``prevalence``, ``costs``, ``coverage`` and ``refer_above`` are those of ``lmd predict``,
+        see docs/decisions.md. An image is flagged if it is farther from the training images than
+        the share ``unlike_above`` of the validation images, by default 0.99. With ``tta``, the
+        probabilities are means over the image and its three mirror images.
+        """
+        if tta and coverage is not None:
+            raise LmdError(
+                "--tta cannot be used with --coverage: the prediction sets are calibrated on "
+                "validation images that were not mirrored"
+            )
+        rule = rule_of(self.engine.spec, Wanted(prevalence, costs, coverage, refer_above))
+        above = checked_above(unlike_above, self.novelty)
+        others: list[Path] = []
+        images = listed(images, others)
+        frames: dict[str, int] = {}
+        names: list[str] = []
+        flags = [np.zeros(0, np.bool_)]
+        batches = [np.zeros((0, len(self.classes)), np.float32)]
+        skipped: list[str] = []
+        done = 0
+        for chunk in self._read(images, batch_size, frames):
+            good = [(name, found) for name, found in chunk if not isinstance(found, LmdError)]
+            problems = [str(found) for _, found in chunk if isinstance(found, LmdError)]
+            if problems and not skip_bad:
+                raise LmdError(f"{problems[0]}\nUse --skip-bad to leave out such images.")
+            skipped += problems
+            if good:
+                names += [name for name, _ in good]
+                pixels = np.stack([pixels for _, pixels in good])
+                probabilities, unlike = self.answer(pixels, above, tta=tta)
+                batches.append(probabilities)
+                flags.append(unlike)
+            done += len(chunk)
+            if tick is not None:
+                tick(done, len(images))
+        decided = rule.decide(np.concatenate(batches))
+        return Prediction(
+            tuple(names),
+            self.classes,
+            decided.probabilities,
+            decided,
+            rule,
+            tuple(skipped),
+            None if self.novelty is None else np.concatenate(flags),
+            (frames_note(dict(sorted(frames.items()))),) if frames else (),
+            tuple(map(str, others)),
+        )
+
+    def __repr__(self) -> str:
+        """What the model is and what it tells apart."""
+        spec = self.engine.spec
+        made = f"{spec.method} on {spec.backbone} at {self.engine.image_size} px"
+        where = "" if self.folder is None else f" from {self.folder}"
+        return f"<model{where}: {made}, {len(self.classes)} classes: {shorten(self.classes, 8)}>"
+
+    def explain(
+        self, image: Image, *, classes: int = 2, neighbours: int | None = None
+    ) -> "Explanation":
+        """Heat maps of the most probable classes, and the nearest training images.
+
+        ``neighbours`` is their number; by default 5 if the run folder has their features, else 0.
+        """
+        from lmd.explain.heat_map import explain
+
+        return explain(self, image, classes=classes, neighbours=neighbours)
+
+    def answer(
+        self, pixels: NDArray[np.uint8], above: float = ABOVE, *, tta: bool = False
+    ) -> tuple[NDArray[np.float32], NDArray[np.bool_]]:
+        """Of resized images ``(B, S, S, 3)``: probabilities ``(B, K)``, and the flags ``(B,)``.
+
+        With ``tta``, probabilities are means over mirror images; the flags are of the images alone.
+        """
+        found, unlike = self._answer(pixels, above)
+        if tta:
+            views = [found, *map(self.engine.probabilities, mirrored(pixels))]
+            found = np.asarray(np.mean(views, axis=0, dtype=np.float64), np.float32)
+        return found, unlike
+
+    def _answer(
+        self, pixels: NDArray[np.uint8], above: float
+    ) -> tuple[NDArray[np.float32], NDArray[np.bool_]]:
+        if isinstance(self.engine, AverageEngine):
+            return self.engine.answer(pixels, above)
+        if self.compute is not None:
+            probabilities, features = self.compute(pixels)
+            if self.novelty is None:
+                return probabilities, np.zeros(len(pixels), np.bool_)
+            return probabilities, self.novelty.unlike(features, above)
+        if self.novelty is None or not isinstance(self.engine, TorchEngine):
+            return self.engine.probabilities(pixels), np.zeros(len(pixels), np.bool_)
+        features = self.engine.features(pixels)
+        return self.engine.classified(features), self.novelty.unlike(features, above)
+
+    def _read(
+        self, images: Sequence[Given], batch_size: int, frames: dict[str, int]
+    ) -> Iterator[list[tuple[str, NDArray[np.uint8] | LmdError]]]:
+        """Batches of names and pixels ``(S, S, 3)`` or errors, read one batch ahead.
+
+        Files with several frames are added to ``frames``.
+        """
+        size, rule = self.engine.image_size, self.engine.rule
+
+        def one(item: tuple[int, Given]) -> tuple[str, NDArray[np.uint8] | LmdError]:
+            number, image = item
+            name = str(image) if isinstance(image, str | Path) else f"image {number}"
+            if isinstance(image, LmdError):
+                return name, image
+            try:
+                pixels = fitted(image, name, size, rule)
+            except LmdError as error:
+                return name, error
+            except MemoryError:
+                return name, LmdError(f"image {name} needs more memory than there is: shrink it")
+            if isinstance(image, str | Path) and (count := frames_of(Path(image))) > 1:
+                frames[name] = count
+            return name, pixels
+
+        with quiet_decoders(), ThreadPoolExecutor() as pool:
+            items = iter(enumerate(images))
+            waiting = [pool.submit(one, item) for item in islice(items, batch_size)]
+            while waiting:
+                ahead = [pool.submit(one, item) for item in islice(items, batch_size)]
+                yield [future.result() for future in waiting]
+                waiting = ahead
+
+
+def load(path: str | PathLike[str], device: torch.device | str = "cpu") -> Predictor:
+    """A predictor for the model of a run, of a run folder or of an exported ``.onnx`` file.
+
+    The models of a cross-validation's folder answer together.
+    """
+    path = Path(path)
+    if path.suffix.lower() == ".onnx":
+        return Predictor(OnnxEngine(path))
+    if (path / AVERAGE).is_file() and not (path / "model.json").exists():
+        return Predictor(load_average(path, device), path)
+    folder = path if path.is_dir() else path.parent
+    return Predictor(TorchEngine(*load_model(path), device), folder)
+
+
+SHOWN = 5  # images in the representation

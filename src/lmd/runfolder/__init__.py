@@ -1,1 +1,0 @@
-"""The files of a run: record, predictions and history; needs no torch."""

@@ -1,0 +1,412 @@
+"""Read and write a run folder: record, predictions and history."""
+
+import csv
+import io
+import json
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+from pydantic import ValidationError
+
+from lmd.base.errors import LmdError
+from lmd.base.files import atomic_write, clear_leftovers, is_leftover
+from lmd.base.lock import NAME as LOCK
+from lmd.runs.predictions import PARTS, PartPredictions, Predictions, read_predictions
+from lmd.runs.record import FORMAT, HistoryRow, Part, Record
+from lmd.scoring.estimates import Estimate
+
+_DEEPEST = 50  # levels of nesting; a real record has six
+_NEW_NAMES = {"groups": "tiers", "group": "tier"}  # of keys in records of format 1
+
+
+def read_record(path: Path) -> Record:
+    """Read a record; the error for a damaged file says what is wrong and what to do."""
+    remedy = "restore the file, or remove the run folder and train the run again"
+    try:
+        found = json.loads(path.read_bytes())
+        nested = _nested(found, _DEEPEST)
+    except (OSError, ValueError, RecursionError) as error:
+        why = error.strerror if isinstance(error, OSError) else f"not valid JSON ({error})"
+        raise LmdError(f"{path} cannot be read: {why}; {remedy}") from None
+    if not isinstance(found, dict) or nested:
+        why = "nested too deeply" if nested else f"a JSON {type(found).__name__}, not an object"
+        raise LmdError(f"{path} is not a record: it is {why}; {remedy}")
+    if found.get("format") not in (1, FORMAT):
+        raise LmdError(
+            f"{path}: field 'format' must be 1 or {FORMAT}, it is {found.get('format')!r}; "
+            "read it with the version of lmd that made the run"
+        )
+    try:
+        return Record.model_validate(upgrade(found))
+    except ValidationError as error:
+        problem = error.errors()[0]
+        field = ".".join(str(part) for part in problem["loc"])
+        where = f"field {field!r}: " if field else ""
+        more = f" ({error.error_count() - 1} more)" if error.error_count() > 1 else ""
+        raise LmdError(f"{path}: {where}{problem['msg']}{more}; {remedy}") from None
+
+
+def upgrade(record: dict[str, Any]) -> dict[str, Any]:
+    """Convert a record to the current format; in format 1, tiers were called groups.
+
+    >>> upgrade({"format": 1, "groups": {"rule": "thirds"}})
+    {'format': 2, 'tiers': {'rule': 'thirds'}}
+    """
+    return record if record["format"] != 1 else _renamed(record) | {"format": FORMAT}
+
+
+def _renamed(value: Any) -> Any:
+    if isinstance(value, list):
+        return [_renamed(entry) for entry in value]
+    if not isinstance(value, dict):
+        return value
+    return {_NEW_NAMES.get(key, key): _renamed(entry) for key, entry in value.items()}
+
+
+def _nested(value: Any, levels: int) -> bool:
+    """Whether lists and objects are nested deeper than ``levels``."""
+    if not isinstance(value, dict | list):
+        return False
+    inner = value.values() if isinstance(value, dict) else value
+    return levels == 0 or any(_nested(entry, levels - 1) for entry in inner)
+
+
+RUN_FILES = (
+    "checkpoint/state.safetensors",
+    "record.json",
+    "predictions.npz",
+    "history.csv",
+    "model.safetensors",
+    "model.json",
+    "average.json",
+    "folds.json",
+    "novelty.safetensors",
+    "neighbours.npz",
+    "examples.npz",
+    "classifier.npz",
+    "report.html",
+    "model-card.md",
+    "model-card.html",
+)
+# What every finished training has; the others depend on what was asked for.
+REQUIRED = (
+    "record.json",
+    "predictions.npz",
+    "history.csv",
+    "model.safetensors",
+    "model.json",
+    "report.html",
+    "model-card.md",
+    "model-card.html",
+)
+# Of these, what follows from the record and the predictions.
+WRITTEN_AGAIN = frozenset({"history.csv", "report.html", "model-card.md", "model-card.html"})
+HEADLINES = ("balanced_accuracy", "auc")
+_REMOVE = "remove the file: the record has the history of a finished run"
+
+
+class RunFolder:
+    """The folder of a run, by default below ``runs/``."""
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+        self.record_path = path / "record.json"
+        self.predictions_path = path / "predictions.npz"
+        self.history_path = path / "history.csv"
+
+    def __fspath__(self) -> str:
+        """The path, so that a run can be given wherever a folder is expected."""
+        return str(self.path)
+
+    def __repr__(self) -> str:
+        """Method, data, state and the main numbers."""
+        try:
+            record = self.read_record()
+        except LmdError:
+            return f"<run {self.path}: it has no readable record>"
+        head = f"<run {self.path}: {record.method.title} on {record.data.source}, {record.status}"
+        found = record.metrics.get(record.part or "test", {})
+        texts = [f"{key} {_shown(found[key])}" for key in HEADLINES if key in found]
+        return f"{head}{''.join(f', {text}' for text in texts)}>"
+
+    @property
+    def metrics(self) -> dict[str, Estimate]:
+        """Value and 95 % interval of each metric in the test part; empty until it is finished.
+
+        ``run.metrics["balanced_accuracy"].value``; ``lmd.scoring.metrics.METRICS`` has the keys.
+        """
+        record = self.read_record()
+        return dict(record.metrics.get(record.part or "test", {}))
+
+    @staticmethod
+    def check_free(path: Path, *, overwrite: bool = False, resumable: bool = True) -> None:
+        """An ``LmdError`` unless a run may be created here; nothing is changed."""
+        if path.exists() and not path.is_dir():
+            raise LmdError(f"{path} is a file: choose another folder with --out")
+        if path.exists() and not unborn(path):
+            if not (path / "record.json").exists():
+                raise LmdError(
+                    f"{path} exists and is not a run folder: choose another one with --out"
+                )
+            if not overwrite:
+                remedy = "continue it with --resume, " if resumable else ""
+                raise LmdError(
+                    f"{path} already holds a run: {remedy}choose another folder with --out, or "
+                    "replace it with --overwrite"
+                )
+
+    @classmethod
+    def create(cls, path: Path, *, overwrite: bool = False) -> "RunFolder":
+        """Create a new run folder; a folder with a run is refused unless ``overwrite``."""
+        cls.check_free(path, overwrite=overwrite)
+        try:
+            # The record last: without it, this would not be known as the folder of a run.
+            for file in sorted(RUN_FILES, key=lambda name: name == "record.json"):
+                (path / file).unlink(missing_ok=True)
+            clear_leftovers(path, path / "checkpoint")
+            (path / "checkpoint").mkdir(parents=True, exist_ok=True)
+        except OSError as error:
+            raise LmdError(f"cannot create the run folder {path}: {error.strerror}") from error
+        return cls(path)
+
+    @classmethod
+    def open(cls, path: Path) -> "RunFolder":
+        """Open an existing run folder."""
+        if not path.exists():
+            raise LmdError(f"run folder {path} does not exist")
+        if not (path / "record.json").exists():
+            raise LmdError(f"{path} is not a run folder: it has no record.json")
+        return cls(path)
+
+    def make_checkpoint_folder(self) -> None:
+        """Make the folder of the checkpoint again if someone has removed it."""
+        try:
+            (self.path / "checkpoint").mkdir(exist_ok=True)
+        except OSError as error:
+            raise LmdError(f"cannot write to {self.path}: {error.strerror}") from error
+
+    def lacks(self, record: Record) -> set[str]:
+        """The files of this finished run that are not there; it needs no checkpoint."""
+        wanted = {*REQUIRED}
+        if record.novelty is not None:
+            wanted.add("novelty.safetensors")
+        if record.request.keep_features:
+            wanted.add("neighbours.npz")
+        return {name for name in wanted if not (self.path / name).exists()}
+
+    def read(self) -> "RunFiles":
+        """Read all files; only the record must exist."""
+        record = self.read_record()
+        found = self.read_predictions() if self.predictions_path.exists() else None
+        if found is not None:
+            self._check_same_run(record, found)
+        # Records of format 1 have no history.
+        return RunFiles(self.path, record, found, record.history or self.read_history())
+
+    def _check_same_run(self, record: Record, found: Predictions) -> None:
+        other = "other classes" if list(found.classes) != record.data.classes else ""
+        for part in PARTS:
+            images, of = sum(record.data.counts.get(part, [])), found.parts.get(part)
+            calibrated = bool(record.candidates) or record.external is not None
+            if part == "validation" and not images and calibrated:
+                continue  # of training images, by cross-validation
+            if not other and images != (0 if of is None else len(of.labels)):
+                other = f"another number of {part} images ({images} in the record)"
+        if other:
+            raise LmdError(
+                f"{self.predictions_path} has {other} than {self.record_path}: they belong "
+                "to different runs; restore the files, or train the run again"
+            )
+
+    def write_record(self, record: Record) -> None:
+        """Replace ``record.json`` atomically."""
+        values = record.model_dump(mode="json")
+        text = json.dumps(values, indent=1, ensure_ascii=False, allow_nan=False)
+        atomic_write(self.record_path, (text + "\n").encode())
+
+    def read_record(self) -> Record:
+        """Read ``record.json``."""
+        return read_record(self.record_path)
+
+    def write_predictions(self, predictions: Predictions) -> None:
+        """Replace ``predictions.npz`` atomically."""
+        atomic_write(self.predictions_path, predictions.to_bytes())
+
+    def read_predictions(self) -> Predictions:
+        """Read ``predictions.npz``."""
+        return read_predictions(self.predictions_path)
+
+    def write_history(self, rows: Sequence[Mapping[str, Any]]) -> None:
+        """Replace ``history.csv``, one row per epoch; terms that a stage lacks are empty."""
+        columns = list(dict.fromkeys(key for row in rows for key in row))
+        text = io.StringIO()
+        writer = csv.DictWriter(text, columns, restval="", lineterminator="\n")
+        writer.writeheader()
+        writer.writerows({k: "" if v is None else v for k, v in row.items()} for row in rows)
+        atomic_write(self.history_path, text.getvalue().encode())
+
+    def read_history(self) -> list[HistoryRow]:
+        """The rows of ``history.csv`` with their numbers; empty if there is no file."""
+        if not self.history_path.exists():
+            return []
+        try:
+            text = self.history_path.read_text(encoding="utf-8")
+            rows = list(csv.DictReader(io.StringIO(text, newline=""), strict=True))
+        except (OSError, ValueError, csv.Error) as error:
+            raise LmdError(f"{self.history_path} cannot be read: {error}; {_REMOVE}") from None
+        if rows and not {"stage", "epoch"} <= rows[0].keys():
+            raise LmdError(
+                f"{self.history_path} is not a history: it has no stage or no epoch; {_REMOVE}"
+            )
+        found = [{k: _cell(v) for k, v in row.items() if k is not None} for row in rows]
+        for number, row in enumerate(found, start=1):
+            for key in ("stage", "epoch"):
+                value = row[key]
+                if not isinstance(value, int) or value < 1:
+                    raise LmdError(
+                        f"{self.history_path}: {key} of row {number} must be a whole number from "
+                        f"1 on, it is {value!r}; {_REMOVE}"
+                    )
+        return found
+
+
+@dataclass(frozen=True)
+class RunFiles:
+    """The content of a run folder; ``predictions`` is ``None`` until the run is finished."""
+
+    folder: Path
+    record: Record
+    predictions: Predictions | None
+    history: Sequence[HistoryRow]
+
+
+def _shown(found: Estimate) -> str:
+    """A value with its interval.
+
+    >>> _shown(Estimate(value=0.5, low=0.41, high=0.62)), _shown(Estimate(value=None))
+    ('0.500 (0.410 to 0.620)', 'not computable')
+    """
+    if found.value is None:
+        return "not computable"
+    known = found.low is not None and found.high is not None
+    return f"{found.value:.3f}" + (f" ({found.low:.3f} to {found.high:.3f})" if known else "")
+
+
+def unborn(path: Path) -> bool:
+    """Whether a folder is empty, or left by a run that ended before it had a record."""
+    inside = {p.name for p in path.iterdir() if p.name != LOCK and not is_leftover(p)}
+    if "checkpoint" in inside and not all(map(is_leftover, (path / "checkpoint").iterdir())):
+        return False
+    # An evaluation writes its predictions just before its record.
+    return inside <= {"checkpoint", "predictions.npz"}
+
+
+def _cell(text: str | None) -> int | float | str | None:
+    """A cell of the history as a number, as text, or as ``None``.
+
+    >>> [_cell(text) for text in ("3", "0.5", "RRL", "", "nan")]
+    [3, 0.5, 'RRL', None, None]
+    """
+    if not text:
+        return None
+    for kind in (int, float):
+        try:
+            value = kind(text)
+        except ValueError:
+            continue
+        return value if math.isfinite(value) else None
+    return text
+
+
+FINAL = "final"  # the run on all images
+
+
+def of_one_model(path: Path) -> RunFolder:
+    """The run that trained the model in a folder: of a cross-validation, its last one.
+
+    An ``LmdError`` if the folder has the average of several models.
+    """
+    run = RunFolder.open(path)
+    record = run.read_record()
+    if record.folds is None:
+        return run
+    if record.folds.final != "refit":
+        raise LmdError(several_models(record))
+    return RunFolder.open(path / FINAL)
+
+
+def trainings_of(run: RunFiles) -> list[Record]:
+    """The records of the runs that trained what a folder ships, as far as they are still there."""
+    folds = run.record.folds
+    if folds is None:
+        return [run.record]
+    names = [FINAL] if folds.final == "refit" else [fold.name for fold in folds.runs]
+    found = [RunFolder(run.folder / name) for name in names]
+    return [one.read_record() for one in found if one.record_path.exists()]
+
+
+def several_models(record: Record) -> str:
+    """The message for what cannot be done with all folds of a cross-validation."""
+    assert record.folds is not None
+    names = [fold.name for fold in record.folds.runs[:1]]
+    names += [FINAL] if record.folds.final == "refit" else []
+    return (
+        f"{record.name} is a cross-validation, and this is about one of its models: give its "
+        f"folder, {' or '.join(f'{record.name}/{name}' for name in names)}"
+    )
+
+
+def paired(
+    run: RunFiles, other: RunFiles, part: Part = "test"
+) -> tuple[PartPredictions, NDArray[Any]]:
+    """A part of a run, and the probabilities ``(N, K)`` of another run in the same order.
+
+    Runs with other images, classes or labels are refused.
+    """
+    mine, theirs = scored_part(run, part), scored_part(other, part)
+    rows, columns = matched(run.folder, run.record.data.classes, mine.ids, mine.labels, other, part)
+    return mine, theirs.probabilities[np.ix_(rows, columns)]
+
+
+def matched(
+    folder: Path,
+    classes: Sequence[str],
+    ids: NDArray[Any],
+    labels: NDArray[Any],
+    other: RunFiles,
+    part: Part = "test",
+) -> tuple[list[int], list[int]]:
+    """The rows ``(N,)`` and columns ``(K,)`` of another run for the images of ``folder``.
+
+    An ``LmdError`` unless it has the same images, classes and labels.
+    """
+    theirs, names = scored_part(other, part), other.record.data.classes
+    if set(classes) != set(names):
+        raise LmdError(f"{other.folder} has other classes than {folder}: they cannot be paired")
+    places = {name: i for i, name in enumerate(theirs.ids.tolist())}
+    rows = [places[name] for name in ids.tolist() if name in places]
+    if not len(rows) == len(ids) == len(theirs.ids):
+        raise LmdError(
+            f"{other.folder} was scored on other images than {folder} ({len(rows)} of {len(ids)} "
+            "in common): they cannot be paired; give runs on the same split"
+        )
+    columns = [names.index(name) for name in classes]
+    if not np.array_equal(labels, np.argsort(columns)[theirs.labels[rows]]):
+        raise LmdError(f"{folder} and {other.folder} have different labels for the same images")
+    return rows, columns
+
+
+def scored_part(run: RunFiles, part: Part = "test") -> PartPredictions:
+    """The predictions of a part with scores; an ``LmdError`` if there are none."""
+    found = run.predictions.parts.get(part) if run.predictions else None
+    if not run.record.metrics.get(part) or found is None:
+        raise LmdError(
+            f"{run.folder} has no {part} metrics in record.json or no {part} predictions in "
+            f"predictions.npz: only runs with a scored {part} part can be compared"
+        )
+    return found

@@ -1,0 +1,320 @@
+"""``record.json`` as typed models: what was asked for, what was run, and every number."""
+
+import math
+from collections.abc import Mapping
+from typing import Any, Literal, Self
+
+from pydantic import Field, field_validator, model_validator
+
+from lmd.scoring.estimates import (
+    Calibration,
+    ClassScore,
+    Decisions,
+    Definition,
+    Estimate,
+    External,
+    Plain,
+    SetScores,
+)
+from lmd.scoring.tiers import Tiers
+
+FORMAT: Literal[2] = 2
+Part = Literal["validation", "test"]
+TablePart = Literal["train", "validation", "test"]
+HistoryRow = dict[str, int | float | str | None]
+
+
+class Request(Plain):
+    """What was asked for, complete enough for ``--resume`` to continue the run."""
+
+    data: str
+    method: str
+    profile: str = "default"
+    protocol: dict[str, Any] = Field(default={})
+    settings: dict[str, Any] = Field(default={})
+    columns: dict[str, Any] = Field(default={}, description="how a manifest is read")
+    skip_bad: bool = Field(default=False, description="leave out images that cannot be read")
+    keep_features: bool = Field(
+        default=False, description="keep the features of the training images in `neighbours.npz`"
+    )
+    images: bool = Field(
+        default=True, description="keep pictures of a few test images in `examples.npz`"
+    )
+
+
+class MethodInfo(Plain):
+    """The method and all of its settings."""
+
+    key: str
+    title: str
+    paper: str
+    note: str = Field(description="what to know when reading the numbers; may be empty")
+    profile: str
+    settings: dict[str, Any]
+    notes: list[str] = Field(default=[], description="where the protocol differs from the profile")
+    chosen: dict[str, float] = Field(default={}, description="values chosen on held-out images")
+
+
+class DataInfo(Plain):
+    """The images."""
+
+    source: str
+    kind: str
+    synthetic: bool
+    fingerprint: str = Field(description="SHA-256 of ids, labels and parts")
+    file_sha256: str | None = Field(description="of the manifest or array file, if any")
+    pixels: str | None = Field(None, description="digest of the decoded images")
+    classes: list[str] = Field(description="names of the K classes")
+    counts: dict[TablePart, list[int]] = Field(description="images per class (K,), by part")
+    imbalance_factor: float | None
+    grouped: bool = Field(description="whether groups (patients or lesions) are known")
+    skipped: list[str] = Field(description="images left out, and why")
+    notes: list[str]
+
+    def same_as(self, other: "DataInfo") -> bool:
+        """Whether names, labels, parts and, where both know them, pixels are the same."""
+        pixels = None in (self.pixels, other.pixels) or self.pixels == other.pixels
+        return pixels and self.fingerprint == other.fingerprint
+
+
+class ModelInfo(Plain):
+    """The network, and the epoch that is scored."""
+
+    backbone: str
+    weights: str
+    head: str
+    feature_dim: int
+    parameters: int
+    selected: str = Field(description="the epoch that is reported, in words")
+    levels: list[str] = Field(
+        default=[], description="inner levels of the encoder whose averages are among the features"
+    )
+    temperature: float = Field(
+        default=1.0, gt=0, description="divides the logits; from held-out images, 1 without any"
+    )
+    prior: Literal["uniform", "training"] | None = Field(
+        default=None,
+        description="the mix of classes that the probabilities answer for; null if it is unknown",
+    )
+
+
+class StageInfo(Plain):
+    """One stage of training."""
+
+    name: str
+    epochs: int
+    seconds: float
+    lr: float | None = Field(default=None, description="its learning rate at the start, if any")
+    schedule: str | None = Field(default=None, description="how the learning rate changes")
+    views: list[str] = Field(default=[], description="the views of each image it trained on")
+    chosen: dict[str, float] = Field(default={}, description="values chosen on validation")
+
+
+class NoveltyInfo(Plain):
+    """Images that the shipped model flags as unlike the training images."""
+
+    above: float = Field(
+        description="share of the validation images that are nearer than the threshold"
+    )
+    threshold: float = Field(description="an image farther from the training images is flagged")
+    images: int = Field(description="validation images that gave the threshold")
+    flagged: Estimate | None = Field(
+        default=None, description="share of the test images that are flagged: false flags"
+    )
+
+
+class Candidate(Plain):
+    """One of the classifiers that ``lmd calibrate`` compared on the same frozen features."""
+
+    key: str
+    title: str
+    chosen: bool = Field(description="whether it is the shipped one")
+    settings: dict[str, float] = Field(description="chosen on held-out images")
+    held_out: Estimate | None = Field(
+        description="balanced accuracy where the choice was made; null if it may know these images"
+    )
+    test: Estimate | None = Field(description="balanced accuracy of the test part, if there is one")
+    worst_class: str | None = Field(description="with the lowest recall, of test or else held out")
+    worst_recall: float | None
+
+
+class FoldRun(Plain):
+    """One fold of a cross-validation, in a run folder of its own."""
+
+    name: str = Field(description="name of its run folder, inside this one")
+    images: dict[TablePart, int] = Field(description="number of images, by part")
+    temperature: float = Field(description="of its model, from its validation part; 1 without one")
+    balanced_accuracy: float | None = Field(description="of its own test part")
+
+
+class Folds(Plain):
+    """A cross-validation: the test part of the record has every fold's test images."""
+
+    runs: list[FoldRun] = Field(min_length=2)
+    final: Literal["average", "refit", "none"] = Field(
+        description="the shipped model: the mean answer of the folds' models, one model trained on "
+        "all images, or none"
+    )
+
+
+class Machine(Plain):
+    """The machine that made the run."""
+
+    python: str
+    torch: str
+    platform: str
+    device: str
+    threads: int
+    processes: int
+
+
+class Record(Plain):
+    """The record of one run; the fields after ``machine`` are empty until the run is finished."""
+
+    format: Literal[2] = FORMAT
+    status: Literal["running", "finished"]
+    name: str = Field(description="name of the run folder")
+    created: str = Field(description="UTC, ISO 8601")
+    finished: str | None = None
+    lmd_version: str
+    commit: str | None = Field(description='followed by "+" if the code had uncommitted changes')
+    command: str = Field(description="the command that repeats the run")
+    request: Request
+    method: MethodInfo
+    protocol: dict[str, Any] = Field(
+        description="the settings that all methods of a comparison share"
+    )
+    data: DataInfo
+    tiers: Tiers = Field(description="which classes are head, medium and tail")
+    model: ModelInfo
+    machine: Machine
+    stages: list[StageInfo] = Field(default=[])
+    stage_1_from: str | None = Field(
+        default=None, description="name of the run that trained stage 1, if another did"
+    )
+    history: list[HistoryRow] = Field(default=[], description="the rows of `history.csv`")
+    metrics: dict[Part, dict[str, Estimate]] = Field(
+        default={}, description="by part and metric, e.g. `metrics.test.balanced_accuracy`"
+    )
+    per_class: dict[Part, list[ClassScore]] = Field(
+        default={}, description="by part, in the order of `data.classes`"
+    )
+    confusion: dict[Part, list[list[int]]] = Field(
+        default={}, description="by part, (K, K); rows are true classes"
+    )
+    calibration: dict[Part, Calibration] = Field(
+        default={}, description="by part: ECE without the temperature and with it"
+    )
+    sets: SetScores | None = Field(
+        default=None, description="prediction sets on the test part, if there is a validation part"
+    )
+    decisions: Decisions | None = Field(
+        default=None, description="of the reported part; the last `lmd evaluate` states the mix"
+    )
+    candidates: list[Candidate] = Field(
+        default=[], description="what `lmd calibrate` compared, existing classifier first"
+    )
+    tta: Literal["flips"] | None = Field(
+        default=None,
+        description="`flips` if predictions are means over mirror images (`lmd evaluate --tta`)",
+    )
+    folds: Folds | None = Field(
+        default=None, description="if the predictions are those of a cross-validation"
+    )
+    definitions: dict[str, Definition] = Field(
+        default={}, description="of every number, by its key"
+    )
+    novelty: NoveltyInfo | None = Field(
+        default=None, description="null without a validation part and in older records"
+    )
+    external: External | None = Field(
+        default=None,
+        description="set if the test part is images from another place (`lmd evaluate --data`)",
+    )
+    notes: list[str] = Field(default=[], description="what to know when reading the numbers")
+    timings: dict[str, float] = Field(default={}, description="seconds, by activity")
+
+    @property
+    def part(self) -> Part | None:
+        """The part that is reported: test, else validation, else none."""
+        parts: tuple[Part, Part] = ("test", "validation")
+        return next((part for part in parts if self.metrics.get(part)), None)
+
+    @property
+    def part_title(self) -> str:
+        """The reported part in words."""
+        return "external images" if self.external is not None else f"{self.part} part"
+
+    def replaced(self, **changes: Any) -> Self:
+        """A validated copy with some fields replaced."""
+        return type(self).model_validate(dict(self) | changes)
+
+    @field_validator("history")
+    @classmethod
+    def _numbered(cls, rows: list[HistoryRow]) -> list[HistoryRow]:
+        for number, row in enumerate(rows):
+            for key in ("stage", "epoch"):
+                value = row.get(key)
+                if not isinstance(value, int) or value < 1:
+                    raise ValueError(f"{key} of row {number} is no whole number from 1 on")
+        return rows
+
+    @field_validator("history", mode="before")
+    @classmethod
+    def _finite(cls, rows: Any) -> Any:
+        """Replace numbers that are not finite by null: JSON has no NaN."""
+        if not isinstance(rows, list) or not all(isinstance(row, Mapping) for row in rows):
+            return rows
+        return [{key: _finite(value) for key, value in row.items()} for row in rows]
+
+    @model_validator(mode="after")
+    def _sizes(self) -> Self:
+        """Check that lists with one entry per class have K entries."""
+        size = len(self.data.classes)
+        if "train" not in self.data.counts:
+            raise ValueError("data.counts has no entry for train")
+        lists: dict[str, Any] = {"tiers.assignment": self.tiers.assignment}
+        for name, of in (
+            ("data.counts", self.data.counts),
+            ("per_class", self.per_class),
+            ("confusion", self.confusion),
+        ):
+            lists |= {f"{name}.{part}": entries for part, entries in of.items()}
+        for name, scores in (("sets", self.sets), ("decisions", self.decisions)):
+            if scores is not None:
+                lists[f"{name}.per_class"] = scores.per_class
+        if self.external is not None:
+            lists["external.classes"] = self.external.classes
+        for part, matrix in self.confusion.items():
+            lists |= {f"confusion.{part}.{k}": row for k, row in enumerate(matrix)}
+        for name, entries in lists.items():
+            if len(entries) != size:
+                raise ValueError(f"{name} has {len(entries)} entries for {size} classes")
+        for name in ("per_class", "confusion"):
+            if not getattr(self, name).keys() >= self.metrics.keys():
+                raise ValueError(f"{name} must have all parts of metrics")
+        return self
+
+
+def _finite(value: Any) -> Any:
+    return None if isinstance(value, float) and not math.isfinite(value) else value
+
+
+def processor_time(stage: int) -> str:
+    """The key of a stage's processor time in ``Record.timings``; stages count from 1."""
+    return f"stage {stage} processor time"
+
+
+def training_minutes(record: Record) -> float:
+    """Processor minutes of all stages and processes, or GPU minutes.
+
+    A record without processor times has elapsed times: they count for each thread.
+    """
+    used = record.machine.processes
+    spent = [record.timings.get(processor_time(i + 1)) for i in range(len(record.stages))]
+    known = [seconds for seconds in spent if seconds is not None]
+    if len(known) == len(spent):
+        return used * sum(known) / 60
+    if record.machine.device == "cpu":
+        used *= record.machine.threads
+    return used * sum(stage.seconds for stage in record.stages) / 60

@@ -1,0 +1,124 @@
+"""What a run folder says about decisions, also one of an earlier version."""
+
+from dataclasses import replace
+from pathlib import Path
+
+import numpy as np
+import pytest
+from runs_on_disk import SKIN, edited, make_run
+
+from lmd.base.errors import LmdError
+from lmd.decisions.answers import answers_of
+from lmd.decisions.rules import Wanted
+from lmd.evaluation.evaluate import rescore
+from lmd.model import ModelSpec, build_model, load_model, save_model
+from lmd.runs.folder import RunFolder
+from lmd.runs.predictions import Predictions
+from lmd.runs.record import Part
+from lmd.scoring.prevalence import class_mix
+
+
+@pytest.fixture
+def run(tmp_path: Path) -> RunFolder:
+    make_run(tmp_path / "run", SKIN)
+    return RunFolder(tmp_path / "run")
+
+
+@pytest.mark.parametrize("kind", ["uniform", "training"])
+def test_the_prior_of_the_file_is_that_of_the_method(run: RunFolder, kind: str) -> None:
+    files = run.read()
+    assert files.predictions is not None
+    model = files.record.model.model_copy(update={"prior": kind})
+    prior, held_out = answers_of(files.record.replaced(model=model), files.predictions)
+    assert prior is not None
+    assert prior.kind == kind
+    counts = files.record.data.counts["train"]
+    np.testing.assert_allclose(prior.shares, class_mix(prior.kind, counts))
+    assert held_out is not None
+    of = files.predictions.parts["validation"]
+    for k, values in enumerate(held_out.probabilities):
+        own = np.sort(of.probabilities[of.labels == k, k])
+        assert (np.array(values, np.float32) == own).all()
+    assert held_out.tiers == files.record.tiers.assignment
+
+
+def test_evaluate_completes_a_run_of_an_earlier_version(run: RunFolder) -> None:
+    with edited(run.path) as record:
+        del record["model"]["prior"], record["sets"], record["decisions"], record["calibration"]
+    model, preprocessing = build_model("resnet8", "none", len(SKIN), "linear", image_size=16)
+    counts = tuple(run.read_record().data.counts["train"])
+    width = model.classifier.in_features
+    spec = ModelSpec(tuple(SKIN), "resnet8", "linear", width, preprocessing, "LMD", counts)
+    save_model(model, run.path, spec)
+    record = rescore(run.path, resamples=10)
+    assert record.model.prior == "uniform"
+    assert record.sets is not None
+    assert record.decisions is not None
+    assert (
+        record.decisions.prevalence == "all classes equally frequent, which the model answers for"
+    )
+    assert record.calibration["test"].matched_after is not None
+    found = load_model(run.path)[1]
+    assert found.prior is not None
+    assert found.held_out is not None
+    # An unknown method has no known prior, and only what depends on it is missing.
+    with edited(run.path) as values:
+        values["method"]["key"], values["model"]["prior"] = "of another package", None
+    unknown = rescore(run.path, resamples=10)
+    assert unknown.decisions is not None
+    assert unknown.decisions.per_class[0].ppv.value is None
+    assert unknown.decisions.per_class[0].recall == record.decisions.per_class[0].recall
+    with pytest.raises(LmdError, match="prevalence needs to know the mix"):
+        rescore(run.path, wanted=Wanted(prevalence="uniform"))
+
+
+def test_a_method_that_became_another_name_keeps_its_prior(run: RunFolder) -> None:
+    with edited(run.path) as record:
+        record["method"]["key"], record["model"]["prior"] = "logit_adjust", None
+    assert rescore(run.path, resamples=10).model.prior == "uniform"
+
+
+def keep_part(run: RunFolder, predictions: Predictions, part: Part) -> None:
+    """Make it a run that has this part alone beside the training part."""
+    run.write_predictions(replace(predictions, parts={part: predictions.parts[part]}))
+    with edited(run.path) as values:
+        counts = values["data"]["counts"]
+        values["data"]["counts"] = {key: counts[key] for key in ("train", part)}
+
+
+def test_sets_are_scored_on_the_test_part_with_thresholds_of_validation(run: RunFolder) -> None:
+    record = rescore(run.path, resamples=10, wanted=Wanted(coverage=0.95))
+    assert record.sets is not None
+    assert record.sets.requested == 0.95
+    predictions = run.read_predictions()
+    test = predictions.parts["test"]
+    for k, one in enumerate(record.sets.per_class):
+        own = test.probabilities[test.labels == k, k]
+        assert one.coverage.value == pytest.approx((own >= np.float32(one.threshold)).mean())
+    counts = run.read_record().data.counts
+    keep_part(run, predictions, "validation")
+    with pytest.raises(LmdError, match="coverage needs a test part"):
+        rescore(run.path, wanted=Wanted(coverage=0.95))
+    assert rescore(run.path, resamples=10).sets is None
+    with edited(run.path) as values:
+        values["data"]["counts"] = counts
+    keep_part(run, predictions, "test")
+    assert rescore(run.path, resamples=10).sets is None
+    with pytest.raises(LmdError, match="a run without a validation part has none"):
+        rescore(run.path, wanted=Wanted(coverage=0.9))
+
+
+@pytest.mark.parametrize(
+    ("given", "words"),
+    [
+        ("uniform", "all classes equally frequent"),
+        ("training", "as in the training part"),
+        (dict.fromkeys(SKIN, 1 / len(SKIN)), "as given for each class"),
+    ],
+)
+def test_the_stated_mix_is_in_the_record(run: RunFolder, given: object, words: str) -> None:
+    record = rescore(run.path, resamples=10, wanted=Wanted(prevalence=given))  # type: ignore[arg-type]
+    assert record.decisions is not None
+    assert record.decisions.prevalence == words
+    shares = [one.prevalence for one in record.decisions.per_class]
+    assert sum(share or 0 for share in shares) == pytest.approx(1)

@@ -1,0 +1,145 @@
+"""Classifiers on frozen features: against scikit-learn, known limits, and the rule of choice."""
+
+import numpy as np
+import pytest
+import torch
+from sklearn.linear_model import LogisticRegression
+from torch.nn import functional as F
+
+from lmd.frozen import choose as choosing
+from lmd.frozen.choose import TITLES, Linear, Problem, Rows, Scaling, calibrate_features
+from lmd.frozen.fits import FINAL, fit, regressions, streamed_cross_entropy
+from lmd.methods.balanced_softmax import balanced_softmax_loss
+
+COUNTS = (200, 60, 12)
+
+
+def sample(counts: tuple[int, ...] = COUNTS, width: int = 6, seed: int = 0) -> Rows:
+    """Gaussian classes of equal spread around fixed centres."""
+    centres = 0.8 * torch.randn(len(counts), width, generator=torch.Generator().manual_seed(7))
+    generator = torch.Generator().manual_seed(seed)
+    labels = torch.arange(len(counts)).repeat_interleave(torch.tensor(counts))
+    noise = torch.randn(len(labels), width, generator=generator)
+    return Rows(centres[labels] + noise, labels)
+
+
+def solved(rows: Rows, penalty: float) -> tuple[Linear, float]:
+    """The exact regression, and its penalty in absolute terms."""
+    metric = (rows.features.T @ rows.features / len(rows.labels)).double()
+    zero = Linear.of(torch.zeros(len(COUNTS), rows.features.shape[1]))
+    found = regressions(rows, metric, {penalty: zero}, **FINAL)[penalty]
+    return found, penalty * metric.diagonal().sum().item()
+
+
+def test_the_streamed_loss_has_the_gradient_of_autograd() -> None:
+    rows = sample()
+    weight = torch.randn(3, 6, dtype=torch.float64, requires_grad=True)
+    bias = torch.randn(3, dtype=torch.float64, requires_grad=True)
+    ours = streamed_cross_entropy(rows.features, rows.labels)(weight, bias)
+    plain = F.cross_entropy(rows.features.double() @ weight.T + bias, rows.labels)
+    torch.testing.assert_close(ours, plain, rtol=1e-5, atol=1e-6)
+    for a, b in zip(
+        torch.autograd.grad(ours, [weight, bias]),
+        torch.autograd.grad(plain, [weight, bias]),
+        strict=True,
+    ):
+        torch.testing.assert_close(a, b, rtol=1e-4, atol=1e-6)
+
+
+def test_the_regression_is_scikit_learns() -> None:
+    rows = sample()
+    ours, strength = solved(rows, 1e-3)
+    theirs = LogisticRegression(C=1 / (strength * len(rows.labels)), tol=1e-8, max_iter=5000)
+    theirs.fit(rows.features.double().numpy(), rows.labels.numpy())
+    np.testing.assert_allclose(ours.weight, theirs.coef_, atol=2e-3)
+    expected = theirs.predict_log_proba(rows.features.double().numpy())
+    np.testing.assert_allclose(ours.logits(rows.features).log_softmax(1), expected, atol=5e-3)
+
+
+def test_a_balanced_softmax_regression_is_the_plain_one_with_another_bias() -> None:
+    rows = sample()
+    plain, strength = solved(rows, 1e-3)
+    counts = rows.labels.bincount()
+    balanced = choosing._shifted(plain, counts, 1)
+    weight, bias = balanced.weight.requires_grad_(), balanced.bias.requires_grad_()
+    logits = rows.features.double() @ weight.T + bias
+    loss = balanced_softmax_loss(logits, rows.labels, counts)
+    loss = loss + strength / 2 * weight.square().sum()
+    for gradient in torch.autograd.grad(loss, [weight, bias]):
+        assert gradient.abs().max() < 1e-4
+
+
+@pytest.mark.parametrize("widths", [None, (4, 2)])
+def test_scaling_can_be_undone(widths: tuple[int, int] | None) -> None:
+    features = 1e-3 * sample().features + 5
+    scaling = Scaling.of(features, widths)
+    scaled = scaling.apply(features)
+    assert scaled.mean(0).abs().max() < 1e-2
+    assert scaled.var(0).mean() == pytest.approx(1, rel=1e-2)
+    if widths:
+        first, second = (part.var(0).sum().item() for part in scaled.split(widths, dim=1))
+        assert first == pytest.approx(second, rel=1e-2)
+    one = Linear.of(torch.randn(3, 6), torch.randn(3))
+    there = scaling.fold(one)
+    torch.testing.assert_close(there.logits(features.double()), one.logits(scaled.double()),
+                               rtol=1e-3, atol=1e-3)  # fmt: skip
+    back = scaling.unfold(there)
+    torch.testing.assert_close(back.weight, one.weight)
+    torch.testing.assert_close(back.bias, one.bias)
+
+
+def test_all_candidates_find_the_rare_class_that_plain_regression_misses() -> None:
+    train, validation = sample((400, 100, 12)), sample((40, 40, 40), seed=1)
+    scaling = Scaling.of(train.features)
+
+    def scaled(rows: Rows) -> Rows:
+        return Rows(scaling.apply(rows.features), rows.labels)
+
+    head = Linear.of(torch.randn(3, 6, generator=torch.Generator().manual_seed(3)))
+    problem = Problem(3, scaling, scaled(train), scaled(validation), None, head=head)
+    outcome = calibrate_features(problem)
+    assert list(outcome.tried) == [key for key in TITLES if key not in ("existing",)]
+    rare = validation.labels == 2
+    recall = {
+        key: (one.held_out.argmax(1) == validation.labels.numpy())[rare.numpy()].mean()
+        for key, one in outcome.tried.items()
+    }
+    for key in ("balanced", "adjusted", "gaussians", "means"):
+        assert recall[key] > recall["plain"] + 0.1, key
+    assert outcome.best != "plain"
+    # What is shipped is for features as they are, and is what was scored.
+    best = outcome.tried[outcome.best]
+    found = best.classifier.logits(validation.features.double())
+    np.testing.assert_allclose(found, best.held_out, atol=1e-3)
+
+
+def test_cross_validation_never_scores_an_image_that_was_fitted() -> None:
+    """Labels without information: training accuracy would be near 1, held-out accuracy is not."""
+    generator = torch.Generator().manual_seed(0)
+    features = torch.randn(60, 80, generator=generator)
+    labels = torch.arange(60) % 2
+    folds = np.arange(60) // 2 % 3
+    folds[0] = -1
+    problem = Problem(2, Scaling.of(features), Rows(features, labels), None, folds)
+    outcome = calibrate_features(problem)
+    for one in outcome.tried.values():
+        assert one.held_out.shape == (59, 2)
+        assert (one.held_out.argmax(1) == labels.numpy()[1:]).mean() < 0.8
+    fitted = outcome.tried["plain"].classifier.logits(features).argmax(1)
+    assert (fitted == labels).double().mean() > 0.9
+
+
+def test_too_many_classes_leave_the_gaussians_out(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("lmd.frozen.fits.MOST_BYTES", 100)
+    rows = sample()
+    scaling = Scaling.of(rows.features)
+    outcome = calibrate_features(Problem(3, scaling, rows, rows, None))
+    assert "gaussians" not in outcome.tried
+    assert "left out" in outcome.notes[0]
+
+
+def test_a_class_of_one_image_can_be_fitted() -> None:
+    rows = sample((30, 10, 1))
+    found = fit(rows, 3, (1e-3,), ((0.5, 3e-4),))
+    assert all(torch.isfinite(one.weight).all() for one in found.gaussians.values())
+    assert torch.isfinite(found.means.weight).all()
