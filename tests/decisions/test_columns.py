@@ -16,7 +16,7 @@ import lmd
 from lmd.base.errors import LmdError
 from lmd.cli.commands import app
 from lmd.decisions.columns import describe_guarantees
-from lmd.decisions.rules import Wanted
+from lmd.decisions.decide import Decide
 from lmd.evaluation.evaluate import rescore
 
 PAGE = page("decisions.md")
@@ -113,10 +113,10 @@ def test_a_folder_alone_and_an_onnx_file_can_do_it_too(tmp_path: Path) -> None:
     for name in ("model.json", "model.safetensors"):
         (tmp_path / name).write_bytes((Path(RUN) / name).read_bytes())
     images = sorted(Path("new").glob("*.png"))
-    wanted = {"prevalence": "training", "coverage": 0.8, "costs": "costs.csv"}
-    expected = lmd.load(RUN).predict(images, **wanted)
+    decide = {"prevalence": "training", "coverage": 0.8, "costs": "costs.csv"}
+    expected = lmd.load(RUN).predict(images, **decide)
     for path in (tmp_path, export_onnx(tmp_path, tmp_path / "model.onnx")):
-        found = lmd.load(path).predict(images, **wanted)
+        found = lmd.load(path).predict(images, **decide)
         np.testing.assert_allclose(found.probabilities, expected.probabilities, atol=1e-4)
         assert found.guarantees == expected.guarantees
         assert found.labels == expected.labels
@@ -140,7 +140,7 @@ def test_a_patient_counts_once_from_the_data_to_the_model_file(tmp_path: Path) -
     out, root = tmp_path / "run", {"root": str(Path.cwd())}
     made = {"method": "balanced_softmax", "settings": QUICK, "columns": root, "quiet": True}
     lmd.train(tmp_path / "skin.csv", out=out, **made)
-    sets = rescore(out, wanted=Wanted(coverage=0.6), resamples=10).sets
+    sets = rescore(out, decide=Decide(coverage=0.6), resamples=10).sets
     assert sets is not None
     found = lmd.load(out).predict([], coverage=0.6).guarantees
     for one in sets.per_class:

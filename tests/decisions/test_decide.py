@@ -9,7 +9,7 @@ from runs_on_disk import SKIN, edited, make_run
 
 from lmd.base.errors import LmdError
 from lmd.decisions.answers import answers_of
-from lmd.decisions.rules import Wanted
+from lmd.decisions.decide import Decide
 from lmd.evaluation.evaluate import rescore
 from lmd.model import ModelSpec, build_model, load_model, save_model
 from lmd.runs.folder import RunFolder
@@ -69,7 +69,7 @@ def test_evaluate_completes_a_run_of_an_earlier_version(run: RunFolder) -> None:
     assert unknown.decisions.per_class[0].ppv.value is None
     assert unknown.decisions.per_class[0].recall == record.decisions.per_class[0].recall
     with pytest.raises(LmdError, match="prevalence needs to know the mix"):
-        rescore(run.path, wanted=Wanted(prevalence="uniform"))
+        rescore(run.path, decide=Decide(prevalence="uniform"))
 
 
 def test_a_method_that_became_another_name_keeps_its_prior(run: RunFolder) -> None:
@@ -87,7 +87,7 @@ def keep_part(run: RunFolder, predictions: Predictions, part: Part) -> None:
 
 
 def test_sets_are_scored_on_the_test_part_with_thresholds_of_validation(run: RunFolder) -> None:
-    record = rescore(run.path, resamples=10, wanted=Wanted(coverage=0.95))
+    record = rescore(run.path, resamples=10, decide=Decide(coverage=0.95))
     assert record.sets is not None
     assert record.sets.requested == 0.95
     predictions = run.read_predictions()
@@ -98,14 +98,14 @@ def test_sets_are_scored_on_the_test_part_with_thresholds_of_validation(run: Run
     counts = run.read_record().data.counts
     keep_part(run, predictions, "validation")
     with pytest.raises(LmdError, match="coverage needs a test part"):
-        rescore(run.path, wanted=Wanted(coverage=0.95))
+        rescore(run.path, decide=Decide(coverage=0.95))
     assert rescore(run.path, resamples=10).sets is None
     with edited(run.path) as values:
         values["data"]["counts"] = counts
     keep_part(run, predictions, "test")
     assert rescore(run.path, resamples=10).sets is None
     with pytest.raises(LmdError, match="a run without a validation part has none"):
-        rescore(run.path, wanted=Wanted(coverage=0.9))
+        rescore(run.path, decide=Decide(coverage=0.9))
 
 
 @pytest.mark.parametrize(
@@ -117,7 +117,7 @@ def test_sets_are_scored_on_the_test_part_with_thresholds_of_validation(run: Run
     ],
 )
 def test_the_stated_mix_is_in_the_record(run: RunFolder, given: object, words: str) -> None:
-    record = rescore(run.path, resamples=10, wanted=Wanted(prevalence=given))  # type: ignore[arg-type]
+    record = rescore(run.path, resamples=10, decide=Decide(prevalence=given))  # type: ignore[arg-type]
     assert record.decisions is not None
     assert record.decisions.prevalence == words
     shares = [one.prevalence for one in record.decisions.per_class]

@@ -6,7 +6,8 @@ import numpy as np
 import pytest
 
 from lmd.base.errors import LmdError
-from lmd.decisions.rules import Known, Wanted, make_rule
+from lmd.decisions.decide import Decide
+from lmd.decisions.rules import Known, make_rule
 from lmd.scoring.conformal import Held
 
 P = np.array([[0.5, 0.3, 0.2], [0.34, 0.33, 0.33], [0.98, 0.01, 0.01]], np.float32)
@@ -19,7 +20,7 @@ def known(**changes: object) -> Known:
 
 
 def test_nothing_wanted_changes_nothing() -> None:
-    found = make_rule(Wanted(), known()).decide(P)
+    found = make_rule(Decide(), known()).decide(P)
     assert (found.probabilities == P).all()
     assert found.chosen.tolist() == [0, 0, 0]
     assert found.sets is None
@@ -27,7 +28,7 @@ def test_nothing_wanted_changes_nothing() -> None:
 
 
 def test_empty_and_large_sets_are_referred() -> None:
-    rule = make_rule(Wanted(coverage=0.9, refer_above=2), known())
+    rule = make_rule(Decide(coverage=0.9, refer_above=2), known())
     assert rule.refers
     found = rule.decide(P)
     limit = rule.sets[0].threshold  # type: ignore[index]
@@ -35,34 +36,34 @@ def test_empty_and_large_sets_are_referred() -> None:
     assert found.sets is not None
     assert found.sets.tolist() == [[True, False, False], [True] * 3, [True, False, False]]
     assert found.refer.tolist() == [False, True, False]
-    assert not make_rule(Wanted(coverage=0.9), known()).decide(P).refer.any()
-    empty = make_rule(Wanted(coverage=0.9), known()).decide(np.full((1, 3), 0.2, np.float32))
+    assert not make_rule(Decide(coverage=0.9), known()).decide(P).refer.any()
+    empty = make_rule(Decide(coverage=0.9), known()).decide(np.full((1, 3), 0.2, np.float32))
     assert empty.refer.tolist() == [True]
 
 
 def test_sets_do_not_depend_on_the_mix() -> None:
-    wanted = Wanted(prevalence="a=0.01,b=0.01,c=0.98", coverage=0.9)
-    found = make_rule(wanted, known()).decide(P)
+    decide = Decide(prevalence="a=0.01,b=0.01,c=0.98", coverage=0.9)
+    found = make_rule(decide, known()).decide(P)
     assert found.chosen.tolist() == [2, 2, 0]
     assert found.sets is not None
-    assert (found.sets == make_rule(Wanted(coverage=0.9), known()).decide(P).sets).all()
+    assert (found.sets == make_rule(Decide(coverage=0.9), known()).decide(P).sets).all()
 
 
 def test_what_the_model_does_not_know() -> None:
     with pytest.raises(LmdError, match="prevalence needs to know the mix"):
-        make_rule(Wanted(prevalence="uniform"), known(prior=None))
+        make_rule(Decide(prevalence="uniform"), known(prior=None))
     for nothing in (None, [Held(np.array([]))] * 3):
         with pytest.raises(LmdError, match="coverage needs the probabilities of validation"):
-            make_rule(Wanted(coverage=0.9), known(held_out=nothing))
+            make_rule(Decide(coverage=0.9), known(held_out=nothing))
     with pytest.raises(LmdError, match="refer_above needs coverage as well; it is 2"):
-        make_rule(Wanted(refer_above=2), known())
+        make_rule(Decide(refer_above=2), known())
     with pytest.raises(LmdError, match="refer_above must be at least 1; it is 0"):
-        make_rule(Wanted(coverage=0.9, refer_above=0), known())
+        make_rule(Decide(coverage=0.9, refer_above=0), known())
 
 
 def test_what_is_wanted_as_options() -> None:
-    assert Wanted().words() == []
-    wanted = Wanted("mix.csv", Path("costs.csv"), 0.9, 1)
+    assert Decide().words() == []
+    decide = Decide("mix.csv", Path("costs.csv"), 0.9, 1)
     options = "--prevalence mix.csv --costs costs.csv --coverage 0.9 --refer-above 1"
-    assert wanted.words() == options.split()
-    assert Wanted(costs={"a": 1, "b": 2}).words() == ["--costs", "COSTS.csv"]
+    assert decide.words() == options.split()
+    assert Decide(costs={"a": 1, "b": 2}).words() == ["--costs", "COSTS.csv"]

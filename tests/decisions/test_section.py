@@ -6,18 +6,18 @@ import numpy as np
 from pages import page, report_of, shown
 from runs_on_disk import SKIN, edited, make_run
 
-from lmd.decisions.rules import Wanted
+from lmd.decisions.decide import Decide
 from lmd.evaluation.evaluate import rescore
 from lmd.runs.record import Record
 
 COSTS = {name: 10.0 if name == "melanoma" else 1.0 for name in SKIN}
 
 
-def made(folder: Path, temperature: float = 1.7, **wanted: object) -> tuple[Record, str]:
+def made(folder: Path, temperature: float = 1.7, **decide: object) -> tuple[Record, str]:
     make_run(folder, SKIN)
     with edited(folder) as values:
         values["model"]["temperature"] = temperature
-    record = rescore(folder, resamples=20, wanted=Wanted(**wanted))  # type: ignore[arg-type]
+    record = rescore(folder, resamples=20, decide=Decide(**decide))  # type: ignore[arg-type]
     return record, page(folder / "report.html").text
 
 

@@ -16,7 +16,7 @@ from typer.testing import CliRunner
 import lmd
 from lmd.base.errors import LmdError
 from lmd.cli.commands import app
-from lmd.decisions.rules import Wanted
+from lmd.decisions.decide import Decide
 from lmd.evaluation.evaluate import rescore
 from lmd.evaluation.external import evaluate_external
 from lmd.export.export import export_run
@@ -247,7 +247,7 @@ def test_the_folder_can_be_scored_again(run: RunFolder, tmp_path: Path) -> None:
     again = rescore(made.path, resamples=50)
     assert again.metrics == first.metrics
     assert again.external == first.external
-    other = rescore(made.path, resamples=50, wanted=Wanted(coverage=0.7))
+    other = rescore(made.path, resamples=50, decide=Decide(coverage=0.7))
     assert other.sets is not None
     assert other.sets.requested == 0.7
     assert other.external is not None
@@ -289,8 +289,8 @@ def test_the_command_of_the_record_repeats_the_numbers(run: RunFolder, tmp_path:
     np.savez(tmp_path / "clinic.npz", **arrays((8, 8, 8)))
     (tmp_path / "costs.csv").write_text("class,cost\n0,1\n1,5\n2,20\n")
     mix = {"0": 0.7, "1": 0.2, "2": 0.1}
-    wanted = Wanted(mix, tmp_path / "costs.csv", 0.8, 1)
-    options: dict[str, Any] = {"wanted": wanted, "quiet": True}
+    decide = Decide(mix, tmp_path / "costs.csv", 0.8, 1)
+    options: dict[str, Any] = {"decide": decide, "quiet": True}
     out = tmp_path / "out"
     first = evaluate_external(run.path, tmp_path / "clinic.npz", out=out, **options).read_record()
     _, *words = shlex.split(first.command)

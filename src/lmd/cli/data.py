@@ -151,8 +151,8 @@ def pseudo_tails_command(
     """
     from lmd.base.files import check_outside
     from lmd.benchmark.pseudo_tails import images_root, pseudo_tails, write_tasks
+    from lmd.data.source import Columns
     from lmd.data.sources import scan_source
-    from lmd.data.sources.scan import Columns
     from lmd.data.splits import split
 
     columns = Columns(

@@ -15,8 +15,8 @@ from lmd.data.findings import Finding
 from lmd.data.imbalance import subsample
 from lmd.data.leaks import unused_groups
 from lmd.data.loaders import ImageSet
+from lmd.data.source import Columns
 from lmd.data.sources import scan_source
-from lmd.data.sources.scan import Columns
 from lmd.data.splits import fold_split, require_training, split, without_parts
 from lmd.data.table import Table
 from lmd.protocol import Protocol
@@ -96,7 +96,7 @@ def plan_data(
     skip_bad: bool = False,
 ) -> Planned:
     """Open, split and thin out a data set, with every check that needs no pixels."""
-    scan = scan_source(data, Columns(**(columns or {})))
+    scan = scan_source(data, Columns.of(columns))
     table = scan.table(skip_bad=skip_bad)
     if protocol.fold is not None:
         table = without_parts(table, (columns or {}).get("split_column"))

@@ -4,8 +4,9 @@ from collections.abc import Mapping
 from typing import Any
 
 from lmd.base.errors import LmdError
+from lmd.decisions.decide import Decide
 from lmd.decisions.numbers import score_decisions
-from lmd.decisions.rules import Known, Wanted, make_rule
+from lmd.decisions.rules import Known, make_rule
 from lmd.methods import ALSO, METHODS
 from lmd.model import HeldOut, Prior
 from lmd.runs.predictions import Predictions
@@ -51,33 +52,33 @@ def answers_of(record: Record, predictions: Predictions) -> tuple[Prior | None, 
 
 
 def decisions_of(
-    record: Record, predictions: Predictions, known: Known, wanted: Wanted
+    record: Record, predictions: Predictions, known: Known, decide: Decide
 ) -> dict[str, Any]:
     """The fields ``sets`` and ``decisions`` of a record, for the test part or else validation.
 
     Sets are scored on the test part alone: on validation they would be right by construction.
     """
-    rule = make_rule(wanted, known)
+    rule = make_rule(decide, known)
     part: Part = "test" if "test" in predictions.parts else "validation"
     of = predictions.parts.get(part)
     if of is None or not len(of.labels):
         return {"sets": None, "decisions": None}
-    if wanted.coverage is not None and part != "test":
+    if decide.coverage is not None and part != "test":
         raise LmdError("--coverage needs a test part, and this run has none")
     sample = Sample(of.labels, of.probabilities, known.tiers, of.groups)
     sets = None
     if part == "test" and known.held_out is not None and any(map(len, known.held_out)):
-        coverage = COVERAGE if wanted.coverage is None else wanted.coverage
-        with_sets = rule.sets or make_rule(Wanted(coverage=coverage), known).sets
+        coverage = COVERAGE if decide.coverage is None else decide.coverage
+        with_sets = rule.sets or make_rule(Decide(coverage=coverage), known).sets
         sets = score_sets(sample, with_sets or [], known.classes, coverage)
-    stated = _stated(wanted, record.model.prior)
+    stated = _stated(decide, record.model.prior)
     return {"sets": sets, "decisions": score_decisions(sample, rule, known.classes, stated)}
 
 
-def _stated(wanted: Wanted, prior: Kind | None) -> str:
+def _stated(decide: Decide, prior: Kind | None) -> str:
     """Where the mix of the numbers comes from, in words."""
     words = {"uniform": "all classes equally frequent", "training": "as in the training part"}
-    given = wanted.prevalence
+    given = decide.prevalence
     if given is None:
         return f"{words[prior]}, which the model answers for" if prior else "unknown"
     if isinstance(given, Mapping) or "=" in str(given):

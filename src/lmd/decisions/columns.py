@@ -7,15 +7,16 @@ from typing import Any
 
 import numpy as np
 
-from lmd.decisions.rules import Decided, Known, Rule, Wanted, make_rule
+from lmd.decisions.decide import Decide
+from lmd.decisions.rules import Decided, Known, Rule, make_rule
 from lmd.model import ModelSpec
 from lmd.scoring.conformal import Guarantee
 
 SEPARATOR = "|"  # between the classes of a set
 
 
-def rule_of(spec: ModelSpec, wanted: Wanted) -> Rule:
-    """The rule that is ``wanted``, checked against what the model's description says."""
+def rule_of(spec: ModelSpec, decide: Decide) -> Rule:
+    """Check what a user asks for against the model's description."""
     held_out, prior = spec.held_out, spec.prior
     known = Known(
         classes=spec.classes,
@@ -24,7 +25,7 @@ def rule_of(spec: ModelSpec, wanted: Wanted) -> Rule:
         tiers=("",) * len(spec.classes) if held_out is None else held_out.tiers,
         held_out=None if held_out is None else held_out.classes(),
     )
-    rule = make_rule(wanted, known)
+    rule = make_rule(decide, known)
     # Without another mix the probabilities stay as they are, to the last bit.
     return rule if rule.mix is not None else replace(rule, prior=None)
 

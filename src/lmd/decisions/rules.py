@@ -1,6 +1,6 @@
 """From probabilities to decisions: the mix of classes, costs, prediction sets and referrals."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -8,48 +8,15 @@ import numpy as np
 from numpy.typing import NDArray
 
 from lmd.base.errors import LmdError
+from lmd.decisions.decide import Decide
 from lmd.scoring.conformal import Guarantee, Held, guarantees, prediction_sets
 from lmd.scoring.prevalence import (
     Costs,
-    GivenCosts,
-    Prevalence,
     parse_costs,
     parse_prevalence,
     reweighted,
 )
 from lmd.scoring.sample import Floats, Probabilities
-
-
-@dataclass(frozen=True)
-class Wanted:
-    """What a user may ask for; each is checked by ``make_rule``."""
-
-    prevalence: Prevalence | None = None
-    costs: GivenCosts | None = None
-    coverage: float | None = None
-    refer_above: int | None = None
-
-    def words(self) -> list[str]:
-        """The options of the command that ask for this.
-
-        Costs that are in no file are called ``COSTS.csv``; the record has them.
-
-        >>> Wanted({"nv": 0.9, "mel": 0.1}, coverage=0.8).words()
-        ['--prevalence', 'nv=0.9,mel=0.1', '--coverage', '0.8']
-        """
-        found: list[str] = []
-        if self.prevalence is not None:
-            given = self.prevalence
-            if isinstance(given, Mapping):
-                given = ",".join(f"{name}={float(share)}" for name, share in given.items())
-            found += ["--prevalence", str(given)]
-        if self.costs is not None:
-            in_file = not isinstance(self.costs, Mapping)
-            found += ["--costs", str(self.costs) if in_file else "COSTS.csv"]
-        found += [] if self.coverage is None else ["--coverage", str(self.coverage)]
-        return found + (
-            [] if self.refer_above is None else ["--refer-above", str(self.refer_above)]
-        )
 
 
 @dataclass(frozen=True)
@@ -120,18 +87,18 @@ class Decided:
     refer: NDArray[np.bool_]
 
 
-def make_rule(wanted: Wanted, known: Known) -> Rule:
+def make_rule(decide: Decide, known: Known) -> Rule:
     """Check what a user asks for against what is known about the model."""
     mix = sets = None
-    if wanted.prevalence is not None:
+    if decide.prevalence is not None:
         if known.prior is None:
             raise LmdError(
                 "--prevalence needs to know the mix of classes that the model answers for, and its "
                 "file does not say it: run `lmd evaluate RUN` once to add it"
             )
-        mix = parse_prevalence(wanted.prevalence, known.classes, known.counts)
-    costs = None if wanted.costs is None else parse_costs(wanted.costs, known.classes)
-    if wanted.coverage is not None:
+        mix = parse_prevalence(decide.prevalence, known.classes, known.counts)
+    costs = None if decide.costs is None else parse_costs(decide.costs, known.classes)
+    if decide.coverage is not None:
         if known.held_out is None or not any(map(len, known.held_out)):
             raise LmdError(
                 "--coverage needs the probabilities of validation images, and this model has none: "
@@ -140,8 +107,8 @@ def make_rule(wanted: Wanted, known: Known) -> Rule:
                 "refit and give its folder `final` to predict; the report of each fold has the "
                 "coverage on test images)"
             )
-        sets = guarantees(known.held_out, known.tiers, wanted.coverage)
-    if wanted.refer_above is not None and (sets is None or wanted.refer_above < 1):
+        sets = guarantees(known.held_out, known.tiers, decide.coverage)
+    if decide.refer_above is not None and (sets is None or decide.refer_above < 1):
         why = "needs --coverage as well" if sets is None else "must be at least 1"
-        raise LmdError(f"--refer-above {why}; it is {wanted.refer_above}")
-    return Rule(known.prior, mix, costs, sets, wanted.refer_above)
+        raise LmdError(f"--refer-above {why}; it is {decide.refer_above}")
+    return Rule(known.prior, mix, costs, sets, decide.refer_above)

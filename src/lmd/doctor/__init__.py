@@ -1,7 +1,7 @@
 """The doctor: finds what is wrong with a data set, and writes a cleaned manifest."""
 
 from lmd.data.findings import KINDS, SEVERITIES, Finding
-from lmd.data.sources.scan import Columns
+from lmd.data.source import Columns
 from lmd.doctor.clean import Cleaned
 from lmd.doctor.examine import Examination, examine, quick_check
 from lmd.doctor.text import as_json, cleaned_lines, exit_code, finding_lines, summary

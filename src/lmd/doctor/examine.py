@@ -15,9 +15,10 @@ from lmd.base.text import counted, printable, shorten
 from lmd.data.findings import SEVERITIES, Finding, finding
 from lmd.data.leaks import check_groups
 from lmd.data.reading import SUFFIXES, read_image
+from lmd.data.source import Columns
 from lmd.data.sources import scan_source
 from lmd.data.sources.folders import visible
-from lmd.data.sources.scan import Columns, Scan, scan_table
+from lmd.data.sources.scan import Scan, scan_table
 from lmd.data.splits import split
 from lmd.data.table import Table
 from lmd.doctor.classes import Counts, check_classes, class_counts

@@ -82,7 +82,7 @@ def evaluate(
 
     With --tta, the images are read and predicted again, and the numbers go to the folder RUN-tta.
     """
-    from lmd.decisions.rules import Wanted
+    from lmd.decisions.decide import Decide
     from lmd.evaluation.evaluate import compare_runs
     from lmd.evaluation.evaluate import evaluate as evaluate_run
     from lmd.scoring.definitions import format_decisions, format_external
@@ -98,7 +98,7 @@ def evaluate(
     if record.external is not None:
         typer.echo(f"\n{format_external(record.external, record.sets)}")
     if (
-        Wanted(prevalence, costs, coverage, refer_above) != Wanted()
+        Decide(prevalence, costs, coverage, refer_above) != Decide()
         and record.decisions is not None
     ):
         typer.echo(f"\n{format_decisions(record.decisions, record.sets)}")

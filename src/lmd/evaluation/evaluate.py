@@ -15,7 +15,8 @@ from lmd.base.progress import Display
 from lmd.data.dataset import Prepared
 from lmd.data.loaders import evaluation_batches
 from lmd.decisions.answers import answers_of, known_of, with_prior
-from lmd.decisions.rules import Wanted, make_rule
+from lmd.decisions.decide import Decide
+from lmd.decisions.rules import make_rule
 from lmd.evaluation.external import evaluate_external
 from lmd.explain.features import BATCH, images_of_run
 from lmd.fit.provenance import now
@@ -35,13 +36,13 @@ def rescore(
     path: Path,
     *,
     resamples: int = 1000,
-    wanted: Wanted | None = None,
+    decide: Decide = Decide(),
     against: Path | None = None,
     images: bool = True,
 ) -> Record:
     """Recompute the record's numbers from ``predictions.npz`` and rewrite record and report.
 
-    What is ``wanted`` decides the numbers about decisions. The report compares the run with
+    ``decide`` sets the numbers about decisions. The report compares the run with
     ``against``, another run on the same test images. A model of an earlier version gets what its
     file lacks for decisions.
     """
@@ -53,7 +54,7 @@ def rescore(
     for other in others:
         paired(before, other)  # refused before anything is written
     predictions = before.predictions or run.read_predictions()
-    record = scored(with_prior(before.record), predictions, resamples=resamples, wanted=wanted)
+    record = scored(with_prior(before.record), predictions, resamples=resamples, decide=decide)
     if record.external is not None and _coverage(record) != _coverage(before.record):
         external = record.external.model_copy(update={"coverage": None})
         record = record.replaced(external=external)
@@ -102,7 +103,7 @@ def evaluate_tta(
     moved: str | None = None,
     *,
     resamples: int = 1000,
-    wanted: Wanted | None = None,
+    decide: Decide = Decide(),
     device: str = "auto",
     quiet: bool = False,
 ) -> RunFolder:
@@ -116,14 +117,14 @@ def evaluate_tta(
     record = with_prior(_checked(path))
     folder = path.resolve().parent / f"{path.resolve().name}-tta"
     _check_out(folder)
-    if wanted is not None:  # a mistake is found before images are read
-        make_rule(wanted, known_of(record, RunFolder.open(path).read_predictions()))
+    # A mistake is found before images are read.
+    make_rule(decide, known_of(record, RunFolder.open(path).read_predictions()))
     predictor, started = load(path, choose_device(device)), time.perf_counter()
     with Display(quiet=quiet) as display:
         data = images_of_run(record, moved, display)
         predictions = _predicted(predictor, data, display)
     words = ["lmd", "evaluate", str(path), "--tta", *(["--data", moved] if moved else [])]
-    words += (wanted or Wanted()).words()
+    words += decide.words()
     note = NOTE.format(run=record.name)
     record = record.replaced(
         name=folder.name,
@@ -133,7 +134,7 @@ def evaluate_tta(
         data=record.data.model_copy(update={"notes": [*record.data.notes, note]}),
         timings={"predict": round(time.perf_counter() - started, 3)},
     )
-    record = scored(record, predictions, resamples=resamples, wanted=wanted)
+    record = scored(record, predictions, resamples=resamples, decide=decide)
     record = record.replaced(finished=now())
     folder.mkdir(exist_ok=True)
     made = RunFolder(folder)
@@ -216,7 +217,7 @@ def evaluate(
     ``images`` it has no pictures. The other arguments are those of ``lmd evaluate``. ``metrics`` of
     the result has the numbers.
     """
-    path, wanted = Path(run), Wanted(prevalence, costs, coverage, refer_above)
+    path, decide = Path(run), Decide(prevalence, costs, coverage, refer_above)
     other = None if against is None else Path(against)
     if data is None or tta:
         _refuse_without_data(
@@ -227,10 +228,10 @@ def evaluate(
         if other is not None:
             check_comparable(path, other)
         if not tta:
-            rescore(path, resamples=resamples, wanted=wanted, against=other, images=images)
+            rescore(path, resamples=resamples, decide=decide, against=other, images=images)
             return RunFolder.open(path)
         made = evaluate_tta(
-            path, None if data is None else str(data), resamples=resamples, wanted=wanted,
+            path, None if data is None else str(data), resamples=resamples, decide=decide,
             device=device, quiet=quiet,
         )  # fmt: skip
     else:
@@ -238,10 +239,10 @@ def evaluate(
             path, Path(data) if isinstance(data, PathLike) else data, part=part,
             skip_unknown=skip_unknown, columns=columns, skip_bad=skip_bad,
             out=None if out is None else Path(out), overwrite=overwrite, against=other,
-            wanted=wanted, resamples=resamples, device=device, quiet=quiet,
+            decide=decide, resamples=resamples, device=device, quiet=quiet,
         )  # fmt: skip
     if other is not None:
-        rescore(made.path, resamples=resamples, wanted=wanted, against=other)
+        rescore(made.path, resamples=resamples, decide=decide, against=other)
     return made
 
 

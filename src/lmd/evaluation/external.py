@@ -13,9 +13,11 @@ from lmd import __version__
 from lmd.base.device import choose_device
 from lmd.base.errors import LmdError
 from lmd.base.progress import Display
+from lmd.data.source import Columns
 from lmd.data.table import Table
 from lmd.decisions.answers import known_of, with_prior
-from lmd.decisions.rules import Wanted, make_rule
+from lmd.decisions.decide import Decide
+from lmd.decisions.rules import make_rule
 from lmd.evaluation.images import (
     Answers,
     external_data,
@@ -32,7 +34,6 @@ from lmd.evaluation.shift import (
     shared,
 )
 from lmd.fit.provenance import commit, machine, now
-from lmd.fit.request import column_words
 from lmd.fit.score import scored
 from lmd.model import weights_digest
 from lmd.predict.average import AverageEngine
@@ -58,7 +59,7 @@ def evaluate_external(
     out: str | Path | None = None,
     overwrite: bool = False,
     against: Path | None = None,
-    wanted: Wanted | None = None,
+    decide: Decide = Decide(),
     resamples: int = 1000,
     device: str = "auto",
     quiet: bool = False,
@@ -83,8 +84,8 @@ def evaluate_external(
     table = open_external(files, str(data), part, columns or {}, skip_bad)
     # A mistake is found before images are read.
     known = known_rows(table, predictor.classes, skip_unknown)
-    if wanted is not None and files.predictions is not None:
-        make_rule(wanted, known_of(files.record, files.predictions))
+    if files.predictions is not None:
+        make_rule(decide, known_of(files.record, files.predictions))
     if other is not None:
         _check_paired(folder, table.take(known), predictor.classes, other, skip_bad)
     begun, started = now(), time.perf_counter()
@@ -94,7 +95,7 @@ def evaluate_external(
     predictions = _predictions(files, table.take(known), answers.take(known))
     record = files.record.replaced(
         name=folder.name,
-        command=command or _command(run, data, part, skip_unknown, columns, skip_bad, wanted, out),
+        command=command or _command(run, data, part, skip_unknown, columns, skip_bad, decide, out),
         created=begun,
         lmd_version=__version__,
         commit=commit(),
@@ -107,7 +108,7 @@ def evaluate_external(
         external=_external(files, Path(run), table, known, answers, predictions, part, resamples),
         timings={"predict": round(time.perf_counter() - started, 3)},
     )
-    record = scored(record, predictions, resamples=resamples, wanted=wanted)
+    record = scored(record, predictions, resamples=resamples, decide=decide)
     record = _home_coverage(record, files).replaced(finished=now())
     if other is not None:
         paired(RunFiles(folder, record, predictions, ()), other)  # some may have been unreadable
@@ -179,7 +180,7 @@ def _home_coverage(record: Record, home: RunFiles) -> Record:
         return record
     own = _sample(record, home.predictions.parts["test"])
     known = known_of(home.record, home.predictions)
-    rule = make_rule(Wanted(coverage=sets.requested), known)
+    rule = make_rule(Decide(coverage=sets.requested), known)
     found = score_sets(own, rule.sets or [], known.classes, sets.requested).coverage
     return record.replaced(external=external.model_copy(update={"coverage": found}))
 
@@ -261,14 +262,14 @@ def _command(
     skip_unknown: bool,
     columns: Mapping[str, Any] | None,
     skip_bad: bool,
-    wanted: Wanted | None,
+    decide: Decide,
     out: str | Path | None,
 ) -> str:
     """The command that repeats the evaluation."""
     words = ["lmd", "evaluate", str(run), "--data", str(data)]
     words += ["--part", part] if part is not None else []
-    words += column_words(columns or {})
+    words += Columns.of(columns).words()
     words += ["--skip-unknown"] if skip_unknown else []
     words += ["--skip-bad"] if skip_bad else []
-    words += (wanted or Wanted()).words()
+    words += decide.words()
     return shlex.join([*words, *(["--out", str(out)] if out is not None else [])])

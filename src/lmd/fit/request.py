@@ -13,6 +13,7 @@ from lmd.base.files import check_outside, clear_leftovers
 from lmd.base.lock import locked
 from lmd.base.text import as_toml, as_typed, unknown
 from lmd.contract.method import Method
+from lmd.data.source import Columns
 from lmd.methods import DEFAULT, METHODS, find_method
 from lmd.model.backbones import available
 from lmd.protocol import Protocol, current_names, load_protocol
@@ -115,23 +116,10 @@ def train_command(
     words += ["--profile", request.profile] if request.profile != "default" else []
     for key, value in given.items():
         words += ["--set", f"{key}={as_toml(value)}"]
-    words += column_words(request.columns)
+    words += Columns.of(request.columns).words()
     words += ["--skip-bad"] if request.skip_bad else []
     words += ["--keep-features"] if request.keep_features else []
     return words + ([] if request.images else ["--no-images"])
-
-
-def column_words(columns: Mapping[str, Any]) -> list[str]:
-    """The options that say how a manifest is read.
-
-    >>> column_words({"label_column": "dx", "allow_outside": True})
-    ['--label-column', 'dx', '--allow-outside']
-    """
-    words: list[str] = []
-    for key, value in columns.items():
-        option = "--" + key.replace("_", "-")
-        words += ([option] if value else []) if isinstance(value, bool) else [option, str(value)]
-    return words
 
 
 WEIGHTS = ("backbone", "weights")  # settings that lmd chooses if the user does not

@@ -5,7 +5,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from lmd.decisions.answers import decisions_of, known_of
-from lmd.decisions.rules import Wanted
+from lmd.decisions.decide import Decide
 from lmd.fit.prepare import Ready
 from lmd.runs.predictions import PARTS, PartPredictions, Predictions
 from lmd.runs.record import Part, Record
@@ -73,15 +73,15 @@ def scored(
     predictions: Predictions,
     *,
     resamples: int = 1000,
-    wanted: Wanted | None = None,
+    decide: Decide = Decide(),
 ) -> Record:
-    """The record with the numbers that follow from the predictions and the ``wanted`` decisions.
+    """Return the record with the numbers that follow from predictions and decisions.
 
     Of an external validation only the external images are scored: the validation part, which gives
     the prediction sets, is that of the run.
     """
     known = known_of(record, predictions)
-    decisions = decisions_of(record, predictions, known, wanted or Wanted())
+    decisions = decisions_of(record, predictions, known, decide)
     external = record.external is not None
     parts = {part: of for part, of in predictions.parts.items() if part == "test" or not external}
     found = {

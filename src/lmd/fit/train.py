@@ -13,7 +13,7 @@ from lmd.base.errors import LmdError
 from lmd.base.files import atomic_write
 from lmd.base.progress import Display
 from lmd.data.loaders import Normalise
-from lmd.data.sources.scan import check_columns
+from lmd.data.source import Columns
 from lmd.decisions.answers import answers_of
 from lmd.explain.examples import FILE, Examples, make_examples
 from lmd.explain.features import Kept, keep, size_line
@@ -75,7 +75,7 @@ def train(
     trackers = checked_trackers(log)
     given = dict(settings or {})
     resolved = resolve(find_method(method), protocol, given, profile)
-    check_columns(columns or {})
+    Columns.of(columns)
     request = Request(
         data=str(data) if data is not None else "",
         method=method,

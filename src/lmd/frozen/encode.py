@@ -13,6 +13,7 @@ from lmd.base.errors import LmdError
 from lmd.base.progress import Display
 from lmd.data.dataset import Prepared, prepare_data
 from lmd.data.loaders import Normalise, evaluation_batches
+from lmd.data.source import Columns
 from lmd.explain.features import images_of_run, place_of
 from lmd.frozen.features import FeatureTable, read_features
 from lmd.model import Model, ModelSpec, build_model, channels_last, load_model
@@ -45,7 +46,6 @@ class Asked:
     def words(self) -> list[str]:
         """The options of the command that ask for this."""
         from lmd.base.text import as_toml
-        from lmd.fit.request import column_words
 
         found: list[str] = []
         for key in ("data", "backbone", "weights", "output", "protocol"):
@@ -53,7 +53,7 @@ class Asked:
                 found += [f"--{key}", str(value)]
         for key, value in self.settings.items():
             found += ["--set", f"{key}={as_toml(value)}"]
-        found += column_words(self.columns)
+        found += Columns.of(self.columns).words()
         return found + (["--skip-bad"] if self.skip_bad else [])
 
 

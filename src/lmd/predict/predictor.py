@@ -20,7 +20,8 @@ from lmd.base.text import no_formula, shorten
 from lmd.data.pixels import quiet_decoders
 from lmd.data.reading import frames_note, frames_of
 from lmd.decisions.columns import extra_columns, rule_of
-from lmd.decisions.rules import Decided, Rule, Wanted
+from lmd.decisions.decide import Decide
+from lmd.decisions.rules import Decided, Rule
 from lmd.explain.neighbours import Neighbours
 from lmd.model import AVERAGE, load_model
 from lmd.predict.average import AverageEngine, load_average
@@ -155,7 +156,7 @@ class Predictor:
                 "--tta cannot be used with --coverage: the prediction sets are calibrated on "
                 "validation images that were not mirrored"
             )
-        rule = rule_of(self.engine.spec, Wanted(prevalence, costs, coverage, refer_above))
+        rule = rule_of(self.engine.spec, Decide(prevalence, costs, coverage, refer_above))
         above = checked_above(unlike_above, self.novelty)
         others: list[Path] = []
         images = listed(images, others)

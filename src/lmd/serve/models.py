@@ -11,7 +11,8 @@ from numpy.typing import NDArray
 
 from lmd.base.errors import LmdError
 from lmd.decisions.columns import rule_of
-from lmd.decisions.rules import Rule, Wanted
+from lmd.decisions.decide import Decide
+from lmd.decisions.rules import Rule
 from lmd.explain.heat_map import Explanation, explain_pixels, nearest_index
 from lmd.predict.average import AverageEngine
 from lmd.predict.engines import OnnxEngine, TorchEngine
@@ -53,9 +54,9 @@ class Served:
 
     def rule(self, options: Options) -> Rule:
         """The rule that a request asks for; a ``Problem`` if the model cannot follow it."""
-        wanted = Wanted(options.prevalence, options.costs, options.coverage, options.refer_above)
+        decide = Decide(options.prevalence, options.costs, options.coverage, options.refer_above)
         try:
-            return rule_of(self.predictor.engine.spec, wanted)
+            return rule_of(self.predictor.engine.spec, decide)
         except LmdError as error:
             text = _OPTION.sub(lambda found: found[1].replace("-", "_"), str(error))
             raise Problem("bad-options", text) from None

@@ -6,10 +6,11 @@ from typing import Any
 from lmd.base.errors import LmdError
 from lmd.base.files import FILE, FOLDER, MISSING, what_is
 from lmd.base.text import printable
+from lmd.data.source import Columns
 from lmd.data.sources.arrays import scan_arrays
 from lmd.data.sources.folders import scan_folders
 from lmd.data.sources.manifest import scan_manifest
-from lmd.data.sources.scan import Columns, Scan, scan_table
+from lmd.data.sources.scan import Scan, scan_table
 from lmd.data.table import Table
 
 WHAT = ("image", "label", "group", "split")
@@ -65,4 +66,4 @@ def open_table(path: str | Path, *, skip_bad: bool = False, **columns: Any) -> T
 
     ``columns`` are fields of ``Columns``; for ``skip_bad`` see ``Scan.table``.
     """
-    return scan_source(path, Columns(**columns)).table(skip_bad=skip_bad)
+    return scan_source(path, Columns.of(columns)).table(skip_bad=skip_bad)

@@ -16,8 +16,9 @@ from lmd.base.files import FILE, what_is, whole
 from lmd.base.text import clipped, counted, near_miss, shorten
 from lmd.data.findings import Finding, finding
 from lmd.data.reading import SUFFIXES
+from lmd.data.source import Columns
 from lmd.data.sources.folders import images_of, tree_below
-from lmd.data.sources.scan import Case, Columns, Scan, part_name
+from lmd.data.sources.scan import Case, Scan, part_name
 
 QUOTES = "Close the quotation mark, or write it twice inside a quoted cell."
 

@@ -1,15 +1,14 @@
 """List all images of a source and what is wrong with it, however broken it is."""
 
-from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, field, fields
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
 from lmd.base.errors import LmdError
-from lmd.base.text import clipped, counted, shorten, unknown
+from lmd.base.text import clipped, counted, shorten
 from lmd.data.findings import LISTS, Finding, finding
 from lmd.data.reading import FileImages, file_signature
 from lmd.data.table import ArrayImages, Table
@@ -93,31 +92,6 @@ SKIPPABLE = frozenset(
 )
 # Findings whose names are left out, beside the cases.
 NAMED = frozenset({"empty_class_folder", "unlisted_folder", "special_file"})
-
-
-@dataclass(frozen=True)
-class Columns:
-    """How to read a manifest.
-
-    By default the columns are ``image`` and ``label``, and ``group`` and ``split`` if they exist;
-    an empty string ignores the group or split column. ``root`` is the folder of the images (by
-    default that of the manifest); ``allow_outside`` lets paths leave it.
-    """
-
-    image_column: str | None = None
-    label_column: str | None = None
-    group_column: str | None = None
-    split_column: str | None = None
-    root: str | Path | None = None
-    allow_outside: bool = False
-
-
-def check_columns(given: Mapping[str, Any]) -> None:
-    """An ``LmdError`` unless all names are fields of ``Columns``."""
-    known = [field.name for field in fields(Columns)]
-    for name in given:
-        if name not in known:
-            raise LmdError(f"columns: {unknown('name', name, known)}")
 
 
 @dataclass(frozen=True)

@@ -1,0 +1,50 @@
+"""How probabilities are to become decisions; the text of ``Attributes`` is also help."""
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+
+@dataclass(frozen=True)
+class Decide:
+    """How probabilities are to become decisions; ``make_rule`` checks it.
+
+    Attributes:
+        prevalence: The mix of classes where the model is used: uniform, training, a .csv with
+            class,prevalence, or "A=0.7,B=0.3". By default the mix that the model answers for.
+        costs: A .csv with class,cost, or a table of true by predicted classes: decide for the
+            class with the least expected cost. By default the most probable class.
+        coverage: Give a set of classes that contains the true one with this probability, such as
+            0.9.
+        refer_above: Refer images with more classes in their set to a person. By default never.
+    """
+
+    prevalence: str | Path | Mapping[str, float] | None = None
+    costs: str | Path | Mapping[str, Any] | None = None
+    coverage: float | None = None
+    refer_above: int | None = None
+
+    def words(self) -> list[str]:
+        """Return the options of a command that decide in this way.
+
+        Costs that are in no file are called ``COSTS.csv``; the record has them.
+
+        >>> Decide({"nv": 0.9, "mel": 0.1}, coverage=0.8).words()
+        ['--prevalence', 'nv=0.9,mel=0.1', '--coverage', '0.8']
+        """
+        mix, costs = self.prevalence, self.costs
+        if isinstance(mix, Mapping):
+            mix = ",".join(f"{name}={float(share)}" for name, share in mix.items())
+        values = {
+            "--prevalence": mix,
+            "--costs": "COSTS.csv" if isinstance(costs, Mapping) else costs,
+            "--coverage": self.coverage,
+            "--refer-above": self.refer_above,
+        }
+        return [
+            word
+            for option, value in values.items()
+            if value is not None
+            for word in (option, str(value))
+        ]
