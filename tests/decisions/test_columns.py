@@ -99,9 +99,9 @@ def test_a_dear_class_is_decided_more_often_and_referral_has_a_price() -> None:
     assert dear.labels.count("mel") > plain.labels.count("mel")
     assert (dear.probabilities == plain.probabilities).all()
     priced = model.predict(images, costs=Path("table.csv"))
-    assert priced.rule.refers
+    assert priced.policy.refers
     assert priced.labels == dear.labels
-    expected = plain.probabilities.astype(float) @ priced.rule.costs.table  # type: ignore[union-attr]
+    expected = plain.probabilities.astype(float) @ priced.policy.costs.table  # type: ignore[union-attr]
     assert (priced.decided.refer == (expected.min(1) > 0.5)).all()
 
 

@@ -8,11 +8,12 @@ from sklearn.metrics import precision_recall_curve, roc_curve
 from toys import toy_predictions
 
 from lmd.decisions.numbers import precision_recall, predictive, roc_points, score_decisions
-from lmd.decisions.rules import Rule
+from lmd.decisions.parsing import Costs
+from lmd.decisions.policy import Policy
 from lmd.scoring.conformal import Guarantee
 from lmd.scoring.definitions import format_decisions
 from lmd.scoring.estimates import Decisions
-from lmd.scoring.prevalence import Costs, class_mix, reweighted
+from lmd.scoring.prevalence import class_mix, reweighted
 from lmd.scoring.sample import Sample
 
 CLASSES = list("abcde")
@@ -36,7 +37,7 @@ def test_at_the_mix_of_the_part_they_are_precision_and_recall() -> None:
     labels, probabilities = toy_predictions(skill=1.5)
     sample = Sample(labels, probabilities)
     mix = sample.support / sample.support.sum()
-    found = score_decisions(sample, Rule(prior=mix), CLASSES, "here")
+    found = score_decisions(sample, Policy(prior=mix), CLASSES, "here")
     predicted = probabilities.argmax(1)
     for k, one in enumerate(found.per_class):
         assert one.recall.value == pytest.approx(sample.plain.recall[0, k])
@@ -63,7 +64,7 @@ def test_intervals_cover_the_truth_with_a_long_tail() -> None:
             [rng.choice(8, n, p=row) for n, row in zip(support, rates, strict=True)]
         )
         sample = Sample(labels, np.eye(7)[called])
-        decisions = score_decisions(sample, Rule(prior=mix), list("abcdefg"), "")
+        decisions = score_decisions(sample, Policy(prior=mix), list("abcdefg"), "")
         for k, one in enumerate(decisions.per_class):
             truth = predictive(rates, mix, k)
             for key in keys:
@@ -79,10 +80,10 @@ def test_intervals_cover_the_truth_with_a_long_tail() -> None:
 def test_a_rarer_class_has_a_lower_ppv_and_a_higher_npv() -> None:
     labels, probabilities = toy_predictions(skill=1.5)
     sample = Sample(labels, probabilities)
-    common = score_decisions(sample, Rule(prior=UNIFORM), CLASSES, "").per_class[1]
+    common = score_decisions(sample, Policy(prior=UNIFORM), CLASSES, "").per_class[1]
     rare = np.array([0.8, 0.01, 0.09, 0.05, 0.05])
     # The decisions stay as they are: the model answers for the rare mix here.
-    rarely = score_decisions(sample, Rule(prior=rare), CLASSES, "").per_class[1]
+    rarely = score_decisions(sample, Policy(prior=rare), CLASSES, "").per_class[1]
     assert common.recall == rarely.recall
     assert rarely.ppv.value < 0.5 * common.ppv.value  # type: ignore[operator]
     assert rarely.npv.value > common.npv.value  # type: ignore[operator]
@@ -107,13 +108,13 @@ def test_sensitivity_at_the_fixed_specificity() -> None:
     p = np.concatenate([[0.9, 0.8, 0.7, 0.6, 0.5, 0.4, 0.3, 0.2, 0.1, 0.05], np.zeros(100)])
     p[10:20], p[20:] = 0.45, 0.01  # ten of a hundred others are above 0.4
     sample = Sample(labels, np.stack([p, 1 - p], 1))
-    found = score_decisions(sample, Rule(prior=np.array([0.5, 0.5])), ["a", "b"], "")
+    found = score_decisions(sample, Policy(prior=np.array([0.5, 0.5])), ["a", "b"], "")
     assert found.fixed_specificity == 0.9
     # Down to just above 0.01 no more than ten others are called: all ten images are found.
     assert found.per_class[0].fixed.value == 1.0
     p[30] = 0.45
     found = score_decisions(
-        Sample(labels, np.stack([p, 1 - p], 1)), Rule(prior=np.array([0.5, 0.5])), ["a", "b"], ""
+        Sample(labels, np.stack([p, 1 - p], 1)), Policy(prior=np.array([0.5, 0.5])), ["a", "b"], ""
     )
     assert found.per_class[0].fixed.value == 0.5
 
@@ -123,8 +124,8 @@ def test_costs_and_the_mix_move_the_decisions_and_referrals_are_counted() -> Non
     sample = Sample(labels, probabilities)
     table = (1 - np.eye(5)) * np.array([1, 1, 1, 1, 30])[:, None]
     new = class_mix("training", [60, 40, 20, 10, 5])
-    rule = Rule(UNIFORM, new, Costs(table, np.full(5, 0.6)))
-    found = score_decisions(sample, rule, CLASSES, "clinic")
+    policy = Policy(UNIFORM, new, Costs(table, np.full(5, 0.6)))
+    found = score_decisions(sample, policy, CLASSES, "clinic")
     moved = reweighted(sample.probabilities.astype(np.float32), UNIFORM, new)
     chosen, refer = Costs(table, np.full(5, 0.6)).decide(moved)
     assert 0 < refer.sum() < len(labels)
@@ -136,7 +137,7 @@ def test_costs_and_the_mix_move_the_decisions_and_referrals_are_counted() -> Non
     cost = np.where(refer, 0.6, table[sample.labels, chosen])
     each = np.array([cost[sample.labels == k].mean() for k in range(5)])
     assert found.mean_cost == pytest.approx(new @ each)
-    plain = score_decisions(sample, Rule(UNIFORM, new, Costs(table)), CLASSES, "")
+    plain = score_decisions(sample, Policy(UNIFORM, new, Costs(table)), CLASSES, "")
     assert found.mean_cost < plain.mean_cost  # type: ignore[operator]
 
 
@@ -146,8 +147,8 @@ def test_referrals_without_a_price_are_not_free() -> None:
     sets = [Guarantee("class", 20, 0.1, 0.9, 0.8, 1.0)] * 5
 
     def found(above: int, costs: Costs) -> Decisions:
-        rule = Rule(UNIFORM, None, costs, sets, refer_above=above)
-        return score_decisions(sample, rule, CLASSES, "clinic")
+        policy = Policy(UNIFORM, None, costs, sets, refer_above=above)
+        return score_decisions(sample, policy, CLASSES, "clinic")
 
     some, none, priced = (
         found(2, costs),
@@ -165,7 +166,7 @@ def test_referrals_without_a_price_are_not_free() -> None:
 def test_classes_without_images_and_an_unknown_mix() -> None:
     labels, probabilities = toy_predictions((30, 20, 10, 0, 0))
     sample = Sample(labels, probabilities)
-    found = score_decisions(sample, Rule(prior=UNIFORM), CLASSES, "").per_class
+    found = score_decisions(sample, Policy(prior=UNIFORM), CLASSES, "").per_class
     assert found[3].recall.value is None
     assert found[3].fixed.value is None
     assert found[3].ppv.value is None
@@ -173,7 +174,7 @@ def test_classes_without_images_and_an_unknown_mix() -> None:
     assert found[3].specificity.value is not None
     assert all(0 <= one.npv.low <= one.npv.high <= 1 for one in found[:3])  # type: ignore[operator]
     assert found[0].ppv.value is not None
-    unknown = score_decisions(sample, Rule(), CLASSES, "unknown").per_class[0]
+    unknown = score_decisions(sample, Policy(), CLASSES, "unknown").per_class[0]
     assert unknown.ppv.value is None
     assert unknown.recall.value is not None
 

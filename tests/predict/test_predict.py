@@ -10,7 +10,7 @@ import pytest
 from PIL import Image
 
 from lmd.base.errors import LmdError
-from lmd.decisions.rules import Decided, Rule
+from lmd.decisions.policy import Decided, Policy
 from lmd.model import ModelSpec, build_model
 from lmd.predict.engines import TorchEngine
 from lmd.predict.predictor import Prediction, Predictor, find_images
@@ -64,9 +64,9 @@ def test_names_are_neither_formulas_nor_separators(tmp_path: Path) -> None:
     p = np.array([[0.7, 0.1, 0.1, 0.1], [0.1, 0.6, 0.2, 0.1], [0.1, 0.1, 0.1, 0.7]], np.float32)
     sets = np.array([[True, True, False, False], [False, True, True, True], [False] * 3 + [True]])
     decided = Decided(p, p.argmax(1), sets, np.array([False, True, False]))
-    rule = Rule(sets=[Guarantee("class", 20, 0.1, 0.9, 0.8, 1.0)] * 4, refer_above=2)
+    policy = Policy(sets=[Guarantee("class", 20, 0.1, 0.9, 0.8, 1.0)] * 4, refer_above=2)
     names = ("-x.png", "@y.png", "z=1.png")
-    Prediction(names, classes, p, decided, rule).write_csv(tmp_path / "p.csv")
+    Prediction(names, classes, p, decided, policy).write_csv(tmp_path / "p.csv")
     with (tmp_path / "p.csv").open(newline="", encoding="utf-8") as file:
         rows = list(csv.DictReader(file))
     assert [row["image"] for row in rows] == ["'-x.png", "'@y.png", "z=1.png"]

@@ -1,15 +1,8 @@
-"""The exchange of one class mix for another, and every way to state a mix wrongly."""
-
-from pathlib import Path
+"""The exchange of one class mix for another."""
 
 import numpy as np
-import pytest
 
-from lmd.base.errors import LmdError
-from lmd.scoring.prevalence import class_mix, mix_weights, parse_prevalence, reweighted
-
-CLASSES = ["nv", "mel", "df"]
-COUNTS = [90, 9, 1]
+from lmd.scoring.prevalence import class_mix, mix_weights, reweighted
 
 
 def test_it_is_bayes_rule_on_a_known_posterior() -> None:
@@ -28,58 +21,8 @@ def test_a_row_without_a_possible_class_stays_finite() -> None:
     np.testing.assert_allclose(found, [[0, 1]])
 
 
-@pytest.mark.parametrize(
-    ("given", "expected"),
-    [
-        ("uniform", [1 / 3] * 3),
-        ("training", [0.9, 0.09, 0.01]),
-        ("df=0.1, nv=0.6,mel=0.3", [0.6, 0.3, 0.1]),
-        ({"mel": 0.3, "df": 0.1, "nv": 0.6}, [0.6, 0.3, 0.1]),
-        ("nv=0.6004,mel=0.3,df=0.1", [0.6004 / 1.0004, 0.3 / 1.0004, 0.1 / 1.0004]),
-    ],
-)
-def test_ways_to_state_a_mix(given: object, expected: list[float]) -> None:
-    found = parse_prevalence(given, CLASSES, COUNTS)  # type: ignore[arg-type]
-    np.testing.assert_allclose(found, expected)
-
-
-def test_a_file(tmp_path: Path) -> None:
-    path = tmp_path / "mix.csv"
-    path.write_text("class,prevalence\n\nmel, 0.3\nnv,0.6\ndf,0.1\n", encoding="utf-8-sig")
-    np.testing.assert_allclose(parse_prevalence(path, CLASSES, COUNTS), [0.6, 0.3, 0.1])
-    path.write_text("class,share\nnv,1\n")
-    with pytest.raises(LmdError, match=r"class,prevalence.*begins with 'class,share'"):
-        parse_prevalence(str(path), CLASSES, COUNTS)
-    path.write_bytes(b"class,prevalence\n\xff\xfe,1\n")
-    with pytest.raises(LmdError, match="is not a CSV file in UTF-8"):
-        parse_prevalence(path, CLASSES, COUNTS)
-
-
-@pytest.mark.parametrize(
-    ("given", "words"),
-    [
-        ("nv=0.5,mel=0.5", "no value for df; give one for every class"),
-        ("nv=0.5,mel=0.3,df=0.1,scc=0.1", "unknown class 'scc'; choose one of nv, mel, df"),
-        ("nv=1.2,mel=-0.3,df=0.1", "the value of mel must be a number of at least 0; it is '-0.3'"),
-        ("nv=nan,mel=0.3,df=0.1", "the value of nv must be a number"),
-        ("nv=,mel=0.3,df=0.1", "the value of nv must be a number of at least 0; it is empty"),
-        ("nv=70,mel=20,df=10", "must sum to 1 within 0.001; they sum to 100"),
-        ("nv=0.7,nv=0.2,df=0.1", "class 'nv' is given twice"),
-        ("everywhere", "prevalence must be uniform, training, a .csv file"),
-        ("", "prevalence must be uniform, training, a .csv file"),
-        ("nowhere.csv", "nowhere.csv cannot be read"),
-    ],
-)
-def test_mistakes_are_one_line(given: str, words: str) -> None:
-    with pytest.raises(LmdError) as error:
-        parse_prevalence(given, CLASSES, COUNTS)
-    assert words in str(error.value)
-    assert "prevalence" in str(error.value)
-    assert "\n" not in str(error.value)
-
-
 def test_weights_give_the_mix_whatever_the_part_has() -> None:
     labels = np.array([0] * 7 + [1] * 2 + [2])
-    mix = class_mix("training", COUNTS)
+    mix = class_mix("training", [90, 9, 1])
     sums = np.bincount(labels, weights=mix_weights(labels, mix))
     np.testing.assert_allclose(sums, mix)

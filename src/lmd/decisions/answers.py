@@ -1,4 +1,4 @@
-"""What a run knows about decisions: from its record and predictions to rules and numbers."""
+"""What a run knows about decisions: from its record and predictions to policies and numbers."""
 
 from collections.abc import Mapping
 from typing import Any
@@ -6,7 +6,7 @@ from typing import Any
 from lmd.base.errors import LmdError
 from lmd.decisions.decide import Decide
 from lmd.decisions.numbers import score_decisions
-from lmd.decisions.rules import Known, make_rule
+from lmd.decisions.policy import Basis, make_policy
 from lmd.methods import ALSO, METHODS
 from lmd.model import HeldOut, Prior
 from lmd.runs.predictions import Predictions
@@ -27,10 +27,10 @@ def with_prior(record: Record) -> Record:
     return record.replaced(model=record.model.model_copy(update={"prior": prior}))
 
 
-def known_of(record: Record, predictions: Predictions) -> Known:
-    """What rules need to know about the model of a run."""
+def basis_of(record: Record, predictions: Predictions) -> Basis:
+    """What a policy needs to know about the model of a run."""
     counts, validation = record.data.counts["train"], predictions.parts.get("validation")
-    return Known(
+    return Basis(
         classes=predictions.classes,
         counts=counts,
         prior=None if record.model.prior is None else class_mix(record.model.prior, counts),
@@ -43,36 +43,36 @@ def known_of(record: Record, predictions: Predictions) -> Known:
 
 def answers_of(record: Record, predictions: Predictions) -> tuple[Prior | None, HeldOut | None]:
     """The prior and the validation probabilities that the model's file has."""
-    known, prior, held_out = known_of(record, predictions), None, None
-    if known.prior is not None and record.model.prior is not None:
-        prior = Prior(record.model.prior, tuple(known.prior.tolist()))
-    if known.held_out is not None and any(map(len, known.held_out)):
-        held_out = HeldOut.of(known.held_out, known.tiers)
+    basis, prior, held_out = basis_of(record, predictions), None, None
+    if basis.prior is not None and record.model.prior is not None:
+        prior = Prior(record.model.prior, tuple(basis.prior.tolist()))
+    if basis.held_out is not None and any(map(len, basis.held_out)):
+        held_out = HeldOut.of(basis.held_out, basis.tiers)
     return prior, held_out
 
 
 def decisions_of(
-    record: Record, predictions: Predictions, known: Known, decide: Decide
+    record: Record, predictions: Predictions, basis: Basis, decide: Decide
 ) -> dict[str, Any]:
     """The fields ``sets`` and ``decisions`` of a record, for the test part or else validation.
 
     Sets are scored on the test part alone: on validation they would be right by construction.
     """
-    rule = make_rule(decide, known)
+    policy = make_policy(decide, basis)
     part: Part = "test" if "test" in predictions.parts else "validation"
     of = predictions.parts.get(part)
     if of is None or not len(of.labels):
         return {"sets": None, "decisions": None}
     if decide.coverage is not None and part != "test":
         raise LmdError("--coverage needs a test part, and this run has none")
-    sample = Sample(of.labels, of.probabilities, known.tiers, of.groups)
+    sample = Sample(of.labels, of.probabilities, basis.tiers, of.groups)
     sets = None
-    if part == "test" and known.held_out is not None and any(map(len, known.held_out)):
+    if part == "test" and basis.held_out is not None and any(map(len, basis.held_out)):
         coverage = COVERAGE if decide.coverage is None else decide.coverage
-        with_sets = rule.sets or make_rule(Decide(coverage=coverage), known).sets
-        sets = score_sets(sample, with_sets or [], known.classes, coverage)
+        with_sets = policy.sets or make_policy(Decide(coverage=coverage), basis).sets
+        sets = score_sets(sample, with_sets or [], basis.classes, coverage)
     stated = _stated(decide, record.model.prior)
-    return {"sets": sets, "decisions": score_decisions(sample, rule, known.classes, stated)}
+    return {"sets": sets, "decisions": score_decisions(sample, policy, basis.classes, stated)}
 
 
 def _stated(decide: Decide, prior: Kind | None) -> str:

@@ -1,4 +1,4 @@
-"""Decisions of a shipped model: its description becomes a rule, and decisions become columns."""
+"""Decisions of a shipped model: its description becomes a policy, and decisions become columns."""
 
 from collections.abc import Sequence
 from dataclasses import replace
@@ -8,36 +8,36 @@ from typing import Any
 import numpy as np
 
 from lmd.decisions.decide import Decide
-from lmd.decisions.rules import Decided, Known, Rule, make_rule
+from lmd.decisions.policy import Basis, Decided, Policy, make_policy
 from lmd.model import ModelSpec
 from lmd.scoring.conformal import Guarantee
 
 SEPARATOR = "|"  # between the classes of a set
 
 
-def rule_of(spec: ModelSpec, decide: Decide) -> Rule:
-    """Check what a user asks for against the model's description."""
+def policy_of(spec: ModelSpec, decide: Decide) -> Policy:
+    """Return the policy for ``decide``, checked against the description of the model."""
     held_out, prior = spec.held_out, spec.prior
-    known = Known(
+    basis = Basis(
         classes=spec.classes,
         counts=spec.class_counts,
         prior=None if prior is None else np.array(prior.shares),
         tiers=("",) * len(spec.classes) if held_out is None else held_out.tiers,
         held_out=None if held_out is None else held_out.classes(),
     )
-    rule = make_rule(decide, known)
+    policy = make_policy(decide, basis)
     # Without another mix the probabilities stay as they are, to the last bit.
-    return rule if rule.mix is not None else replace(rule, prior=None)
+    return policy if policy.mix is not None else replace(policy, prior=None)
 
 
-def extra_columns(decided: Decided, rule: Rule, classes: Sequence[str]) -> dict[str, list[Any]]:
-    """The columns ``set``, ``set_size`` and ``refer`` that a rule adds, by name."""
+def extra_columns(decided: Decided, policy: Policy, classes: Sequence[str]) -> dict[str, list[Any]]:
+    """The columns ``set``, ``set_size`` and ``refer`` that a policy adds, by name."""
     columns: dict[str, list[Any]] = {}
     if decided.sets is not None:
         members = [list(compress(classes, row)) for row in decided.sets]
         columns["set"] = [SEPARATOR.join(map(_escaped, names)) for names in members]
         columns["set_size"] = [len(names) for names in members]
-    if rule.refers:
+    if policy.refers:
         columns["refer"] = ["yes" if refer else "no" for refer in decided.refer]
     return columns
 

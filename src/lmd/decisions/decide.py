@@ -5,10 +5,13 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+Prevalence = str | Path | Mapping[str, float]
+CostTable = str | Path | Mapping[str, Any]
+
 
 @dataclass(frozen=True)
 class Decide:
-    """How probabilities are to become decisions; ``make_rule`` checks it.
+    """How probabilities are to become decisions; ``make_policy`` checks it.
 
     Attributes:
         prevalence: The mix of classes where the model is used: uniform, training, a .csv with
@@ -20,8 +23,8 @@ class Decide:
         refer_above: Refer images with more classes in their set to a person. By default never.
     """
 
-    prevalence: str | Path | Mapping[str, float] | None = None
-    costs: str | Path | Mapping[str, Any] | None = None
+    prevalence: Prevalence | None = None
+    costs: CostTable | None = None
     coverage: float | None = None
     refer_above: int | None = None
 

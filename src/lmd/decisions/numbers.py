@@ -6,25 +6,28 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from lmd.decisions.rules import Rule
+from lmd.decisions.parsing import Costs
+from lmd.decisions.policy import Policy
 from lmd.scoring.conformal import share_of
 from lmd.scoring.estimates import ClassDecision, Decisions, Estimate
 from lmd.scoring.intervals import effective, interval
-from lmd.scoring.prevalence import Costs, mix_weights
+from lmd.scoring.prevalence import mix_weights
 from lmd.scoring.sample import Floats, Probabilities, Sample
 
 FIXED_SPECIFICITY = 0.9
 _DRAWS = 1000
 
 
-def score_decisions(sample: Sample, rule: Rule, classes: Sequence[str], stated: str) -> Decisions:
-    """Decisions on labelled images at the mix that the rule is for.
+def score_decisions(
+    sample: Sample, policy: Policy, classes: Sequence[str], stated: str
+) -> Decisions:
+    """Decisions on labelled images at the mix that the policy is for.
 
     Images are weighted to the mix within the classes that the part has; ``stated`` says where the
     mix comes from. Without a mix, what depends on it is unknown.
     """
-    mix = rule.prior if rule.mix is None else rule.mix
-    decided = rule.decide(sample.probabilities.astype(np.float32))
+    mix = policy.prior if policy.mix is None else policy.mix
+    decided = policy.decide(sample.probabilities.astype(np.float32))
     present = sample.support > 0
     known = np.where(present, mix, 0.0) if mix is not None else None
     known = known / known.sum() if known is not None and known.sum() > 0 else None
@@ -54,14 +57,14 @@ def score_decisions(sample: Sample, rule: Rule, classes: Sequence[str], stated: 
         )
     return Decisions(
         prevalence=stated,
-        costs=None if rule.costs is None else rule.costs.table.tolist(),
+        costs=None if policy.costs is None else policy.costs.table.tolist(),
         refer_costs=None
-        if rule.costs is None or rule.costs.refer is None
-        else rule.costs.refer.tolist(),
-        refer_above=rule.refer_above,
+        if policy.costs is None or policy.costs.refer is None
+        else policy.costs.refer.tolist(),
+        refer_above=policy.refer_above,
         fixed_specificity=FIXED_SPECIFICITY,
         referred=float(decided.refer.mean() if known is None else known @ shares[:, -1]),
-        mean_cost=_mean_cost(rule.costs, shares, known),
+        mean_cost=_mean_cost(policy.costs, shares, known),
         per_class=per_class,
     )
 

@@ -14,9 +14,9 @@ from lmd.base.errors import LmdError
 from lmd.base.progress import Display
 from lmd.data.dataset import Prepared
 from lmd.data.loaders import evaluation_batches
-from lmd.decisions.answers import answers_of, known_of, with_prior
-from lmd.decisions.decide import Decide
-from lmd.decisions.rules import make_rule
+from lmd.decisions.answers import answers_of, basis_of, with_prior
+from lmd.decisions.decide import CostTable, Decide, Prevalence
+from lmd.decisions.policy import make_policy
 from lmd.evaluation.external import evaluate_external
 from lmd.explain.features import BATCH, images_of_run
 from lmd.fit.provenance import now
@@ -28,7 +28,6 @@ from lmd.runs.folder import RunFiles, RunFolder, paired, unborn
 from lmd.runs.predictions import PARTS, PartPredictions, Predictions
 from lmd.runs.record import Record
 from lmd.scoring.comparing import compare, format_comparison
-from lmd.scoring.prevalence import GivenCosts, Prevalence
 from lmd.scoring.sample import Sample
 
 
@@ -118,7 +117,7 @@ def evaluate_tta(
     folder = path.resolve().parent / f"{path.resolve().name}-tta"
     _check_out(folder)
     # A mistake is found before images are read.
-    make_rule(decide, known_of(record, RunFolder.open(path).read_predictions()))
+    make_policy(decide, basis_of(record, RunFolder.open(path).read_predictions()))
     predictor, started = load(path, choose_device(device)), time.perf_counter()
     with Display(quiet=quiet) as display:
         data = images_of_run(record, moved, display)
@@ -198,7 +197,7 @@ def evaluate(
     tta: bool = False,
     against: str | PathLike[str] | None = None,
     prevalence: Prevalence | None = None,
-    costs: GivenCosts | None = None,
+    costs: CostTable | None = None,
     coverage: float | None = None,
     refer_above: int | None = None,
     resamples: int = 1000,

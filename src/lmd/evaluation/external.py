@@ -15,9 +15,9 @@ from lmd.base.errors import LmdError
 from lmd.base.progress import Display
 from lmd.data.source import Columns
 from lmd.data.table import Table
-from lmd.decisions.answers import known_of, with_prior
+from lmd.decisions.answers import basis_of, with_prior
 from lmd.decisions.decide import Decide
-from lmd.decisions.rules import make_rule
+from lmd.decisions.policy import make_policy
 from lmd.evaluation.images import (
     Answers,
     external_data,
@@ -85,7 +85,7 @@ def evaluate_external(
     # A mistake is found before images are read.
     known = known_rows(table, predictor.classes, skip_unknown)
     if files.predictions is not None:
-        make_rule(decide, known_of(files.record, files.predictions))
+        make_policy(decide, basis_of(files.record, files.predictions))
     if other is not None:
         _check_paired(folder, table.take(known), predictor.classes, other, skip_bad)
     begun, started = now(), time.perf_counter()
@@ -179,9 +179,9 @@ def _home_coverage(record: Record, home: RunFiles) -> Record:
     if external is None or sets is None or home.predictions is None or home.record.part != "test":
         return record
     own = _sample(record, home.predictions.parts["test"])
-    known = known_of(home.record, home.predictions)
-    rule = make_rule(Decide(coverage=sets.requested), known)
-    found = score_sets(own, rule.sets or [], known.classes, sets.requested).coverage
+    basis = basis_of(home.record, home.predictions)
+    policy = make_policy(Decide(coverage=sets.requested), basis)
+    found = score_sets(own, policy.sets or [], basis.classes, sets.requested).coverage
     return record.replaced(external=external.model_copy(update={"coverage": found}))
 
 

@@ -4,7 +4,7 @@ import numpy as np
 from numpy.typing import NDArray
 from torch import Tensor
 
-from lmd.decisions.answers import decisions_of, known_of
+from lmd.decisions.answers import basis_of, decisions_of
 from lmd.decisions.decide import Decide
 from lmd.fit.prepare import Ready
 from lmd.runs.predictions import PARTS, PartPredictions, Predictions
@@ -80,8 +80,8 @@ def scored(
     Of an external validation only the external images are scored: the validation part, which gives
     the prediction sets, is that of the run.
     """
-    known = known_of(record, predictions)
-    decisions = decisions_of(record, predictions, known, decide)
+    basis = basis_of(record, predictions)
+    decisions = decisions_of(record, predictions, basis, decide)
     external = record.external is not None
     parts = {part: of for part, of in predictions.parts.items() if part == "test" or not external}
     found = {
@@ -106,7 +106,7 @@ def scored(
             part: calibration(
                 Sample(of.labels, of.probabilities, groups=of.groups),
                 _temperatures(record, part, of.labels),
-                known.prior,
+                basis.prior,
                 resamples=resamples,
             )
             for part, of in parts.items()

@@ -72,10 +72,10 @@ def predict(
             tta=tta,
         )
     found.write_csv(out)
-    if coverage is not None and found.rule.sets is not None:
-        for line in describe_guarantees(found.rule.sets, found.classes, coverage):
+    if coverage is not None and found.policy.sets is not None:
+        for line in describe_guarantees(found.policy.sets, found.classes, coverage):
             typer.echo(line)
-    if found.rule.refers:
+    if found.policy.refers:
         typer.echo(f"{int(found.decided.refer.sum())} of {len(found.names)} images are referred")
     for problem in found.skipped:
         typer.secho(f"skipped: {problem}", fg="yellow", err=True)

@@ -19,9 +19,9 @@ from lmd.base.files import atomic_write
 from lmd.base.text import no_formula, shorten
 from lmd.data.pixels import quiet_decoders
 from lmd.data.reading import frames_note, frames_of
-from lmd.decisions.columns import extra_columns, rule_of
-from lmd.decisions.decide import Decide
-from lmd.decisions.rules import Decided, Rule
+from lmd.decisions.columns import extra_columns, policy_of
+from lmd.decisions.decide import CostTable, Decide, Prevalence
+from lmd.decisions.policy import Decided, Policy
 from lmd.explain.neighbours import Neighbours
 from lmd.model import AVERAGE, load_model
 from lmd.predict.average import AverageEngine, load_average
@@ -29,7 +29,6 @@ from lmd.predict.engines import OnnxEngine, TorchEngine
 from lmd.predict.images import Given, Image, find_images, fitted, listed, mirrored
 from lmd.predict.novelty import ABOVE, Novelty, checked_above, load_novelty
 from lmd.scoring.conformal import Guarantee
-from lmd.scoring.prevalence import GivenCosts, Prevalence
 
 if TYPE_CHECKING:
     from lmd.explain.heat_map import Explanation
@@ -43,7 +42,7 @@ class Prediction:
     """``probabilities (N, K)`` of the images ``names (N,)``, in the order of ``classes (K,)``.
 
     ``skipped`` says which images could not be read, and why. ``decided`` has what follows from the
-    ``rule``: classes, prediction sets and referrals. ``unlike_training (N,)`` flags images unlike
+    ``policy``: classes, prediction sets and referrals. ``unlike_training (N,)`` flags images unlike
     the training images; it is ``None`` if the model cannot tell. ``notes`` say what else is worth
     knowing, such as files with several frames; ``passed_over`` are the files in given folders that
     are not images.
@@ -53,7 +52,7 @@ class Prediction:
     classes: tuple[str, ...]
     probabilities: NDArray[np.floating[Any]]
     decided: Decided
-    rule: Rule
+    policy: Policy
     skipped: tuple[str, ...] = ()
     unlike_training: NDArray[np.bool_] | None = None
     notes: tuple[str, ...] = ()
@@ -88,7 +87,7 @@ class Prediction:
     @property
     def guarantees(self) -> dict[str, Guarantee]:
         """What the coverage of each class means; empty without prediction sets."""
-        return dict(zip(self.classes, self.rule.sets or (), strict=False))
+        return dict(zip(self.classes, self.policy.sets or (), strict=False))
 
     def write_csv(self, path: str | Path) -> None:
         """Write one row per image: name, class, its probability, decisions, all probabilities.
@@ -98,7 +97,7 @@ class Prediction:
         """
         text = io.StringIO()
         writer = csv.writer(text, lineterminator="\n")
-        extra = dict(extra_columns(self.decided, self.rule, self.classes))
+        extra = dict(extra_columns(self.decided, self.policy, self.classes))
         if self.unlike_training is not None:
             extra["unlike_training"] = [str(bool(flag)).lower() for flag in self.unlike_training]
         every = (f"p:{name}" for name in self.classes)
@@ -136,7 +135,7 @@ class Predictor:
         skip_bad: bool = False,
         tick: Callable[[int, int], None] | None = None,
         prevalence: Prevalence | None = None,
-        costs: GivenCosts | None = None,
+        costs: CostTable | None = None,
         coverage: float | None = None,
         refer_above: int | None = None,
         unlike_above: float | None = None,
@@ -156,7 +155,7 @@ class Predictor:
                 "--tta cannot be used with --coverage: the prediction sets are calibrated on "
                 "validation images that were not mirrored"
             )
-        rule = rule_of(self.engine.spec, Decide(prevalence, costs, coverage, refer_above))
+        policy = policy_of(self.engine.spec, Decide(prevalence, costs, coverage, refer_above))
         above = checked_above(unlike_above, self.novelty)
         others: list[Path] = []
         images = listed(images, others)
@@ -181,13 +180,13 @@ class Predictor:
             done += len(chunk)
             if tick is not None:
                 tick(done, len(images))
-        decided = rule.decide(np.concatenate(batches))
+        decided = policy.decide(np.concatenate(batches))
         return Prediction(
             tuple(names),
             self.classes,
             decided.probabilities,
             decided,
-            rule,
+            policy,
             tuple(skipped),
             None if self.novelty is None else np.concatenate(flags),
             (frames_note(dict(sorted(frames.items()))),) if frames else (),

@@ -10,9 +10,9 @@ import numpy as np
 from numpy.typing import NDArray
 
 from lmd.base.errors import LmdError
-from lmd.decisions.columns import rule_of
+from lmd.decisions.columns import policy_of
 from lmd.decisions.decide import Decide
-from lmd.decisions.rules import Rule
+from lmd.decisions.policy import Policy
 from lmd.explain.heat_map import Explanation, explain_pixels, nearest_index
 from lmd.predict.average import AverageEngine
 from lmd.predict.engines import OnnxEngine, TorchEngine
@@ -52,20 +52,20 @@ class Served:
             return "An average of several models has none: serve the folder of one of its folds."
         return "An ONNX file has none: serve the run folder."
 
-    def rule(self, options: Options) -> Rule:
-        """The rule that a request asks for; a ``Problem`` if the model cannot follow it."""
+    def policy(self, options: Options) -> Policy:
+        """The policy that a request asks for; a ``Problem`` if the model cannot follow it."""
         decide = Decide(options.prevalence, options.costs, options.coverage, options.refer_above)
         try:
-            return rule_of(self.predictor.engine.spec, decide)
+            return policy_of(self.predictor.engine.spec, decide)
         except LmdError as error:
             text = _OPTION.sub(lambda found: found[1].replace("-", "_"), str(error))
             raise Problem("bad-options", text) from None
 
     def answer(
-        self, name: str, probabilities: NDArray[np.float32], unlike: bool, rule: Rule
+        self, name: str, probabilities: NDArray[np.float32], unlike: bool, policy: Policy
     ) -> Answer:
         """The answer for one image with ``probabilities (K,)`` of the model."""
-        decided, classes = rule.decide(probabilities[None]), self.predictor.classes
+        decided, classes = policy.decide(probabilities[None]), self.predictor.classes
         chosen = int(decided.chosen[0])
         sets = None
         if decided.sets is not None:
@@ -78,7 +78,7 @@ class Served:
                 of: float(p) for of, p in zip(classes, decided.probabilities[0], strict=True)
             },
             set=sets,
-            refer=bool(decided.refer[0]) if rule.refers else None,
+            refer=bool(decided.refer[0]) if policy.refers else None,
             unlike_training=None if self.predictor.novelty is None else unlike,
         )
 

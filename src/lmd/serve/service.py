@@ -12,7 +12,7 @@ from numpy.typing import NDArray
 from PIL import Image
 
 from lmd.charts.svg import data_uri, png_uri
-from lmd.decisions.rules import Rule
+from lmd.decisions.policy import Policy
 from lmd.explain.heat_map import Explanation
 from lmd.explain.page import OPACITY, as_png, colour_map
 from lmd.serve.batching import Full
@@ -55,16 +55,16 @@ class Service:
     async def predict(self, served: Served, form: Form) -> Answer:
         """The answer for the one image of a form."""
         return await self._answer(
-            served, form.images[0], served.rule(form.options), form.options.picture
+            served, form.images[0], served.policy(form.options), form.options.picture
         )
 
     async def predict_all(self, served: Served, form: Form) -> Rows:
         """One row for each image; an image that cannot be read does not stop the others."""
-        rule = served.rule(form.options)
+        policy = served.policy(form.options)
 
         async def one(upload: Upload) -> Row:
             try:
-                answer = await self._answer(served, upload, rule, form.options.picture)
+                answer = await self._answer(served, upload, policy, form.options.picture)
             except Problem as problem:
                 details = ProblemDetails.model_validate(problem.as_dict())
                 return Row(image=upload.name, problem=details)
@@ -115,7 +115,9 @@ class Service:
             served.batcher.close()
         self._pool.shutdown()
 
-    async def _answer(self, served: Served, upload: Upload, rule: Rule, picture: bool) -> Answer:
+    async def _answer(
+        self, served: Served, upload: Upload, policy: Policy, picture: bool
+    ) -> Answer:
         shown: list[NDArray[np.uint8]] = []
 
         def begin() -> "Future[tuple[NDArray[np.float32], bool]]":
@@ -125,7 +127,7 @@ class Service:
             return served.batcher.submit(decoded.pixels)
 
         row, unlike = await self._chained(begin)
-        answer = served.answer(upload.name, row, unlike, rule)
+        answer = served.answer(upload.name, row, unlike, policy)
         if shown:
             answer.picture = await self._aside(lambda: data_uri(shown[0], SIDE, quality=90))
         return answer

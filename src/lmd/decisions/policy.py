@@ -9,19 +9,15 @@ from numpy.typing import NDArray
 
 from lmd.base.errors import LmdError
 from lmd.decisions.decide import Decide
+from lmd.decisions.parsing import Costs, parse_costs, parse_prevalence
 from lmd.scoring.conformal import Guarantee, Held, guarantees, prediction_sets
-from lmd.scoring.prevalence import (
-    Costs,
-    parse_costs,
-    parse_prevalence,
-    reweighted,
-)
+from lmd.scoring.prevalence import reweighted
 from lmd.scoring.sample import Floats, Probabilities
 
 
 @dataclass(frozen=True)
-class Known:
-    """What a rule needs to know about a model.
+class Basis:
+    """What a policy needs to know about a model.
 
     ``counts (K,)`` are of the training part, ``prior (K,)`` is the mix that the probabilities
     answer for, ``tiers (K,)`` are those of the classes, and ``held_out`` has the validation images
@@ -36,7 +32,7 @@ class Known:
 
 
 @dataclass(frozen=True)
-class Rule:
+class Policy:
     """How probabilities become decisions.
 
     ``prior (K,)`` is the mix that the probabilities answer for and ``mix (K,)`` the one that they
@@ -87,19 +83,19 @@ class Decided:
     refer: NDArray[np.bool_]
 
 
-def make_rule(decide: Decide, known: Known) -> Rule:
-    """Check what a user asks for against what is known about the model."""
+def make_policy(decide: Decide, basis: Basis) -> Policy:
+    """Check what a user asks for against the basis that the model has."""
     mix = sets = None
     if decide.prevalence is not None:
-        if known.prior is None:
+        if basis.prior is None:
             raise LmdError(
                 "--prevalence needs to know the mix of classes that the model answers for, and its "
                 "file does not say it: run `lmd evaluate RUN` once to add it"
             )
-        mix = parse_prevalence(decide.prevalence, known.classes, known.counts)
-    costs = None if decide.costs is None else parse_costs(decide.costs, known.classes)
+        mix = parse_prevalence(decide.prevalence, basis.classes, basis.counts)
+    costs = None if decide.costs is None else parse_costs(decide.costs, basis.classes)
     if decide.coverage is not None:
-        if known.held_out is None or not any(map(len, known.held_out)):
+        if basis.held_out is None or not any(map(len, basis.held_out)):
             raise LmdError(
                 "--coverage needs the probabilities of validation images, and this model has none: "
                 "`lmd evaluate RUN` adds them to an older model; a run without a validation part "
@@ -107,8 +103,8 @@ def make_rule(decide: Decide, known: Known) -> Rule:
                 "refit and give its folder `final` to predict; the report of each fold has the "
                 "coverage on test images)"
             )
-        sets = guarantees(known.held_out, known.tiers, decide.coverage)
+        sets = guarantees(basis.held_out, basis.tiers, decide.coverage)
     if decide.refer_above is not None and (sets is None or decide.refer_above < 1):
         why = "needs --coverage as well" if sets is None else "must be at least 1"
         raise LmdError(f"--refer-above {why}; it is {decide.refer_above}")
-    return Rule(known.prior, mix, costs, sets, decide.refer_above)
+    return Policy(basis.prior, mix, costs, sets, decide.refer_above)
