@@ -79,8 +79,6 @@ def dicoms() -> dict[str, bytes]:
         "dicom with millions of elements": good + words * 300_000,
         "dicom that claims to be run-length coded": plain,
         "dicom that is deflated": good.replace(b"2.1\0", b"2.1.99", 1),
-        "dicom that is a program": b"MZ" + good[2:],
-        "dicom that is a TIFF": b"II*\0" + good[4:],
     }
 
 
@@ -107,10 +105,6 @@ def files() -> dict[str, bytes]:
         "jpeg cut short": jpeg[: len(jpeg) // 2],
         "jpeg of huge size": jpeg_size(jpeg, 65535, 65535),
         "jpeg without height": jpeg_size(jpeg, 60, 0),
-        "jpeg and zip": jpeg + archive(),
-        "jpeg and web page": jpeg + b"<script>alert(1)</script>",
-        "jpeg and php": jpeg + b"<?php system($_GET[0]);",
-        "jpeg with a pdf inside": jpeg[:2] + b"\xff\xfe\x00\x0a%PDF-1.7" + jpeg[2:],
         "png bomb": png(60_000, 60_000),
         "png that is long and thin": png(40_000, 1, pixels=bytes(120_001)),
         "png without pixels": png(0, 0),
@@ -119,15 +113,13 @@ def files() -> dict[str, bytes]:
         "png with a text bomb": png(
             9, 9, chunk(b"zTXt", b"a\0\0" + zlib.compress(bytes(9_000_000)))
         ),
-        "png and zip": whole + archive(),
-        "png and noise": whole + noise,
+        "png of very many chunks": png(9, 9, *[chunk(b"teSt", b"")] * 70_000, pixels=bytes(9 * 28)),
         "png that moves": encoded(pages[0], "PNG", save_all=True, append_images=pages[1:]),
         "tiff mark and noise": b"II*\0" + noise,
         "tiff of huge size": tiff_size(tiff, 1_000_000),
         "tiff cut short": tiff[: len(tiff) // 2],
         "tiff of many pages": encoded(pages[0], "TIFF", save_all=True, append_images=pages[1:]),
         "tiff whose directory is itself": b"II*\0\x08\0\0\0\0\0\x08\0\0\0",
-        "tiff and zip": tiff + archive(),
         "image above the limit": jpeg + bytes(3_300_000),
         **dicoms(),
     }
