@@ -6,8 +6,8 @@ from pathlib import Path
 
 import pytest
 
+from lmd.base.command import parse_settings
 from lmd.base.errors import LmdError
-from lmd.base.options import parse_settings
 from lmd.base.text import as_toml
 from lmd.benchmark.grid import load_grid, shipped_grids
 from lmd.benchmark.plan import grid_hash, read_plan, write_plan

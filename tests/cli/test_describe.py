@@ -7,8 +7,8 @@ from typing import Any
 import pytest
 from typer.testing import CliRunner
 
+from lmd.base.command import parse_settings
 from lmd.base.errors import LmdError
-from lmd.base.options import parse_settings
 from lmd.cli.commands import app
 from lmd.fit.request import resolve
 from lmd.methods import METHODS

@@ -1,12 +1,9 @@
 """Options that several commands share."""
 
-import tomllib
 from pathlib import Path
 from typing import Annotated, Any
 
 import typer
-
-from lmd.base.errors import LmdError
 
 Device = Annotated[str, typer.Option(help="auto, cpu, cuda or cuda:N.")]
 SkipBad = Annotated[bool, typer.Option("--skip-bad", help="Continue without unreadable images.")]
@@ -143,21 +140,3 @@ def given_columns(context: typer.Context) -> dict[str, Any]:
     if context.params["root"] is not None:
         given["root"] = str(context.params["root"])
     return given | ({"allow_outside": True} if context.params["allow_outside"] else {})
-
-
-def parse_settings(words: list[str]) -> dict[str, Any]:
-    """``key=value`` words; a value is read as TOML or ``null``, and otherwise as text.
-
-    >>> parse_settings(["epochs=3", "backbone=resnet8", "split=[0.6, 0.2, 0.2]", "imbalance=null"])
-    {'epochs': 3, 'backbone': 'resnet8', 'split': [0.6, 0.2, 0.2], 'imbalance': None}
-    """
-    found: dict[str, Any] = {}
-    for word in words:
-        key, mark, value = word.partition("=")
-        if not mark or not key:
-            raise LmdError(f"--set takes KEY=VALUE, not {word!r}")
-        try:
-            found[key.strip()] = tomllib.loads(f"x = {value}")["x"]
-        except tomllib.TOMLDecodeError:
-            found[key.strip()] = None if value == "null" else value
-    return found

@@ -6,6 +6,7 @@ from typing import Annotated, Any
 import typer
 
 from lmd import __version__
+from lmd.base.command import parse_settings
 from lmd.base.errors import LmdError, leave_terminal, use_terminal
 from lmd.base.options import (
     SOURCES,
@@ -28,7 +29,6 @@ from lmd.base.options import (
     SplitColumn,
     Workers,
     given_columns,
-    parse_settings,
 )
 from lmd.benchmark.choose_command import choose_command
 from lmd.benchmark.command import benchmark, table

@@ -8,6 +8,7 @@ from rich import box
 from rich.console import Console
 from rich.table import Column, Table
 
+from lmd.base.command import parse_settings
 from lmd.base.options import (
     AllowOutside,
     Device,
@@ -19,7 +20,6 @@ from lmd.base.options import (
     SkipBad,
     SplitColumn,
     given_columns,
-    parse_settings,
 )
 
 if TYPE_CHECKING:
