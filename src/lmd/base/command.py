@@ -100,7 +100,8 @@ def _option(
     extras = getattr(annotation, "__metadata__", ())
     info = next((extra for extra in extras if isinstance(extra, ParameterInfo)), None)
     if info is None:
-        flag = f"--{'no-' if default is True else ''}{name.replace('_', '-')}"
+        option = name.replace("_", "-")
+        flag = f" /--no-{option}" if default is True else f"--{option}"
         info = typer.Argument() if argument else typer.Option(*[flag] if hint is bool else [])
     if hint is Mapping:
         hint, several, info.metavar = str, True, "KEY=VALUE"
