@@ -107,9 +107,6 @@ def table(
         Path | None,
         typer.Option(help="File to write instead of printing; an existing one is replaced."),
     ] = None,
-    figure: Annotated[
-        Path | None, typer.Option(help="File (.svg) for the figure of a sweep; default: no figure.")
-    ] = None,
     resamples: Annotated[
         int | None,
         typer.Option(
@@ -122,11 +119,10 @@ def table(
     """Print a table in one of the paper's forms from finished runs, without training."""
     from lmd.base.files import atomic_write, check_output
     from lmd.benchmark.grid import load_grid
-    from lmd.benchmark.tables import make_tables, read_results, sweep_figure
+    from lmd.benchmark.tables import make_tables, read_results
 
-    for option, path, kinds in (("--out", out, TABLES), ("--figure", figure, (".svg",))):
-        if path is not None:
-            check_output(path, option, *kinds)
+    if out is not None:
+        check_output(out, "--out", *TABLES)
     folder = (runs or Path("runs") / load_grid(file).name).resolve()
     if not folder.is_dir():
         raise LmdError(f"no benchmark in {folder}: run `lmd benchmark {file}` or use --runs")
@@ -134,9 +130,6 @@ def table(
     results = read_results(plan, folder, resamples=resamples)
     _resample(results, form)
     text = make_tables(results, form=form, format=format_)
-    if figure is not None:
-        atomic_write(figure, sweep_figure(results).encode(), parents=True)
-        typer.echo(f"Wrote the figure to {figure}", err=True)
     if out is None:
         typer.echo(text)
     else:

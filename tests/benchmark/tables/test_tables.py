@@ -1,4 +1,4 @@
-"""Tables and figures from records: the numbers, the marks, the tests and the four formats."""
+"""Tables from records: the numbers, the marks, the tests and the four formats."""
 
 import csv
 import io
@@ -6,7 +6,6 @@ import json
 import re
 from pathlib import Path
 from typing import Any
-from xml.etree import ElementTree
 
 import numpy as np
 import pytest
@@ -16,7 +15,7 @@ from toys import toy_probabilities
 from lmd.base.errors import LmdError
 from lmd.benchmark.plan import Plan
 from lmd.benchmark.planning import plan_grid
-from lmd.benchmark.tables import make_tables, read_results, sweep_figure
+from lmd.benchmark.tables import make_tables, read_results
 from lmd.benchmark.tables.forms import Comparison, Value, build
 from lmd.runs.predictions import PartPredictions, Predictions
 from lmd.scoring import metrics
@@ -295,7 +294,7 @@ def test_factors_stand_side_by_side(tmp_path: Path) -> None:
     ]
 
 
-def test_a_sweep_and_its_figure(tmp_path: Path) -> None:
+def test_a_sweep_has_a_row_for_each_value(tmp_path: Path) -> None:
     text = 'data = "a.csv"\nmethods = ["ce", "lmd"]\n[sweep]\nlambda_1 = [0.1, 1.0, 10.0]\n'
     plan = make_plan(tmp_path, text)
     write_runs(plan, tmp_path / "out")
@@ -316,16 +315,6 @@ def test_a_sweep_and_its_figure(tmp_path: Path) -> None:
         True,
         False,
     ]
-    drawing = sweep_figure(results)
-    root = ElementTree.fromstring(drawing)
-    assert root.tag == "{http://www.w3.org/2000/svg}svg"
-    words = ["".join(e.itertext()) for e in root.iter("{http://www.w3.org/2000/svg}text")]
-    assert "lambda_1 (logarithmic)" in words
-    marks = list(root.iter("{http://www.w3.org/2000/svg}polygon"))
-    assert len(marks) == 3 + 1  # a square for each value, and one in the legend
-    places = [float(e.get("points", "").split(",")[0]) for e in marks[:3]]
-    assert places[1] - places[0] == pytest.approx(places[2] - places[1], abs=0.05)
-    assert "http" not in drawing.replace("http://www.w3.org/2000/svg", "")
 
 
 def test_two_settings_of_one_method_are_rows(tmp_path: Path) -> None:
@@ -379,8 +368,6 @@ def test_errors(compared: tuple[Plan, Path]) -> None:
         make_tables(results, form="x")
     with pytest.raises(LmdError, match="choose one of text, markdown, latex, csv"):
         make_tables(results, format="x")
-    with pytest.raises(LmdError, match="a figure needs"):
-        sweep_figure(results)
     labels = np.repeat(np.arange(len(CLASSES)), SUPPORT)
     write_one(folder / "rs-seed2", {"key": "rs"}, probabilities(labels, 1.0, 0), 0)
     with edited_arrays(folder / "rs-seed2") as arrays:
