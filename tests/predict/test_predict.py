@@ -69,7 +69,7 @@ def test_names_are_neither_formulas_nor_separators(tmp_path: Path) -> None:
     Prediction(names, classes, p, decided, policy).write_csv(tmp_path / "p.csv")
     with (tmp_path / "p.csv").open(newline="", encoding="utf-8") as file:
         rows = list(csv.DictReader(file))
-    assert [row["image"] for row in rows] == ["'-x.png", "'@y.png", "z=1.png"]
+    assert [row["image"] for row in rows] == ["-x.png", "@y.png", "z=1.png"]
     assert [row["predicted"] for row in rows] == ["'=1+1", "a|b", "nv"]
     assert [row["set"] for row in rows] == ["'=1+1|a\\|b", "a\\|b|c\\\\|nv", "nv"]
     assert list(rows[0])[-4:] == [f"p:{name}" for name in classes]

@@ -31,7 +31,7 @@ def test_format_scores_shows_values_intervals_notes_and_definitions():
         *(f"{entry.value:.3f}", f"{entry.low:.3f}", "to", f"{entry.high:.3f}")
     ]
     absent = next(x for x in text.splitlines() if x.startswith("AN "))
-    assert absent.split() == ["AN", "tail", "5", "0", *["-"] * 6]
+    assert absent.split() == ["AN", "tail", "5", "0", *["–"] * 6]
     flat = " ".join(text.split())
     for each in definitions(50).values():
         assert each.definition in flat

@@ -1,10 +1,12 @@
-"""Text for people: shortened lists, singular and plural, near misses, values as typed, cells."""
+"""Text for people: shortened lists, plurals, near misses, values as typed, tables and CSV."""
 
+import csv
+import io
 import json
 import os
 import re
 import tomllib
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from difflib import get_close_matches
 from typing import Any
 
@@ -12,14 +14,14 @@ LONG = 200  # characters of a name in a message
 
 
 def clipped(text: str, most: int = LONG) -> str:
-    """A text with its middle left out if it is very long.
+    """Return ``text``, or its two ends if it is long: names often differ at the end.
 
     >>> clipped("abcdefghij", most=5), clipped("abc", most=5)
-    ('abc…j', 'abc')
+    ('ab…ij', 'abc')
     """
     if len(text) <= most:
         return text
-    tail = most // 4
+    tail = (most - 1) // 2
     return f"{text[: most - tail - 1]}…{text[len(text) - tail :]}"
 
 
@@ -102,16 +104,67 @@ def as_typed(value: Any) -> str:
     return as_toml(value)
 
 
-def no_formula(text: str) -> str:
-    """A cell of a CSV file with an apostrophe before what a spreadsheet would compute.
+def text_table(
+    rows: Sequence[Sequence[str] | None], align: str = "lr", *, limits: Sequence[int] = ()
+) -> str:
+    """Return columns of plain text; ``None`` is a line across, and rows without text are left out.
 
-    >>> no_formula("=2+2"), no_formula("nevus"), no_formula("-1")
-    ("'=2+2", 'nevus', '-1')
+    ``align`` has an ``l`` or ``r`` for each column, the last one for all that follow. ``limits``
+    are the most characters of a column.
+
+    >>> print(text_table([("class", "recall"), None, ("nevus", "0.9"), ("melanoma", "0.75")]))
+    class     recall
+    ----------------
+    nevus        0.9
+    melanoma    0.75
     """
-    if not text.startswith(("=", "+", "-", "@", "\t", "\r")):
-        return text
-    number = re.fullmatch(r"[+-]?\d+(\.\d+)?(e[+-]?\d+)?", text)
-    return text if number else f"'{text}"
+    most = dict(enumerate(limits))
+    cut = [row and [clipped(x, most.get(i, LONG)) for i, x in enumerate(row)] for row in rows]
+    widths = [max(map(len, column)) for column in zip(*(row for row in cut if row), strict=True)]
+    sides = align.ljust(len(widths), align[-1])
+    lines = []
+    for row in cut:
+        pad = zip(row or (), widths, sides, strict=False)
+        cells = [x.ljust(width) if side == "l" else x.rjust(width) for x, width, side in pad]
+        lines.append(None if row is None else "  ".join(cells).rstrip())
+    rule = "-" * max(len(line or "") for line in lines)
+    return "\n".join(rule if line is None else line for line in lines if line != "")
+
+
+def csv_text(
+    header: Sequence[str],
+    rows: Iterable[Sequence[Any] | Mapping[str, Any]],
+    *,
+    exact: bool = False,
+) -> str:
+    """Return a CSV file; ``None``, and what a mapping lacks, is an empty cell.
+
+    Texts that a spreadsheet would compute have an apostrophe before them (``no_formula``), except
+    in an ``exact`` file, which this program reads again.
+
+    >>> csv_text(["class", "recall"], [("=a()", 0.5), {"class": "nevus"}])
+    "class,recall\\n'=a(),0.5\\nnevus,\\n"
+    """
+    text = io.StringIO(newline="")
+    writer = csv.writer(text, lineterminator="\n")
+    for row in (header, *rows):
+        cells = [row.get(key) for key in header] if isinstance(row, Mapping) else row
+        writer.writerow(
+            [no_formula(cell) if isinstance(cell, str) and not exact else cell for cell in cells]
+        )
+    return text.getvalue()
+
+
+def no_formula(text: str) -> str:
+    """Return a cell of a CSV file that no spreadsheet computes, by an apostrophe if need be.
+
+    After ``+``, ``-`` or ``@``, only calls and links are computed in a harmful way, so names such
+    as ``+ve`` and ``-12.png`` stay as they are.
+
+    >>> no_formula("=2+2"), no_formula("+ve"), no_formula("-1"), no_formula("@sum(a1)")
+    ("'=2+2", '+ve', '-1', "'@sum(a1)")
+    """
+    return f"'{text}" if re.match(r"[=\t\r]|[+@-].*[(|!]", text, re.DOTALL) else text
 
 
 def printable(text: str) -> str:

@@ -10,7 +10,6 @@ from lmd.evaluation.evaluate import compare_runs
 from lmd.fit.train import train
 from lmd.methods import DEMO, METHODS
 from lmd.report import write_report
-from lmd.scoring.estimates import Estimate
 
 
 def run_demo(
@@ -38,18 +37,13 @@ def run_demo(
     for key, run in runs.items():
         metrics = run.read_record().metrics["test"]
         shown = [
-            f"{title} {_points(metrics[name])}"
+            f"{title} {metrics[name].text('.1p')}"
             for name, title in (("balanced_accuracy", "balanced accuracy"), ("bacc_tail", "tail"))
         ]
         say(f"{METHODS[key].title:>4}: {', '.join(shown)}")
     say("")
     say(compare_runs(runs[method.key].path, runs[baseline.key].path))
     return report
-
-
-def _points(found: Estimate) -> str:
-    value, low, high = (100 * (x or 0.0) for x in (found.value, found.low, found.high))
-    return f"{value:5.1f} ({low:.1f} to {high:.1f})"
 
 
 def _names(out: Path) -> Iterator[Path]:

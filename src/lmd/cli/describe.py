@@ -10,7 +10,7 @@ from rich import box
 from rich.console import Console
 from rich.table import Column, Table
 
-from lmd.base.text import as_typed
+from lmd.base.text import as_typed, text_table
 
 if TYPE_CHECKING:
     from lmd.contract.method import Method
@@ -79,10 +79,7 @@ def _wrapped(text: str, indent: int, hang: int | None = None) -> str:
 def _list(header: Sequence[str], rows: Sequence[Sequence[str]]) -> None:
     """A table on a terminal; elsewhere one plain line for each row."""
     if not sys.stdout.isatty():
-        widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
-        for row in rows:
-            cells = (cell.ljust(width) for cell, width in zip(row, widths, strict=True))
-            typer.echo("  ".join(cells).rstrip())
+        typer.echo(text_table(rows, "l"))
         return
     # A name has to be whole to be copied.
     table = Table(Column(header[0], no_wrap=True), *header[1:], box=box.SIMPLE_HEAD)

@@ -16,6 +16,7 @@ from pydantic import ValidationError
 from lmd.base.errors import LmdError
 from lmd.base.files import atomic_write, clear_leftovers, is_leftover
 from lmd.base.lock import NAME as LOCK
+from lmd.base.text import csv_text
 from lmd.runs.predictions import PARTS, PartPredictions, Predictions, read_predictions
 from lmd.runs.record import FORMAT, HistoryRow, Part, Record
 from lmd.scoring.estimates import Estimate
@@ -131,7 +132,7 @@ class RunFolder:
             return f"<run {self.path}: it has no readable record>"
         head = f"<run {self.path}: {record.method.title} on {record.data.source}, {record.status}"
         found = record.metrics.get(record.part or "test", {})
-        texts = [f"{key} {_shown(found[key])}" for key in HEADLINES if key in found]
+        texts = [f"{key} {found[key].text()}" for key in HEADLINES if key in found]
         return f"{head}{''.join(f', {text}' for text in texts)}>"
 
     @property
@@ -244,11 +245,7 @@ class RunFolder:
     def write_history(self, rows: Sequence[Mapping[str, Any]]) -> None:
         """Replace ``history.csv``, one row per epoch; terms that a stage lacks are empty."""
         columns = list(dict.fromkeys(key for row in rows for key in row))
-        text = io.StringIO()
-        writer = csv.DictWriter(text, columns, restval="", lineterminator="\n")
-        writer.writeheader()
-        writer.writerows({k: "" if v is None else v for k, v in row.items()} for row in rows)
-        atomic_write(self.history_path, text.getvalue().encode())
+        atomic_write(self.history_path, csv_text(columns, rows).encode())
 
     def read_history(self) -> list[HistoryRow]:
         """The rows of ``history.csv`` with their numbers; empty if there is no file."""
@@ -283,18 +280,6 @@ class RunFiles:
     record: Record
     predictions: Predictions | None
     history: Sequence[HistoryRow]
-
-
-def _shown(found: Estimate) -> str:
-    """A value with its interval.
-
-    >>> _shown(Estimate(value=0.5, low=0.41, high=0.62)), _shown(Estimate(value=None))
-    ('0.500 (0.410 to 0.620)', 'not computable')
-    """
-    if found.value is None:
-        return "not computable"
-    known = found.low is not None and found.high is not None
-    return f"{found.value:.3f}" + (f" ({found.low:.3f} to {found.high:.3f})" if known else "")
 
 
 def unborn(path: Path) -> bool:

@@ -3,7 +3,15 @@
 import textwrap
 from collections.abc import Mapping, Sequence
 
-from lmd.scoring.estimates import Decisions, Definition, Estimate, External, PartScores, SetScores
+from lmd.base.text import text_table
+from lmd.scoring.estimates import (
+    Decisions,
+    Definition,
+    External,
+    PartScores,
+    SetScores,
+    number_text,
+)
 from lmd.scoring.intervals import LEVEL, SMALL_CLASS
 from lmd.scoring.metrics import METRICS, PER_CLASS
 
@@ -54,21 +62,20 @@ def definitions(resamples: int = 1000, grouped: bool = False) -> dict[str, Defin
 
 def format_scores(scores: PartScores, texts: Mapping[str, Definition]) -> str:
     """One part as plain text: values, intervals, classes, notes and the definitions ``texts``."""
-    rows = [(texts[key].title, _plain(one), _span(one)) for key, one in scores.metrics.items()]
-    lines = _columns([("Metric", "value", f"{100 * LEVEL:g} % interval"), *rows])
+    rows = [(texts[key].title, *one.cells()) for key, one in scores.metrics.items()]
+    lines = [text_table([("Metric", "value", f"{100 * LEVEL:g} % interval"), None, *rows])]
     grouped = any(row.units is not None for row in scores.per_class)
     header = ["Class", "tier", "train", "images (lesions, patients)" if grouped else "images"]
     for column in PER_CLASS:
         header += [column, "interval"]
-    table = [tuple(header)]
+    table: list[Sequence[str] | None] = [header, None]
     for row in scores.per_class:
         images = f"{row.support} ({row.units})" if grouped else str(row.support)
         cells = [row.name, row.tier, str(row.train), images]
         for column in PER_CLASS:
-            entry = getattr(row, column)
-            cells += [_plain(entry), _span(entry)]
-        table.append(tuple(cells))
-    lines += ["", *_columns(table)]
+            cells += getattr(row, column).cells()
+        table.append(cells)
+    lines += ["", text_table(table)]
     if scores.notes:
         lines += ["", "Notes", *(_wrapped(note, "- ") for note in scores.notes)]
     lines += ["", "Definitions"]
@@ -80,14 +87,13 @@ def format_decisions(decisions: Decisions, sets: SetScores | None) -> str:
     """Decisions and prediction sets of each class as plain text."""
     fixed = f"sens. at {100 * decisions.fixed_specificity:g} % spec."
     head = ("Class", "prevalence", "recall", "interval", "referred", "specificity", "PPV", "NPV")
-    table: list[tuple[str, ...]] = [(*head, fixed)]
+    table: list[Sequence[str] | None] = [(*head, fixed), None]
     for row in decisions.per_class:
-        share = "-" if row.prevalence is None else f"{row.prevalence:.3f}"
         rest = (row.referred, row.specificity, row.ppv, row.npv, row.fixed)
-        cells = (row.name, share, _plain(row.recall), _span(row.recall), *map(_plain, rest))
-        table.append(cells)
+        numbers = (*row.recall.cells(), *(one.value_text() for one in rest))
+        table.append((row.name, number_text(row.prevalence), *numbers))
     how = "least expected cost" if decisions.costs else "highest probability"
-    lines = [f"Decisions by the {how}; prevalence: {decisions.prevalence}", *_columns(table)]
+    lines = [f"Decisions by the {how}; prevalence: {decisions.prevalence}", text_table(table)]
     lines.append(f"Referred: {100 * decisions.referred:.1f} % of images at this prevalence")
     if decisions.unpriced:
         lines.append(f"Mean cost of one image: not known, because {UNPRICED}")
@@ -95,50 +101,47 @@ def format_decisions(decisions: Decisions, sets: SetScores | None) -> str:
         lines.append(f"Mean cost of one image at this prevalence: {decisions.mean_cost:.4g}")
     if sets is None:
         return "\n".join(lines)
-    rows = [
-        ("Class", "guaranteed for", "by images", "coverage", "interval", "set size", "interval")
+    rows: list[Sequence[str]] = [
+        (one.name, one.guarantee, str(one.images), *one.coverage.cells(), *one.size.cells())
+        for one in sets.per_class
     ]
-    for one in sets.per_class:
-        numbers = (_plain(one.coverage), _span(one.coverage), _plain(one.size), _span(one.size))
-        rows.append((one.name, one.guarantee, str(one.images), *numbers))
-    whole = (_plain(sets.coverage), _span(sets.coverage), _plain(sets.size), _span(sets.size))
-    rows.append(("All images", "", "", *whole))
+    rows.append(("All images", "", "", *sets.coverage.cells(), *sets.size.cells()))
+    top = ("Class", "guaranteed for", "by images", "coverage", "interval", "set size", "interval")
     lines += ["", f"Prediction sets with a coverage of {100 * sets.requested:g} %"]
-    return "\n".join([*lines, *_columns(rows)])
+    return "\n".join([*lines, text_table([top, None, *rows])])
 
 
 def format_external(found: External, sets: SetScores | None) -> str:
     """What differs between the images of another place and the run's own, as plain text."""
     home = f"{found.run}, {found.home_part}"
-    rows: list[tuple[str, ...]] = [
-        ("", home, "interval", "here", "interval", "difference", "interval")
+    rows: list[Sequence[str] | None] = [
+        ("", home, "interval", "here", "interval", "difference", "interval"),
+        None,
     ]
     for key, one in found.metrics.items():
-        numbers = (one.home, one.here, one.difference)
-        rows.append((METRICS[key].title, *(f(n) for n in numbers for f in (_plain, _span))))
+        numbers = (*one.home.cells(), *one.here.cells(), *one.difference.cells())
+        rows.append((METRICS[key].title, *numbers))
     mean = found.confidence
     pairs = {"Mean confidence": (mean.home, mean.here)}
     if found.coverage is not None and sets is not None:
         title = f"Coverage of {100 * sets.requested:g} % sets, all images"
         pairs[title] = (found.coverage, sets.coverage)
     for title, both in pairs.items():
-        rows.append((title, *(f(n) for n in both for f in (_plain, _span)), "", ""))
-    lines = [f"Here and in {home} part, on the classes that both have", *_columns(rows)]
-    shares: list[tuple[str, ...]] = [("Class", "train", found.home_part, "here")]
+        rows.append((title, *both[0].cells(), *both[1].cells(), "", ""))
+    lines = [f"Here and in {home} part, on the classes that both have", text_table(rows)]
+    shares: list[Sequence[str] | None] = [("Class", "train", found.home_part, "here"), None]
     shares += [
         (one.name, *(f"{100 * share:.1f} %" for share in (one.train, one.home, one.here)))
         for one in found.classes
     ]
     apart = f"differs by {100 * found.mix_distance:.0f} % (0: the same, 100: no class in common)"
-    lines += ["", f"Class mix: {apart}", *_columns(shares)]
+    lines += ["", f"Class mix: {apart}", text_table(shares)]
     lines.append(
         f"If {home} part had the class mix of here, its mean confidence would be "
         f"{mean.expected:.3f}."
     )
     if found.flagged is not None:
-        lines.append(
-            f"Unlike the training images: {_plain(found.flagged)} ({_span(found.flagged)})"
-        )
+        lines.append(f"Unlike the training images: {found.flagged.text()}")
     for other in found.unknown:
         flags = ""
         if other.flagged is not None:
@@ -148,24 +151,6 @@ def format_external(found: External, sets: SetScores | None) -> str:
             f"confidence {other.confidence:.3f}{flags})"
         )
     return "\n".join(lines)
-
-
-def _plain(entry: Estimate) -> str:
-    return "-" if entry.value is None else f"{entry.value:.3f}"
-
-
-def _span(entry: Estimate) -> str:
-    low, high = entry.low, entry.high
-    return "-" if low is None or high is None else f"{low:.3f} to {high:.3f}"
-
-
-def _columns(rows: Sequence[tuple[str, ...]]) -> list[str]:
-    widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
-    lines = []
-    for row in rows:
-        first, *rest = (cell.rjust(width) for cell, width in zip(row, widths, strict=True))
-        lines.append("  ".join([row[0].ljust(len(first)), *rest]))
-    return [lines[0], "-" * len(lines[0]), *lines[1:]]
 
 
 def _wrapped(text: str, mark: str) -> str:

@@ -1,8 +1,41 @@
-"""The numbers of a record: values with intervals, for all classes and for each of them."""
+"""The numbers of a record, with intervals and as text: for all classes and for each of them."""
 
+import math
 from typing import Literal
 
 from pydantic import BaseModel, ConfigDict, Field
+
+MISSING = "–"
+
+
+def number_text(value: float | None, form: str = ".3f") -> str:
+    """Return a number as text; a dash if it is ``None`` or nan.
+
+    ``form`` is a format of Python with two more meanings: ``%`` has a space before the sign, and
+    ``p`` is per cent without a sign, for columns and differences that say so.
+
+    >>> number_text(0.7125), number_text(0.7125, ".1%"), number_text(-0.01, "+.1p")
+    ('0.713', '71.2\u202f%', '−1.0')
+    >>> number_text(None)
+    '–'
+    """
+    if value is None or math.isnan(value):
+        return MISSING
+    sign = "\u202f%" if form.endswith("%") else ""
+    if form[-1] in "%p":
+        value, form = 100 * value, f"{form[:-1]}f"
+    return f"{value:{form}}".replace("-", "−") + sign
+
+
+def interval_text(low: float | None, high: float | None, form: str = ".3f") -> str:
+    """Return an interval as text, ``form`` as for ``number_text``; empty if it is not known.
+
+    >>> interval_text(0.41, 0.62), interval_text(0.41, 0.62, ".1%"), interval_text(0.41, None)
+    ('0.410 to 0.620', '41.0 to 62.0\u202f%', '')
+    """
+    if low is None or high is None or math.isnan(low) or math.isnan(high):
+        return ""
+    return f"{number_text(low, form.replace('%', 'p'))} to {number_text(high, form)}"
 
 
 class Plain(BaseModel):
@@ -17,6 +50,28 @@ class Estimate(Plain):
     value: float | None
     low: float | None = None
     high: float | None = None
+
+    def text(self, form: str = ".3f", missing: str = "not computable") -> str:
+        """Return the value with its interval, ``form`` as for ``number_text``.
+
+        >>> Estimate(value=0.5, low=0.41, high=0.62).text(), Estimate(value=None).text()
+        ('0.500 (0.410 to 0.620)', 'not computable')
+        """
+        span = self.interval_text(form)
+        text = missing if self.value is None else self.value_text(form)
+        return f"{text} ({span})" if span else text
+
+    def value_text(self, form: str = ".3f") -> str:
+        """Return the value alone; a dash if it cannot be computed."""
+        return number_text(self.value, form)
+
+    def interval_text(self, form: str = ".3f") -> str:
+        """Return the interval alone; empty if there is none."""
+        return interval_text(self.low, self.high, form)
+
+    def cells(self, form: str = ".3f") -> tuple[str, str]:
+        """Return the value and the interval for two columns of a table."""
+        return self.value_text(form), self.interval_text(form) or MISSING
 
 
 class ClassScore(Plain):
