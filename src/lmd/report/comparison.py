@@ -12,7 +12,7 @@ from lmd.charts.curves import Bin, reliability
 from lmd.charts.svg import savable
 from lmd.runs.folder import RunFiles, paired
 from lmd.scoring.comparing import compare, p_text
-from lmd.scoring.intervals import wilson
+from lmd.scoring.intervals import effective, wilson
 from lmd.scoring.metrics import METRICS
 from lmd.scoring.sample import ECE_BINS, Sample
 
@@ -26,13 +26,15 @@ def reliability_figure(name: str, sample: Sample) -> tuple[Markup, list[Bin]]:
 def reliability_bins(sample: Sample) -> list[Bin]:
     """The bins of the expected calibration error, each with its accuracy.
 
-    Guo et al. 2017, "On Calibration of Modern Neural Networks", equations 2 and 3.
+    Guo et al. 2017, "On Calibration of Modern Neural Networks", equations 2 and 3. Images of one
+    patient or lesion count as in the intervals of recall.
     """
     result = []
     for i in range(ECE_BINS):
         inside = sample.bins == i
+        groups = None if sample.groups is None else sample.groups[inside]
         count, hits = int(inside.sum()), int(sample.right[inside].sum())
-        low, high = wilson(hits, count)
+        low, high = wilson(*effective(sample.right[inside], groups))
         mean = float(sample.confidence[inside].mean()) if count else (i + 0.5) / ECE_BINS
         share = hits / count if count else 0.0
         result.append(Bin(i / ECE_BINS, (i + 1) / ECE_BINS, count, mean, share, low, high))

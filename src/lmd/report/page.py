@@ -98,7 +98,7 @@ def _calibration(run: RunFiles, metrics: Sequence[view.Row]) -> dict[str, Any] |
     found = run.predictions.parts.get(part) if run.predictions and part else None
     if found is None or not len(found.labels):
         return None
-    sample = Sample(found.labels, found.probabilities)
+    sample = Sample(found.labels, found.probabilities, groups=found.groups)
     figure, bins = reliability_figure("reliability", sample)
     computed = {"text": f"{METRICS['ece'].value(sample):.3f}", "interval": ""}
     total = sum(each.count for each in bins)
@@ -107,7 +107,8 @@ def _calibration(run: RunFiles, metrics: Sequence[view.Row]) -> dict[str, Any] |
     temperature = run.record.model.temperature
     # A mean over mirror images has no logits that could be multiplied by it.
     if temperature != 1 and run.record.tta is None:
-        raw = Sample(found.labels, without_temperature(found.probabilities, temperature))
+        untempered = without_temperature(found.probabilities, temperature)
+        raw = Sample(found.labels, untempered, groups=found.groups)
         before, _ = reliability_figure("reliability-before", raw)
     return {
         "figure": figure,
