@@ -40,11 +40,11 @@ CASES: dict[str, tuple[int, dict[str, Any]]] = {
 
 @dataclass
 class FixedFeatures:
-    """The contract's ``Run`` over fixed features."""
+    """The contract's ``Epoch`` over fixed features."""
 
     found: Features
-    epoch: int
-    epochs: int
+    index: int
+    total: int
     generator: torch.Generator
     steps: int = 1
     val_recall: Tensor | None = None

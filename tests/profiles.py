@@ -2,7 +2,7 @@
 
 import pytest
 import torch
-from toys import FakeRun, small_model
+from toys import FakeEpoch, small_model
 
 from lmd.contract.stage import Batch, Task, prepare
 from lmd.methods.lmd import METHODS
@@ -36,8 +36,8 @@ def stage_one(profile, steps=100, **given):
     stage = next(stages)
     groups = prepare(stage)
     batch = data()
-    run = FakeRun(stage.model, batch.views["weak"], batch.labels, epochs=steps)
-    stage.start_epoch(run, None)
+    epoch = FakeEpoch(stage.model, batch.views["weak"], batch.labels, total=steps)
+    stage.start_epoch(epoch, None)
     return stage, batch, torch.optim.SGD(groups, lr=LR[profile])
 
 
@@ -47,7 +47,7 @@ def stage_two(profile, key="lmd", counts=COUNTS, **given):
     stage = next(stages)
     groups = prepare(stage)
     batch = data(counts)
-    return stage, groups, FakeRun(model, batch.views["weak"], batch.labels, epochs=3), batch
+    return stage, groups, FakeEpoch(model, batch.views["weak"], batch.labels, total=3), batch
 
 
 QUICK = {"virtual_features": 40, "m_step": "sgd"}

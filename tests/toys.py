@@ -120,7 +120,7 @@ def assert_same(a: dict[str, torch.Tensor], b: dict[str, torch.Tensor]) -> None:
 
 
 @dataclass
-class FakeRun:
+class FakeEpoch:
     """What the loop lends for one epoch: images in memory, features by the model in ``eval`` mode.
 
     Without images of its own the validation part is the training part.
@@ -130,8 +130,8 @@ class FakeRun:
     images: Tensor
     labels: Tensor
     validation: tuple[Tensor, Tensor] | None = None
-    epoch: int = 0
-    epochs: int = 1
+    index: int = 0
+    total: int = 1
     steps: int = 1
     val_recall: Tensor | None = None
     generator: torch.Generator = field(init=False)
@@ -139,7 +139,7 @@ class FakeRun:
     drawn: list[tuple[Tensor, Tensor]] = field(default_factory=list)
 
     def __post_init__(self) -> None:
-        self.generator = torch.Generator().manual_seed(self.epoch)
+        self.generator = torch.Generator().manual_seed(self.index)
 
     @torch.no_grad()
     def features(
@@ -193,9 +193,9 @@ class World:
         self.model = Model(encoder, head(6, len(self.counts)))
         return method.stages_for(self.model, self.task, settings)
 
-    def run(self, epoch: int = 0) -> FakeRun:
+    def at(self, index: int = 0) -> FakeEpoch:
         steps = -(-len(self.train[1]) // self.batch_size)
-        return FakeRun(self.model, *self.train, self.validation, epoch, self.epochs, steps)
+        return FakeEpoch(self.model, *self.train, self.validation, index, self.epochs, steps)
 
     def batches(self, stage: Stage, weights: list[Tensor | None]) -> Iterator[list[Batch]]:
         images, labels = self.train
@@ -216,12 +216,14 @@ class World:
                 for c in chosen
             ]
 
-    def epoch(self, stage: Stage, optimizer: SGD | None, epoch: int) -> list[dict[str, float]]:
-        torch.manual_seed(100 + epoch)
-        run = self.run(epoch)
-        stage.start_epoch(run, optimizer)
+    def train_epoch(
+        self, stage: Stage, optimizer: SGD | None, index: int
+    ) -> list[dict[str, float]]:
+        torch.manual_seed(100 + index)
+        epoch = self.at(index)
+        stage.start_epoch(epoch, optimizer)
         history = []
-        for batches in self.batches(stage, stage.class_weights(run)):
+        for batches in self.batches(stage, stage.class_weights(epoch)):
             assert optimizer is not None
             terms = stage.step(optimizer, *batches)
             history.append({k: v.item() for k, v in terms.items()})
@@ -230,7 +232,7 @@ class World:
     def train_stage(self, stage: Stage) -> list[dict[str, float]]:
         optimizer = optimise(stage)
         epochs = stage.epochs or self.epochs
-        return [row for e in range(epochs) for row in self.epoch(stage, optimizer, e)]
+        return [row for e in range(epochs) for row in self.train_epoch(stage, optimizer, e)]
 
     def to_stage(self, key: str, index: int, **settings: Any) -> Stage:
         for i, stage in enumerate(self.start(key, **settings)):

@@ -37,12 +37,12 @@ def test_share_is_beta_distributed(alpha: float) -> None:
 def test_balanced_mixup_mixes_the_second_stream_by_the_share_and_cuts_to_the_shorter() -> None:
     world = World([12, 3])
     (stage,) = world.start("bal_mixup", alpha=0.7)
-    natural, balanced = stage.class_weights(world.run())
+    natural, balanced = stage.class_weights(world.at())
     assert natural is None
     assert balanced is not None
     torch.testing.assert_close(balanced * world.task.class_counts, torch.ones(2))
     prepare(stage)
-    stage.start_epoch(world.run(), None)
+    stage.start_epoch(world.at(), None)
     share = draw_share(0.7, torch.Generator().manual_seed(0))
     assert 0.05 < share < 0.95
     images, labels = world.train
@@ -71,7 +71,7 @@ def test_balanced_mixup_repeats_an_epoch_from_its_generator_alone() -> None:
     found = []
     for global_seed in (1, 2):
         torch.manual_seed(global_seed)
-        stage.start_epoch(world.run(5), None)
+        stage.start_epoch(world.at(5), None)
         found.append([stage.loss(batch, other)["loss"].item() for _ in range(3)])
     assert found[0] == found[1]
     assert len(set(found[0])) == 3

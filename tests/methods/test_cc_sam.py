@@ -173,7 +173,7 @@ def test_cc_sam_alpha_grows_to_its_limit():
     world = World([9, 3], epochs=4)
     stage = world.to_stage("cc_sam", 1, limit=0.6)
     assert (stage.epochs, stage.lr) == (30, Rate(0.01, 64))
-    alphas = [stage.start_epoch(world.run(e), None)["alpha"] for e in range(4)]
+    alphas = [stage.start_epoch(world.at(e), None)["alpha"] for e in range(4)]
     assert alphas == pytest.approx([0.25, 0.5, 0.6, 0.6])
     images, labels = world.train
     terms = stage.loss(Batch({"label": images}, labels))

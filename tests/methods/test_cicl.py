@@ -109,7 +109,7 @@ def test_cicl_sees_two_views_and_its_probe_does_not_reach_the_encoder():
     # Both stages draw the classes alike.
     contrastive, _, probe = world.start("cicl")
     for one in (contrastive, probe):
-        (weights,) = one.class_weights(world.run(0))
+        (weights,) = one.class_weights(world.at(0))
         torch.testing.assert_close(weights * world.task.class_counts, torch.ones(3))
 
 
@@ -130,10 +130,10 @@ def test_cicl_takes_the_statistics_from_undistorted_images_once_each():
     world.train_stage(next(stages))
     stage = next(stages)
     assert (stage.view_names(), stage.epochs, stage.updates) == (("eval",), 1, False)
-    assert stage.class_weights(world.run(0)) == [None]
+    assert stage.class_weights(world.at(0)) == [None]
     before = state(world.model)
     optimizer = optimise(stage)
-    stage.start_epoch(world.run(0), optimizer)
+    stage.start_epoch(world.at(0), optimizer)
     images, labels = world.train
     cuts = torch.arange(len(labels)).split(4)
     for rows in cuts:

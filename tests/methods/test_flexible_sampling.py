@@ -27,19 +27,19 @@ def test_difficulty_weights():
 def test_fs_follows_validation_recall_once_there_is_one():
     world = World([12, 3])
     stage = world.to_stage("fs", 0)
-    run = world.run()
-    assert stage.class_weights(run) == [None]
-    run.val_recall = torch.tensor([1.0, 0.0], dtype=torch.float64)
-    (weights,) = stage.class_weights(run)
+    epoch = world.at()
+    assert stage.class_weights(epoch) == [None]
+    epoch.val_recall = torch.tensor([1.0, 0.0], dtype=torch.float64)
+    (weights,) = stage.class_weights(epoch)
     assert weights.tolist() == pytest.approx([1 / 22, 21 / 22])
     # The weights are per image: a class that is hard alike is drawn by its number …
-    run.val_recall = torch.tensor([0.5, 0.5])
-    (weights,) = stage.class_weights(run)
+    epoch.val_recall = torch.tensor([0.5, 0.5])
+    (weights,) = stage.class_weights(epoch)
     drawn = weights * world.task.class_counts
     assert (drawn[0] / drawn[1]).item() == pytest.approx(4)
     # … unless it is divided by it.
     stage = world.to_stage("fs", 0, combine_with_inverse_count=True)
-    (weights,) = stage.class_weights(run)
+    (weights,) = stage.class_weights(epoch)
     drawn = weights * world.task.class_counts
     assert (drawn[0] / drawn[1]).item() == pytest.approx(1)
     assert "unverified" in METHODS["fs"].note
@@ -49,7 +49,7 @@ def test_fs_crt_draws_class_balanced_first_and_then_by_recall_for_the_classifier
     world = World([12, 3])
     stages = world.start("fs_crt")
     first = next(stages)
-    assert first.class_weights(world.run()) == [None]
+    assert first.class_weights(world.at()) == [None]
     world.train_stage(first)
     trained = state(world.model.classifier)
     stage = next(stages)
@@ -59,11 +59,11 @@ def test_fs_crt_draws_class_balanced_first_and_then_by_recall_for_the_classifier
     assert budget == (10, Rate(0.2, 512), "cosine", 5e-4)
     recall = torch.tensor([1.0, 0.0], dtype=torch.float64)
     drawn = []
-    for epoch in (0, 1):
-        run = world.run(epoch)
-        run.val_recall = recall
-        drawn += stage.class_weights(run)
+    for index in (0, 1):
+        epoch = world.at(index)
+        epoch.val_recall = recall
+        drawn += stage.class_weights(epoch)
     torch.testing.assert_close(drawn[0] * world.task.class_counts, torch.ones(2))
     close(drawn[1], difficulty_weights(recall, 0.05))
     # Without a validation part there is no recall to follow: images come as they are.
-    assert stage.class_weights(world.run(1)) == [None]
+    assert stage.class_weights(world.at(1)) == [None]

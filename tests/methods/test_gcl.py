@@ -150,12 +150,12 @@ def test_gcl_balances_stage_two_and_keeps_the_classifier():
     world = World([9, 3, 1])
     stages = world.start("gcl")
     first = next(stages)
-    assert first.class_weights(world.run(0)) == [None]
+    assert first.class_weights(world.at(0)) == [None]
     world.train_stage(first)
     weight = world.model.classifier.weight.detach().clone()
     second = next(stages)
     assert torch.equal(world.model.classifier.weight, weight)
-    (weights,) = second.class_weights(world.run(0))
+    (weights,) = second.class_weights(world.at(0))
     torch.testing.assert_close(weights * world.task.class_counts, torch.ones(3))
 
 

@@ -65,11 +65,11 @@ def test_ldam_balances_by_sampler_or_by_weights_but_never_by_both(rule: str) -> 
     world = World([100, 10, 1], epochs=10)
     (stage,) = world.start("ldam_rs", rule=rule)
     assert isinstance(stage, LDAM)
-    for epoch in range(10):
-        run = world.run(epoch)
-        stage.start_epoch(run, None)
-        (drawn,) = stage.class_weights(run)
-        second = epoch >= 8
+    for index in range(10):
+        epoch = world.at(index)
+        stage.start_epoch(epoch, None)
+        (drawn,) = stage.class_weights(epoch)
+        second = index >= 8
         resampled = drawn is not None and bool((drawn.std() > 0.5).item())
         weighted = bool((stage.weight.std() > 0.5).item())
         assert (resampled, weighted) == {

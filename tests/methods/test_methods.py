@@ -10,7 +10,7 @@ import pytest
 import torch
 from torch import Tensor, nn
 from torch.optim import SGD
-from toys import ROOT, FakeRun, World, optimise
+from toys import ROOT, FakeEpoch, World, optimise
 
 from lmd.base.errors import LmdError
 from lmd.contract.stage import Batch, Stage, Task, prepare
@@ -77,14 +77,14 @@ def build(classes: int, head: str = "linear") -> Model:
     return Model(encoder, classifier)
 
 
-def draw_batches(data: Data, stage: Stage, run: FakeRun, size: int) -> list[list[Batch]]:
+def draw_batches(data: Data, stage: Stage, epoch: FakeEpoch, size: int) -> list[list[Batch]]:
     streams = []
-    for weights in stage.class_weights(run):
+    for weights in stage.class_weights(epoch):
         n = len(data.labels)
         if weights is None:
-            order = torch.randperm(n, generator=run.generator)
+            order = torch.randperm(n, generator=epoch.generator)
         else:
-            order = torch.multinomial(weights[data.labels], n, True, generator=run.generator)
+            order = torch.multinomial(weights[data.labels], n, True, generator=epoch.generator)
         cuts = [c for c in order.split(size) if len(c) > 1]
         streams.append([Batch({"label": data.images[c]}, data.labels[c]) for c in cuts])
     return [list(batches) for batches in zip(*streams, strict=True)]
@@ -96,10 +96,10 @@ def train(key: str, counts: list[int], size: int) -> tuple[Model, Data]:
         groups = prepare(stage)
         optimizer = SGD(groups, lr=0.02, momentum=0.9) if groups else None
         length = stage.epochs or 40
-        for epoch in range(length):
-            run = FakeRun(model, data.images, data.labels, epoch=epoch, epochs=length)
-            stage.start_epoch(run, optimizer)
-            for batches in draw_batches(data, stage, run, size):
+        for index in range(length):
+            epoch = FakeEpoch(model, data.images, data.labels, index=index, total=length)
+            stage.start_epoch(epoch, optimizer)
+            for batches in draw_batches(data, stage, epoch, size):
                 assert optimizer is not None
                 assert stage.step(optimizer, *batches)["loss"].isfinite()
     return model.eval(), data
@@ -128,9 +128,9 @@ def test_the_first_stage_gives_each_parameter_a_gradient(key: str) -> None:
     model, data = build(3, METHODS[key].head), Data([20, 6, 1])
     stage = next(METHODS[key].stages_for(model, Task(torch.tensor([20, 6, 1]), WIDTH), {}))
     prepare(stage)
-    run = FakeRun(model, data.images, data.labels)
-    stage.start_epoch(run, None)
-    stage.loss(*draw_batches(data, stage, run, 27)[0])["loss"].backward()
+    epoch = FakeEpoch(model, data.images, data.labels)
+    stage.start_epoch(epoch, None)
+    stage.loss(*draw_batches(data, stage, epoch, 27)[0])["loss"].backward()
     for name, parameter in model.named_parameters():
         assert parameter.grad is not None, name
         if name != "encoder.1.bias":  # BatchNorm takes this one's effect away
@@ -143,7 +143,7 @@ def test_the_first_stage_gives_each_parameter_a_gradient(key: str) -> None:
 def test_a_loss_that_balances_draws_images_as_they_come(key: str) -> None:
     world = World([9, 1])
     (stage,) = world.start(key)
-    assert stage.class_weights(world.run()) == [None]
+    assert stage.class_weights(world.at()) == [None]
 
 
 @pytest.mark.parametrize("key", WHOLE)
@@ -153,12 +153,12 @@ def test_only_what_is_trainable_moves(key):
         if type(stage).__name__ == "Statistics":
             continue  # it moves BatchNorm's statistics alone (test_cicl.py)
         optimizer = optimise(stage)
-        stage.start_epoch(world.run(0), optimizer)
+        stage.start_epoch(world.at(0), optimizer)
         before = {n: p.detach().clone() for n, p in stage.named_parameters()}
         trained = {
             id(p) for g in (optimizer.param_groups if optimizer else []) for p in g["params"]
         }
-        for batches in world.batches(stage, stage.class_weights(world.run(0))):
+        for batches in world.batches(stage, stage.class_weights(world.at(0))):
             stage.step(optimizer, *batches)
         for name, p in stage.named_parameters():
             if name.startswith("average."):

@@ -12,7 +12,7 @@ import pytest
 import torch
 from numpy.typing import NDArray
 from torch import Tensor, nn
-from toys import FakeRun, World, quick
+from toys import FakeEpoch, World, quick
 
 from lmd.contract.stage import Stage, Task
 from lmd.methods import METHODS
@@ -55,8 +55,8 @@ class Gaussians(World):
         self.model = Model(encoder, head(6, 3))
         return METHODS[key].stages_for(self.model, self.task, settings)
 
-    def run(self, epoch: int = 0) -> FakeRun:
-        found = super().run(epoch)
+    def at(self, index: int = 0) -> FakeEpoch:
+        found = super().at(index)
         images, labels = self.validation
         given = self.logits(images).argmax(1)
         found.val_recall = torch.tensor(class_recalls(labels.numpy(), given, 3)).float()

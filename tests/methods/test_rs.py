@@ -7,7 +7,7 @@ from toys import World
 def test_rs_draws_every_class_alike_even_one_of_one_image() -> None:
     world = World([97, 2, 1])
     (stage,) = world.start("rs")
-    (weights,) = stage.class_weights(world.run())
+    (weights,) = stage.class_weights(world.at())
     assert weights is not None
     labels = world.train[1]
     generator = torch.Generator().manual_seed(1)

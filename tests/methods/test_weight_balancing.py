@@ -81,19 +81,19 @@ def test_rows_are_projected_at_the_end_of_an_epoch_onto_a_radius_that_stays():
     classifier = world.model.classifier
     expected = weight_balancing.max_norm_radius(classifier.weight.detach(), 0.1)
     optimizer = optimise(stage)
-    run = world.run(0)
-    assert stage.start_epoch(run, optimizer) == {"radius": pytest.approx(expected.item())}
+    epoch = world.at(0)
+    assert stage.start_epoch(epoch, optimizer) == {"radius": pytest.approx(expected.item())}
     with torch.no_grad():
         classifier.bias.mul_(0).add_(50)
     longest = []
-    for batches in world.batches(stage, stage.class_weights(run)):
+    for batches in world.batches(stage, stage.class_weights(epoch)):
         stage.step(optimizer, *batches)
         longest.append(classifier.weight.norm(dim=1).max().item())
-    assert len(longest) == run.steps
+    assert len(longest) == epoch.steps
     assert all(norm > expected for norm in longest[:-1])
     assert longest[-1] == pytest.approx(expected.item(), rel=1e-5)
     assert classifier.bias.min() > 40
-    world.epoch(stage, optimizer, 1)
+    world.train_epoch(stage, optimizer, 1)
     assert stage.radius == expected
 
 

@@ -8,7 +8,7 @@ from toys import MakeTrainer, assert_same, weights_of
 
 from lmd.base.errors import LmdError
 from lmd.contract.method import Method
-from lmd.contract.stage import Run, Stage, Stages, Task
+from lmd.contract.stage import Epoch, Stage, Stages, Task
 from lmd.contract.supervised import Supervised
 from lmd.data.loaders import ImageSet
 from lmd.methods import METHODS
@@ -30,11 +30,11 @@ def test_row_22_last_ships_the_last_epoch_and_best_the_best(make_trainer: MakeTr
         def trainable(self) -> list[torch.nn.Parameter]:
             return []
 
-        def class_weights(self, run: Run) -> list[torch.Tensor | None]:
+        def class_weights(self, epoch: Epoch) -> list[torch.Tensor | None]:
             return []
 
-        def start_epoch(self, run: Run, optimizer: object) -> None:
-            if run.epoch == 1:
+        def start_epoch(self, epoch: Epoch, optimizer: object) -> None:
+            if epoch.index == 1:
                 torch.nn.init.zeros_(self.model.classifier.weight)
                 self.model.classifier.bias.data[:] = torch.tensor([0.0, 0.0, 0.0, 9.0])
 

@@ -58,17 +58,17 @@ class Batch:
     labels: Tensor
 
 
-class Run(Protocol):
-    """What the loop gives a stage for one epoch.
+class Epoch(Protocol):
+    """What the loop lends a stage for one epoch.
 
-    ``epoch`` of ``epochs`` counts from 0, ``steps`` is the number of batches in an epoch,
+    ``index`` counts the epochs of the stage from 0 to ``total - 1``, ``steps`` the batches in one,
     ``generator`` (CPU) has its own seed for every stage and epoch, and ``val_recall (K,)`` is the
     validation recall of each class after the previous epoch (``None`` at the start of training or
     without a validation part).
     """
 
-    epoch: int
-    epochs: int
+    index: int
+    total: int
     steps: int
     generator: torch.Generator
     val_recall: Tensor | None
@@ -143,7 +143,7 @@ class Stage(nn.Module):
             return parameters
         return [{"params": parameters, "weight_decay": self.weight_decay}]
 
-    def class_weights(self, run: Run) -> list[Tensor | None]:
+    def class_weights(self, epoch: Epoch) -> list[Tensor | None]:
         """One entry for each data stream.
 
         ``None`` draws the images as they come, each once. A ``(K,)`` vector draws N images with
@@ -152,7 +152,7 @@ class Stage(nn.Module):
         """
         return [self.weights] if self.view_names() else []
 
-    def start_epoch(self, run: Run, optimizer: Optimizer | None) -> Mapping[str, float] | None:
+    def start_epoch(self, epoch: Epoch, optimizer: Optimizer | None) -> Mapping[str, float] | None:
         """Called before the batches of an epoch; returned numbers go into the history."""
 
     def chosen(self) -> Mapping[str, float]:

@@ -10,7 +10,7 @@ from torch.nn import functional as F
 from torch.optim import Optimizer
 
 from lmd.contract.sam import ascent, perturb, restore, still_statistics
-from lmd.contract.stage import Batch, Rate, Run, Schedule, Stage, Terms
+from lmd.contract.stage import Batch, Epoch, Rate, Schedule, Stage, Terms
 from lmd.model import Model
 
 
@@ -108,7 +108,7 @@ class Supervised(Stage):
     """``criterion(logits (B, K), labels (B,))`` on one view, by default the protocol's.
 
     ``view="both"`` takes half the loss of the weak and half of the strong view; BatchNorm's running
-    statistics are those of the weak one. ``draw(run)`` gives the weights of each epoch in place of
+    statistics are of the weak one. ``draw(epoch)`` gives the weights of each epoch in place of
     ``weights``. A criterion that is a module may hold buffers: they are in the checkpoint.
     ``average`` is the horizon of a running average of the weights, as a share of all steps; the
     average is what is validated and shipped.
@@ -125,7 +125,7 @@ class Supervised(Stage):
         epochs: int | None = None,
         lr: Rate | None = None,
         schedule: Schedule | None = None,
-        draw: Callable[[Run], Tensor | None] | None = None,
+        draw: Callable[[Epoch], Tensor | None] | None = None,
         view: View = "label",
         average: float | None = None,
     ) -> None:
@@ -148,16 +148,16 @@ class Supervised(Stage):
         """The view, or both."""
         return ("weak", "strong") if self.view == "both" else (self.view,)
 
-    def class_weights(self, run: Run) -> list[Tensor | None]:
+    def class_weights(self, epoch: Epoch) -> list[Tensor | None]:
         """One stream."""
-        return [self.weights if self.draw is None else self.draw(run)]
+        return [self.weights if self.draw is None else self.draw(epoch)]
 
-    def start_epoch(self, run: Run, optimizer: Optimizer | None) -> Mapping[str, float] | None:
+    def start_epoch(self, epoch: Epoch, optimizer: Optimizer | None) -> Mapping[str, float] | None:
         """Continue from the trained weights where the average was validated."""
         if self.average is not None:
             self.average.restore(self.model)
-        self.done, self.left = run.epoch * run.steps, run.steps
-        self.total = run.epochs * run.steps
+        self.done, self.left = epoch.index * epoch.steps, epoch.steps
+        self.total = epoch.total * epoch.steps
         return None
 
     def loss(self, *batches: Batch) -> Terms:

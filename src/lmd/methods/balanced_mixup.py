@@ -11,7 +11,7 @@ from torch.optim import Optimizer
 
 from lmd.contract.method import Method
 from lmd.contract.settings import Positive
-from lmd.contract.stage import Batch, Run, Stage, Stages, Task, Terms
+from lmd.contract.stage import Batch, Epoch, Stage, Stages, Task, Terms
 from lmd.contract.weighting import image_weights
 from lmd.model import Model
 
@@ -46,13 +46,13 @@ class BalancedMixup(Stage):
         self.model, self.alpha = model, alpha
         self.generator: torch.Generator | None = None
 
-    def class_weights(self, run: Run) -> list[Tensor | None]:
+    def class_weights(self, epoch: Epoch) -> list[Tensor | None]:
         """The instance stream, then the class-balanced stream."""
         return [None, self.weights]
 
-    def start_epoch(self, run: Run, optimizer: Optimizer | None) -> Mapping[str, float] | None:
+    def start_epoch(self, epoch: Epoch, optimizer: Optimizer | None) -> Mapping[str, float] | None:
         """Take the generator that the loop seeds for this epoch."""
-        self.generator = run.generator
+        self.generator = epoch.generator
         return None
 
     def loss(self, *batches: Batch) -> Terms:

@@ -16,7 +16,7 @@ from torch.optim import Optimizer
 from lmd.contract.method import Method
 from lmd.contract.sam import ascent
 from lmd.contract.settings import Count, NonNegative, Positive, Share
-from lmd.contract.stage import Batch, Rate, Run, Stage, Stages, Task, Terms
+from lmd.contract.stage import Batch, Epoch, Rate, Stage, Stages, Task, Terms
 from lmd.contract.weighting import image_weights
 from lmd.model import Model
 
@@ -148,9 +148,9 @@ class Shifted(Stage):
         self.register_buffer("strengths", shift_strengths(task.class_counts), persistent=False)
         self.register_buffer("alpha", torch.tensor(0.0))
 
-    def start_epoch(self, run: Run, optimizer: Optimizer | None) -> Mapping[str, float]:
+    def start_epoch(self, epoch: Epoch, optimizer: Optimizer | None) -> Mapping[str, float]:
         """``α = min((t + 1) / T, limit)``."""
-        self.alpha.fill_(min((run.epoch + 1) / run.epochs, self.limit))
+        self.alpha.fill_(min((epoch.index + 1) / epoch.total, self.limit))
         return {"alpha": float(self.alpha)}
 
     def loss(self, *batches: Batch) -> Terms:

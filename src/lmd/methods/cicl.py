@@ -15,7 +15,7 @@ from torch.optim import Optimizer
 
 from lmd.contract.method import Method
 from lmd.contract.settings import Count, Positive
-from lmd.contract.stage import Batch, ParameterGroups, Rate, Run, Stage, Stages, Task, Terms
+from lmd.contract.stage import Batch, Epoch, ParameterGroups, Rate, Stage, Stages, Task, Terms
 from lmd.contract.supervised import Supervised
 from lmd.contract.weighting import image_weights
 from lmd.model import Model
@@ -104,7 +104,7 @@ class Statistics(Stage):
         """The encoder: it has to be in train mode, but is not updated."""
         return list(self.model.encoder.parameters())
 
-    def start_epoch(self, run: Run, optimizer: Optimizer | None) -> Mapping[str, float] | None:
+    def start_epoch(self, epoch: Epoch, optimizer: Optimizer | None) -> Mapping[str, float] | None:
         """Count the images from here."""
         self.seen = 0
         return None

@@ -15,7 +15,7 @@ from torch.optim import Optimizer
 
 from lmd.contract.method import Method, one_epoch
 from lmd.contract.settings import Candidates, Count, NonNegative, Positive
-from lmd.contract.stage import Rate, Run, Stage, Stages, Task
+from lmd.contract.stage import Epoch, Rate, Stage, Stages, Task
 from lmd.contract.supervised import Supervised
 from lmd.contract.weighting import image_weights
 from lmd.model import Model
@@ -92,12 +92,12 @@ class TauNorm(Stage):
         self.register_buffer("best", torch.tensor(float("nan"), dtype=torch.float64))
 
     @torch.no_grad()
-    def start_epoch(self, run: Run, optimizer: Optimizer | None) -> Mapping[str, float]:
+    def start_epoch(self, epoch: Epoch, optimizer: Optimizer | None) -> Mapping[str, float]:
         """Chooses τ on the validation part unless it was given, and applies it."""
         report: dict[str, float] = {}
         tau = self.tau
         if tau is None:
-            features, labels = run.features(part="validation")
+            features, labels = epoch.features(part="validation")
             weight = self.weight.to(features)
             tau, report["tau_recall"] = choose_tau(weight, features, labels, self.taus)
             self.best.fill_(tau)
@@ -120,9 +120,9 @@ class NearestMean(Stage):
         self.model, self.scale = model, scale
 
     @torch.no_grad()
-    def start_epoch(self, run: Run, optimizer: Optimizer | None) -> None:
+    def start_epoch(self, epoch: Epoch, optimizer: Optimizer | None) -> None:
         """Class means of the training features, each image once."""
-        features, labels = run.features()
+        features, labels = epoch.features()
         classes = len(self.model.classifier.weight)
         weight, bias = nearest_mean_classifier(features, labels, classes)
         write(self.model, self.scale * weight, self.scale * bias)

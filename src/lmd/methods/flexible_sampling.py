@@ -14,7 +14,7 @@ from torch import Tensor
 
 from lmd.contract.method import Method, always
 from lmd.contract.settings import Count, NonNegative, Positive
-from lmd.contract.stage import Rate, Run, Stages, Task
+from lmd.contract.stage import Epoch, Rate, Stages, Task
 from lmd.contract.supervised import Supervised
 from lmd.contract.weighting import image_weights
 from lmd.model import Model
@@ -34,21 +34,21 @@ def difficulty_weights(recall: Tensor, epsilon: float) -> Tensor:
     return weights / weights.sum()
 
 
-def recall_weights(run: Run, epsilon: float, counts: Tensor | None) -> Tensor | None:
+def recall_weights(epoch: Epoch, epsilon: float, counts: Tensor | None) -> Tensor | None:
     """Weights ``(K,)`` from the validation recall, if there is one yet, over ``counts (K,)``."""
-    if run.val_recall is None:
+    if epoch.val_recall is None:
         return None
-    weights = difficulty_weights(run.val_recall, epsilon)
+    weights = difficulty_weights(epoch.val_recall, epsilon)
     return weights if counts is None else weights * image_weights(counts).to(weights)
 
 
 def balanced_then_recall_weights(
-    run: Run, epsilon: float, counts: Tensor, combine: bool
+    epoch: Epoch, epsilon: float, counts: Tensor, combine: bool
 ) -> Tensor | None:
     """Class-balanced weights ``(K,)`` in the first epoch, and those of the recall afterwards."""
-    if run.epoch == 0:
+    if epoch.index == 0:
         return image_weights(counts)
-    return recall_weights(run, epsilon, counts if combine else None)
+    return recall_weights(epoch, epsilon, counts if combine else None)
 
 
 def fs(

@@ -11,7 +11,7 @@ from torch.optim import Optimizer
 from lmd.base.errors import LmdError
 from lmd.contract.method import Method, by_effective_number
 from lmd.contract.settings import BelowOne, NonNegative, Positive, Share
-from lmd.contract.stage import Batch, Run, Stage, Stages, Task, Terms
+from lmd.contract.stage import Batch, Epoch, Stage, Stages, Task, Terms
 from lmd.contract.weighting import class_balanced_weights, deferred
 from lmd.model import CosineClassifier, Model
 
@@ -68,14 +68,14 @@ class LDAM(Stage):
         self.register_buffer("balance", balance, persistent=False)
         self.register_buffer("weight", torch.ones_like(balance))
 
-    def class_weights(self, run: Run) -> list[Tensor | None]:
+    def class_weights(self, epoch: Epoch) -> list[Tensor | None]:
         """One stream: by effective number where the rule resamples in this epoch."""
-        resample = self.rule == "rs" or (self.rule == "drs" and self._second_phase(run))
+        resample = self.rule == "rs" or (self.rule == "drs" and self._second_phase(epoch))
         return [self.balance if resample else None]
 
-    def start_epoch(self, run: Run, optimizer: Optimizer | None) -> Mapping[str, float] | None:
+    def start_epoch(self, epoch: Epoch, optimizer: Optimizer | None) -> Mapping[str, float] | None:
         """Switch the class weights of the loss on where re-weighting was deferred to here."""
-        reweight = self.rule == "drw" and self._second_phase(run)
+        reweight = self.rule == "drw" and self._second_phase(epoch)
         self.weight.copy_(self.balance if reweight else torch.ones_like(self.balance))
         return None
 
@@ -87,8 +87,8 @@ class LDAM(Stage):
         loss = ldam_loss(cosine, batch.labels, self.margins, self.scale, self.weight)
         return {"loss": loss}
 
-    def _second_phase(self, run: Run) -> bool:
-        return deferred(run.epoch, run.epochs, self.defer)
+    def _second_phase(self, epoch: Epoch) -> bool:
+        return deferred(epoch.index, epoch.total, self.defer)
 
 
 def ldam(

@@ -9,7 +9,7 @@ from torch.optim import Optimizer
 
 from lmd.contract.method import Method, one_epoch
 from lmd.contract.settings import Candidates
-from lmd.contract.stage import Run, Stage, Stages, Task
+from lmd.contract.stage import Epoch, Stage, Stages, Task
 from lmd.contract.supervised import Supervised
 from lmd.contract.weighting import log_priors
 from lmd.model import Model
@@ -52,12 +52,12 @@ class PosthocAdjustment(Stage):
         self.register_buffer("tau", torch.zeros((), dtype=torch.float64))
 
     @torch.no_grad()
-    def start_epoch(self, run: Run, optimizer: Optimizer | None) -> Mapping[str, float] | None:
+    def start_epoch(self, epoch: Epoch, optimizer: Optimizer | None) -> Mapping[str, float] | None:
         """Choose τ (1 without a validation part) and adjust the bias of the classifier."""
         bias = self.model.classifier.bias
         assert isinstance(bias, Tensor), "the linear head has a bias"
         bias += self.tau * log_priors(self.counts)
-        features, labels = run.features(part="validation")
+        features, labels = epoch.features(part="validation")
         logits = self.model.classifier(features.to(bias))
         tau = choose_tau(logits, labels.to(bias.device), self.counts, self.grid)
         bias -= tau * log_priors(self.counts)

@@ -15,7 +15,7 @@ from torch.optim import Optimizer
 
 from lmd.contract.method import Method, by_effective_number
 from lmd.contract.settings import BelowOne, Count, NonNegative, Positive, Share
-from lmd.contract.stage import Batch, Rate, Run, Stage, Stages, Task, Terms
+from lmd.contract.stage import Batch, Epoch, Rate, Stage, Stages, Task, Terms
 from lmd.contract.supervised import PerClass, Supervised
 from lmd.contract.weighting import class_balanced_weights
 from lmd.model import Model
@@ -76,9 +76,9 @@ class MaxNorm(Stage):
         self.register_buffer("radius", max_norm_radius(weight, threshold))
         self.register_buffer("left", torch.tensor(0))
 
-    def start_epoch(self, run: Run, optimizer: Optimizer | None) -> Mapping[str, float]:
+    def start_epoch(self, epoch: Epoch, optimizer: Optimizer | None) -> Mapping[str, float]:
         """Count the steps down from here; the radius goes into the history."""
-        self.left.fill_(run.steps)
+        self.left.fill_(epoch.steps)
         return {"radius": float(self.radius)}
 
     def loss(self, *batches: Batch) -> Terms:

@@ -188,13 +188,13 @@ def set_lr(optimizer: Optimizer, schedule: Schedule, done: float, epochs: int) -
 
 
 @dataclass
-class EpochRun:
-    """The contract's ``Run`` for one epoch; ``seed`` decides its batches."""
+class TrainerEpoch:
+    """The contract's ``Epoch``; ``seed`` decides its batches."""
 
     trainer: "Trainer"
     clock: Callable[[str], AbstractContextManager[None]]
-    epoch: int
-    epochs: int
+    index: int
+    total: int
     steps: int
     seed: int
     generator: torch.Generator
@@ -206,7 +206,7 @@ class EpochRun:
         part: Literal["train", "validation"] = "train",
         view: Literal["eval", "weak", "strong"] = "eval",
     ) -> tuple[Tensor, Tensor]:
-        """See ``lmd.contract.stage.Run.features``."""
+        """See ``lmd.contract.stage.Epoch.features``."""
         images = self.trainer.train if part == "train" else self.trainer.validation
         with self.clock("features"):
             if images is None or len(images) == 0:
@@ -223,7 +223,7 @@ def views_seen(stage: Stage, protocol: Protocol) -> dict[str, str]:
 
 
 def train_batches(
-    run: EpochRun, stage: Stage, optimizer: Optimizer | None, checkpoint: Path
+    run: TrainerEpoch, stage: Stage, optimizer: Optimizer | None, checkpoint: Path
 ) -> dict[str, float]:
     """Train on the batches of one epoch and return the mean of every loss term.
 
@@ -233,14 +233,14 @@ def train_batches(
     if loader is None or optimizer is None:
         return {}
     trainer = run.trainer
-    losses = LossTerms(run.epoch, checkpoint)
+    losses = LossTerms(run.index, checkpoint)
     views, schedule = views_seen(stage, trainer.protocol), schedule_of(stage, trainer.protocol)
     with signals_held():
         raw = iter(loader)
     for b in range(len(loader)):
         with trainer.timings.of("waiting for batches"):
             batches = [_on_device(trainer, r, views) for r in next(raw)]
-        set_lr(optimizer, schedule, run.epoch + b / len(loader), run.epochs)
+        set_lr(optimizer, schedule, run.index + b / len(loader), run.total)
         shared = sharing(len(batches[0].labels))
         with run.clock("steps"):
             try:
@@ -255,7 +255,7 @@ def train_batches(
         return losses.means()
 
 
-def _loader(run: EpochRun, stage: Stage) -> "DataLoader[list[RawBatch]] | None":
+def _loader(run: TrainerEpoch, stage: Stage) -> "DataLoader[list[RawBatch]] | None":
     """The batches that the stage asks for in this epoch, if any."""
     asked = stage.class_weights(run)
     if not asked:
@@ -360,12 +360,12 @@ class StageTraining:
         found = "" if score is None else f"  validation BACC {100 * score:.1f}"
         trainer.display.say(f"{name}  {shown}{found}  {row['seconds']:.1f} s")
 
-    def _start(self, epoch: int) -> EpochRun:
+    def _start(self, epoch: int) -> TrainerEpoch:
         """Seed all random draws of this epoch."""
         trainer = self.trainer
         seed = derive_seed(trainer.protocol.seed, self.index, epoch)
         torch.manual_seed(seed)
-        return EpochRun(
+        return TrainerEpoch(
             trainer,
             self.clock,
             epoch,

@@ -6,7 +6,7 @@ import math
 import pytest
 import torch
 from torch.nn import functional as F
-from toys import FakeRun, small_model
+from toys import FakeEpoch, small_model
 
 from lmd.base.errors import LmdError
 from lmd.contract.stage import Batch, Task, prepare
@@ -39,9 +39,11 @@ def setup(counts=COUNTS, validation=(6, 6, 6), vfc=True, e_step=True, **settings
     task = Task(torch.tensor(counts), 16)
     stage = ICC(model, task, ICCSettings(**settings), vfc=vfc, e_step=e_step)
     groups = prepare(stage)
-    run = FakeRun(model, *images(counts), validation=images(validation, seed=1), epochs=3, steps=2)
-    batch = Batch({"label": run.images}, run.labels)
-    return stage, groups, run, batch
+    epoch = FakeEpoch(
+        model, *images(counts), validation=images(validation, seed=1), total=3, steps=2
+    )
+    batch = Batch({"label": epoch.images}, epoch.labels)
+    return stage, groups, epoch, batch
 
 
 def snapshot(module):
@@ -55,18 +57,18 @@ def moved(before, module):
 
 def test_the_m_step_moves_the_classifier_and_nothing_of_the_encoder():
     for settings in ({}, {"m_step": "sgd", "m_lr": 0.1, "virtual_features": 50}, {"vfc": False}):
-        stage, _, run, _ = setup(**settings)
+        stage, _, epoch, _ = setup(**settings)
         before = snapshot(stage.model)
-        numbers = stage.start_epoch(run, None)
+        numbers = stage.start_epoch(epoch, None)
         assert moved(before, stage.model) == ["classifier.weight", "classifier.bias"], settings
         assert all(math.isfinite(v) for v in numbers.values())
         assert all(p.grad is None for p in stage.parameters())
 
 
 def test_the_e_step_moves_the_encoder_and_nothing_of_the_classifier():
-    stage, groups, run, batch = setup(encoder_lr=0.01)
+    stage, groups, epoch, batch = setup(encoder_lr=0.01)
     optimizer = torch.optim.SGD(groups, lr=1.0)
-    stage.start_epoch(run, optimizer)
+    stage.start_epoch(epoch, optimizer)
     before = snapshot(stage.model)
     moments = snapshot(stage.gaussians)
     stage.step(optimizer, batch)
@@ -78,8 +80,8 @@ def test_the_e_step_moves_the_encoder_and_nothing_of_the_classifier():
 
 
 def test_cross_entropy_reaches_the_encoder_through_the_frozen_classifier():
-    stage, _, run, batch = setup(lambda_e=0.0)
-    stage.start_epoch(run, None)
+    stage, _, epoch, batch = setup(lambda_e=0.0)
+    stage.start_epoch(epoch, None)
     terms = stage.loss(batch)
     assert set(terms) == {"loss", "ce"}
     terms["loss"].backward()
@@ -95,8 +97,8 @@ def test_cross_entropy_reaches_the_encoder_through_the_frozen_classifier():
 
 
 def test_the_loss_is_cross_entropy_plus_weighted_fdc():
-    stage, _, run, batch = setup(lambda_e=0.3)
-    stage.start_epoch(run, None)
+    stage, _, epoch, batch = setup(lambda_e=0.3)
+    stage.start_epoch(epoch, None)
     terms = stage.loss(batch)
     assert set(terms) == {"loss", "ce", "psi", "phi"}
     torch.testing.assert_close(terms["loss"], terms["ce"] + 0.3 * (terms["psi"] - terms["phi"]))
@@ -105,61 +107,61 @@ def test_the_loss_is_cross_entropy_plus_weighted_fdc():
 
 
 def test_calibration_once_has_one_epoch_and_no_batches():
-    stage, groups, run, _ = setup(e_step=False)
+    stage, groups, epoch, _ = setup(e_step=False)
     assert list(groups) == []
     assert stage.epochs == 1
-    assert stage.class_weights(run) == []
+    assert stage.class_weights(epoch) == []
     assert not any(m.training for m in stage.model.modules())
-    assert stage.start_epoch(run, None)["m_loss"] > 0
+    assert stage.start_epoch(epoch, None)["m_loss"] > 0
 
 
 def test_the_m_step_calibrates():
-    stage, _, run, _ = setup(counts=(60, 20, 12))
-    before = F.cross_entropy(stage.model.classifier(run.features()[0].clone()), run.labels)
-    stage.start_epoch(run, None)
-    after = F.cross_entropy(stage.model.classifier(run.features()[0].clone()), run.labels)
+    stage, _, epoch, _ = setup(counts=(60, 20, 12))
+    before = F.cross_entropy(stage.model.classifier(epoch.features()[0].clone()), epoch.labels)
+    stage.start_epoch(epoch, None)
+    after = F.cross_entropy(stage.model.classifier(epoch.features()[0].clone()), epoch.labels)
     assert after < before
 
 
 def test_regularisers_are_chosen_once_and_kept():
-    stage, _, run, _ = setup(**CHOOSE)
-    numbers = stage.start_epoch(run, None)
-    assert run.asked.count(("natural", "validation")) == 1
-    again = stage.start_epoch(run, None)
-    assert run.asked.count(("natural", "validation")) == 1
+    stage, _, epoch, _ = setup(**CHOOSE)
+    numbers = stage.start_epoch(epoch, None)
+    assert epoch.asked.count(("natural", "validation")) == 1
+    again = stage.start_epoch(epoch, None)
+    assert epoch.asked.count(("natural", "validation")) == 1
     assert numbers["shrinkage"] == again["shrinkage"] == stage.chosen()["shrinkage"]
     assert numbers["weight_penalty"] == again["weight_penalty"] == stage.chosen()["weight_penalty"]
 
 
 def test_regularisers_without_validation_images_or_as_given():
     empty = torch.zeros(0, 3, 8, 8), torch.zeros(0, dtype=torch.long)
-    stage, _, run, _ = setup(**CHOOSE)
-    run.validation = empty
-    numbers = stage.start_epoch(run, None)
+    stage, _, epoch, _ = setup(**CHOOSE)
+    epoch.validation = empty
+    numbers = stage.start_epoch(epoch, None)
     assert numbers["shrinkage"] == 0.5
     assert numbers["weight_penalty"] > 0
-    stage, _, run, _ = setup(shrinkage=0.25, weight_penalty=0.125)
-    numbers = stage.start_epoch(run, None)
+    stage, _, epoch, _ = setup(shrinkage=0.25, weight_penalty=0.125)
+    numbers = stage.start_epoch(epoch, None)
     assert (numbers["shrinkage"], numbers["weight_penalty"]) == (0.25, 0.125)
     assert stage.chosen() == {}
-    assert ("natural", "validation") not in run.asked
+    assert ("natural", "validation") not in epoch.asked
 
 
 def test_sampling_of_both_steps():
-    stage, _, run, _ = setup(m_sampling="natural", e_sampling="balanced")
-    stage.start_epoch(run, None)
-    assert run.asked[0] == ("natural", "train")
-    (weights,) = stage.class_weights(run)
+    stage, _, epoch, _ = setup(m_sampling="natural", e_sampling="balanced")
+    stage.start_epoch(epoch, None)
+    assert epoch.asked[0] == ("natural", "train")
+    (weights,) = stage.class_weights(epoch)
     torch.testing.assert_close(weights * torch.tensor(COUNTS), torch.ones(3))
-    stage, _, run, _ = setup()
-    stage.start_epoch(run, None)
-    assert run.asked[0] == ("balanced", "train")
-    assert stage.class_weights(run) == [None]
+    stage, _, epoch, _ = setup()
+    stage.start_epoch(epoch, None)
+    assert epoch.asked[0] == ("balanced", "train")
+    assert stage.class_weights(epoch) == [None]
 
 
 def test_moments_of_all_views():
-    stage, _, run, _ = setup(m_views="all", m_sampling="natural")
-    draw, seen = run.features, []
+    stage, _, epoch, _ = setup(m_views="all", m_sampling="natural")
+    draw, seen = epoch.features, []
 
     def shifted(drawn="natural", part="train", view="eval"):
         features, labels = draw(drawn, part)
@@ -167,8 +169,8 @@ def test_moments_of_all_views():
             seen.append(view)
         return features + {"eval": 0.0, "weak": 1.0, "strong": 2.0}[view], labels
 
-    run.features = shifted
-    stage.start_epoch(run, None)
+    epoch.features = shifted
+    stage.start_epoch(epoch, None)
     assert seen == ["eval", "weak", "strong"]
     plain, labels = draw()
     expected = torch.stack([plain[labels == k].mean(0) + 1 for k in range(3)])
@@ -176,16 +178,16 @@ def test_moments_of_all_views():
 
 
 def test_a_first_draw_that_misses_a_class_takes_its_images():
-    stage, _, run, _ = setup()
-    draw = run.features
+    stage, _, epoch, _ = setup()
+    draw = epoch.features
 
     def unlucky(drawn="natural", part="train", view="eval"):
         features, labels = draw(drawn, part)
         kept = (labels != 2) | (drawn == "natural")
         return features[kept], labels[kept]
 
-    run.features = unlucky
-    stage.start_epoch(run, None)
+    epoch.features = unlucky
+    stage.start_epoch(epoch, None)
     features, labels = draw("natural")
     torch.testing.assert_close(stage.gaussians.mean[2], features[labels == 2].mean(0))
 
@@ -194,26 +196,26 @@ def test_a_first_draw_that_misses_a_class_takes_its_images():
 def test_a_checkpoint_in_the_middle_changes_nothing(m_step):
     settings = {"m_step": m_step, "m_lr": 0.01, "virtual_features": 64, "encoder_lr": 0.01}
 
-    def epoch(stage, groups, run, batch, number):
+    def train_epoch(stage, groups, epoch, batch, number):
         optimizer = torch.optim.SGD(groups, lr=1.0)
-        run.epoch, run.generator = number, torch.Generator().manual_seed(number)
-        stage.start_epoch(run, optimizer)
+        epoch.index, epoch.generator = number, torch.Generator().manual_seed(number)
+        stage.start_epoch(epoch, optimizer)
         stage.step(optimizer, batch)
 
-    stage, groups, run, batch = setup(**settings)
-    epoch(stage, groups, run, batch, 0)
+    stage, groups, epoch, batch = setup(**settings)
+    train_epoch(stage, groups, epoch, batch, 0)
     other, other_groups, other_run, _ = setup(**settings)
     assert set(other.state_dict()) == set(stage.state_dict())
     other.load_state_dict(stage.state_dict())
-    epoch(stage, groups, run, batch, 1)
-    epoch(other, other_groups, other_run, batch, 1)
+    train_epoch(stage, groups, epoch, batch, 1)
+    train_epoch(other, other_groups, other_run, batch, 1)
     for a, b in zip(stage.state_dict().values(), other.state_dict().values(), strict=True):
         assert torch.equal(a, b)
 
 
 def test_half_precision_keeps_distances_in_float32():
-    stage, _, run, batch = setup()
-    stage.start_epoch(run, None)
+    stage, _, epoch, batch = setup()
+    stage.start_epoch(epoch, None)
     with torch.autocast("cpu", dtype=torch.bfloat16):
         terms = stage.loss(batch)
     assert terms["psi"].dtype == terms["loss"].dtype == torch.float32
@@ -233,16 +235,16 @@ def test_too_many_virtual_features_are_refused():
 
 
 def test_the_views_of_a_single_image_are_not_the_spread_of_its_class():
-    stage, _, run, _ = setup(m_views="all", m_sampling="natural")
+    stage, _, epoch, _ = setup(m_views="all", m_sampling="natural")
     stage.class_counts[2] = 1
-    draw = run.features
+    draw = epoch.features
 
     def one_image(drawn="natural", part="train", view="eval"):
         features, labels = draw(drawn, part)
         rows = (labels != 2) | (torch.cumsum(labels == 2, 0) == 1)
         return features[rows] + {"eval": 0.0, "weak": 0.01, "strong": -0.01}[view], labels[rows]
 
-    run.features = one_image
-    stage.start_epoch(run, None)
+    epoch.features = one_image
+    stage.start_epoch(epoch, None)
     own = [float(c.trace()) for c in stage.gaussians.covariance]
     assert min(own[:2]) < own[2] < max(own[:2])

@@ -5,7 +5,7 @@ import torch
 from profiles import COUNTS, LR, QUICK, ROWS, data, every_profile, recipe, stage_two
 from torch import nn
 from torch.nn import functional as F
-from toys import FakeRun, small_model
+from toys import FakeEpoch, small_model
 
 from lmd.base.errors import LmdError
 from lmd.contract.stage import Task, prepare
@@ -56,13 +56,13 @@ def test_every_row_trains_with_a_class_of_one_image(key, profile):
     batch = data()
     for stage in stages:
         groups = prepare(stage)
-        run = FakeRun(model, batch.views["weak"], batch.labels)
-        run.epochs = stage.epochs or 3
+        epoch = FakeEpoch(model, batch.views["weak"], batch.labels)
+        epoch.total = stage.epochs or 3
         optimizer = torch.optim.SGD(groups, lr=LR[profile]) if groups else None
-        for epoch in range(run.epochs):
-            run.epoch = epoch
-            stage.start_epoch(run, optimizer)
-            for _ in stage.class_weights(run):
+        for index in range(epoch.total):
+            epoch.index = index
+            stage.start_epoch(epoch, optimizer)
+            for _ in stage.class_weights(epoch):
                 terms = stage.step(optimizer, batch)
                 assert all(torch.isfinite(term) for term in terms.values())
     assert type(model.classifier) is nn.Linear
@@ -79,29 +79,31 @@ def test_the_classifier_is_reset_before_stage_2():
 
 
 def test_the_classifier_of_stage_1_is_averaged_with_that_of_virtual_features():
-    alone, _, run, _ = stage_two("corrected")
+    alone, _, epoch, _ = stage_two("corrected")
     with torch.no_grad():
         kept = alone.model.classifier.weight.clone()
-    alone.start_epoch(run, None)
-    stage, _, run, _ = stage_two("corrected", classifier="averaged")
+    alone.start_epoch(epoch, None)
+    stage, _, epoch, _ = stage_two("corrected", classifier="averaged")
     with torch.no_grad():
         stage.model.classifier.weight.copy_(kept)
         stage.anchor.copy_(kept)
         stage.anchor_bias.fill_(3.0)
         stage.model.classifier.bias.copy_(alone.anchor_bias)
-    stage.start_epoch(run, None)
+    stage.start_epoch(epoch, None)
     found, virtual = stage.model.classifier, alone.model.classifier
     torch.testing.assert_close(found.weight, (virtual.weight + kept) / 2)
     torch.testing.assert_close(found.bias, (virtual.bias + 3) / 2)
 
 
 def test_a_classifier_that_is_kept_stays_under_a_large_penalty():
-    stage, _, run, _ = stage_two("corrected", classifier="kept", weight_penalty=1e6, shrinkage=0.5)
+    stage, _, epoch, _ = stage_two(
+        "corrected", classifier="kept", weight_penalty=1e6, shrinkage=0.5
+    )
     before = stage.model.classifier.weight.detach().clone()
-    stage.start_epoch(run, None)
+    stage.start_epoch(epoch, None)
     torch.testing.assert_close(stage.model.classifier.weight.detach(), before, rtol=0, atol=1e-4)
-    stage, _, run, _ = stage_two("corrected", weight_penalty=1e6, shrinkage=0.5)
-    stage.start_epoch(run, None)
+    stage, _, epoch, _ = stage_two("corrected", weight_penalty=1e6, shrinkage=0.5)
+    stage.start_epoch(epoch, None)
     assert stage.model.classifier.weight.abs().max() < 1e-4
 
 
@@ -147,14 +149,14 @@ def test_stage_1_without_rrl_is_that_of_the_controls():
     rows = {"rs_strong": {"ce_sampling": "balanced", "ce_view": "strong"}}
     rows["balanced_softmax_two_views_ema"] = {"tau": 1.0, "ce_view": "both", "average": 0.1}
     batch, task = data(), Task(torch.tensor(COUNTS), 16)
-    run = FakeRun(small_model(4), batch.views["weak"], batch.labels)
+    epoch = FakeEpoch(small_model(4), batch.views["weak"], batch.labels)
     for key, given in rows.items():
         ours = next(recipe("corrected", "lmd_wo_rrl", **given)[1])
         control = find_method(key)
         theirs = next(control.stages_for(small_model(4), task, control.settings({})))
         assert ours.view_names() == theirs.view_names()
         assert ours.horizon == theirs.horizon
-        torch.testing.assert_close(ours.class_weights(run), theirs.class_weights(run))
+        torch.testing.assert_close(ours.class_weights(epoch), theirs.class_weights(epoch))
         torch.testing.assert_close(ours.loss(batch)["loss"], theirs.loss(batch)["loss"])
 
 
@@ -171,16 +173,16 @@ def test_ablations():
     plain = F.cross_entropy(small_model(4)(batch.views["weak"]), batch.labels)
     torch.testing.assert_close(stage.loss(batch)["loss"], plain)
 
-    stage, groups, run, _ = stage_two("corrected", "lmd_wo_icc", **QUICK)
-    assert (list(groups), stage.epochs, stage.class_weights(run)) == ([], 1, [])
+    stage, groups, epoch, _ = stage_two("corrected", "lmd_wo_icc", **QUICK)
+    assert (list(groups), stage.epochs, stage.class_weights(epoch)) == ([], 1, [])
 
-    stage, _, run, batch = stage_two("corrected", "lmd_wo_fdc", **QUICK)
-    stage.start_epoch(run, None)
+    stage, _, epoch, batch = stage_two("corrected", "lmd_wo_fdc", **QUICK)
+    stage.start_epoch(epoch, None)
     assert set(stage.loss(batch)) == {"loss", "ce"}
 
-    stage, _, run, batch = stage_two("corrected", "lmd_wo_vfc", weight_penalty=0.05)
-    stage.start_epoch(run, None)
-    features, labels = run.drawn[0]
+    stage, _, epoch, batch = stage_two("corrected", "lmd_wo_vfc", weight_penalty=0.05)
+    stage.start_epoch(epoch, None)
+    features, labels = epoch.drawn[0]
     layer = stage.model.classifier
     weight = layer.weight.detach().clone().requires_grad_()
     loss = F.cross_entropy(F.linear(features, weight, layer.bias), labels)

@@ -2,7 +2,7 @@
 
 import torch
 from torch.nn import functional as F
-from toys import FakeRun, small_model
+from toys import FakeEpoch, small_model
 
 from lmd.contract.stage import Batch, Task, prepare
 from lmd.methods.lmd.gaussians import discriminant, level_scale, pooled_covariance, shrunk_moments
@@ -79,9 +79,9 @@ def test_the_e_step_with_bounded_fdc_and_still_statistics():
     groups = prepare(stage)
     labels = torch.arange(3).repeat_interleave(COUNTS)
     images = torch.randn(41, 3, 8, 8, generator=torch.Generator().manual_seed(0))
-    run = FakeRun(model, images, labels, epochs=3, steps=1)
+    epoch = FakeEpoch(model, images, labels, total=3, steps=1)
     optimizer = torch.optim.SGD(groups, lr=1.0)
-    stage.start_epoch(run, optimizer)
+    stage.start_epoch(epoch, optimizer)
     statistics = [b.clone() for b in model.encoder.buffers()]
     terms = stage.step(optimizer, Batch({"label": images}, labels))
     torch.testing.assert_close(terms["loss"], terms["ce"] + 0.5 * terms["fdc"])
@@ -97,7 +97,7 @@ def test_the_e_step_sees_the_prior():
     labels = torch.arange(3).repeat_interleave(COUNTS)
     stage = ICC(model, Task(COUNTS, 16), ICCSettings(**settings))
     prepare(stage)
-    stage.start_epoch(FakeRun(model, images, labels, epochs=3, steps=1), None)
+    stage.start_epoch(FakeEpoch(model, images, labels, total=3, steps=1), None)
     with torch.no_grad():
         found = stage.loss(Batch({"label": images}, labels))["loss"]
         logits = model.classifier(model.encoder(images)) + (COUNTS / 41).log()

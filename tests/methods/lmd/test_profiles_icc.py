@@ -232,7 +232,7 @@ def test_row_20_learning_rate_of_the_encoder(profile):
 def test_row_21_what_ships(profile):
     stage, _, run, _ = stage_two(profile, **QUICK)
     batches = []
-    for epoch in range(3):
-        run.epoch = epoch
+    for index in range(3):
+        run.index = index
         batches.append(len(stage.class_weights(run)))
     assert batches == ([1, 1, 0] if profile == "official" else [1, 1, 1])

@@ -4,7 +4,7 @@ import pytest
 import torch
 from torch import nn
 from torch.nn import functional as F
-from toys import LOGITS, FakeRun, small_model
+from toys import LOGITS, FakeEpoch, small_model
 
 from lmd.contract.stage import Batch, Task, prepare
 from lmd.methods.lmd.rrl import (
@@ -41,8 +41,8 @@ def batch(seed=0, n=6):
 
 def lend(stage, **length):
     images = batch()
-    run = FakeRun(stage.model, images.views["weak"], images.labels, **length)
-    stage.start_epoch(run, None)
+    epoch = FakeEpoch(stage.model, images.views["weak"], images.labels, **length)
+    stage.start_epoch(epoch, None)
 
 
 def started(epochs=1, steps=10, **settings):
@@ -51,7 +51,7 @@ def started(epochs=1, steps=10, **settings):
     stage = RRL(small_model(), TASK, RRLSettings(**settings))
     groups = prepare(stage)
     optimizer = torch.optim.SGD(groups, lr=0.05)
-    lend(stage, epochs=epochs, steps=steps)
+    lend(stage, total=epochs, steps=steps)
     return stage, optimizer
 
 
@@ -300,9 +300,9 @@ def test_half_of_the_label_loss_may_be_on_the_strong_view(warmup):
 
 
 def test_images_may_be_drawn_so_that_classes_are_balanced():
-    run = FakeRun(small_model(), batch().views["weak"], batch().labels)
-    assert started()[0].class_weights(run) == [None]
-    (weights,) = started(ce_sampling="balanced")[0].class_weights(run)
+    epoch = FakeEpoch(small_model(), batch().views["weak"], batch().labels)
+    assert started()[0].class_weights(epoch) == [None]
+    (weights,) = started(ce_sampling="balanced")[0].class_weights(epoch)
     torch.testing.assert_close(weights * TASK.class_counts, torch.ones(3))
 
 
@@ -322,7 +322,7 @@ def test_a_checkpoint_between_two_epochs_changes_nothing():
     other, other_optimizer = started(epochs=2, steps=5, warmup=0.3)
     other.load_state_dict(stage.state_dict())
     for one, its_optimizer in ((stage, optimizer), (other, other_optimizer)):
-        lend(one, epoch=1, epochs=2, steps=5)
+        lend(one, index=1, total=2, steps=5)
         for seed in range(5, 8):
             one.step(its_optimizer, batch(seed))
     for a, b in zip(stage.state_dict().values(), other.state_dict().values(), strict=True):

@@ -56,7 +56,7 @@ class Trace:
 class _Run:
     """What the loop lends a stage, in the middle of training, with features of noise."""
 
-    epoch, epochs, steps = 1, 3, 1
+    index, total, steps = 1, 3, 1
     val_recall: Tensor | None = None
 
     def __init__(self, width: Callable[[], int]) -> None:

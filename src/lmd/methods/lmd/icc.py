@@ -17,7 +17,7 @@ from torch.optim import Optimizer
 
 from lmd.base.errors import LmdError
 from lmd.contract.settings import BelowOne, Count, NonNegative, Positive, Settings, Share
-from lmd.contract.stage import Batch, ParameterGroups, Run, Stage, Task, Terms
+from lmd.contract.stage import Batch, Epoch, ParameterGroups, Stage, Task, Terms
 from lmd.contract.weighting import image_weights, log_priors
 from lmd.methods.lmd.calibrate import enough_draws, pays, sgd_pass, virtual_pass
 from lmd.methods.lmd.gaussians import (
@@ -255,18 +255,18 @@ class ICC(Stage):
             group["weight_decay"] = self.settings.encoder_weight_decay
         return [group]
 
-    def class_weights(self, run: Run) -> list[Tensor | None]:
+    def class_weights(self, epoch: Epoch) -> list[Tensor | None]:
         """The stream of the E step; none where there is no E step in this iteration."""
-        last = run.epoch == run.epochs - 1
+        last = epoch.index == epoch.total - 1
         if not self.e_step or (last and not self.settings.last_e_step):
             return []
         balanced = self.settings.e_sampling == "balanced"
         return [image_weights(self.class_counts) if balanced else None]
 
     @torch.no_grad()
-    def start_epoch(self, run: Run, optimizer: Optimizer | None) -> Mapping[str, float]:
+    def start_epoch(self, epoch: Epoch, optimizer: Optimizer | None) -> Mapping[str, float]:
         """The M step: features, moments, virtual features, classifier."""
-        features, labels = self._draw(run)
+        features, labels = self._draw(epoch)
         self.gaussians.update(features, labels, int(self.iteration), self._honest)
         drawn_from = self.gaussians
         if self.settings.virtual_moments == "raw":
@@ -276,7 +276,7 @@ class ICC(Stage):
             drawn_from.load_state_dict(self.gaussians.state_dict())
             drawn_from.update(features, labels, int(self.iteration), self._honest)
         solve = self._sgd_pass if self.settings.m_step == "sgd" else self._argmin
-        numbers = solve(run, drawn_from, features, labels)
+        numbers = solve(epoch, drawn_from, features, labels)
         if self.lambda_e and self.settings.fdc_form == "bounded":
             pooled = pooled_covariance(self.gaussians.covariance, self.class_counts)
             found = discriminant(self.gaussians.mean, pooled, self.settings.fdc_temperature)
@@ -305,22 +305,22 @@ class ICC(Stage):
             mean_error=given.mean_error,
         )
 
-    def _draw(self, run: Run) -> tuple[Tensor, Tensor]:
+    def _draw(self, epoch: Epoch) -> tuple[Tensor, Tensor]:
         """The features of the M step, scaled, on the device of the moments."""
-        features, labels = run.features(drawn=self.settings.m_sampling)
+        features, labels = epoch.features(drawn=self.settings.m_sampling)
         if self.settings.m_views == "all":
-            views = (run.features(self.settings.m_sampling, view=v) for v in ("weak", "strong"))
+            views = (epoch.features(self.settings.m_sampling, view=v) for v in ("weak", "strong"))
             both = [(features, labels), *views]
             features, labels = torch.cat([f for f, _ in both]), torch.cat([y for _, y in both])
         if self.settings.m_drop_partial and len(labels) > self.settings.m_drop_partial:
             # The draws are independent, so it does not matter which of them are dropped.
             kept = len(labels) - len(labels) % self.settings.m_drop_partial
-            rows = torch.randperm(len(labels), generator=run.generator)[:kept].to(labels.device)
+            rows = torch.randperm(len(labels), generator=epoch.generator)[:kept].to(labels.device)
             features, labels = features[rows], labels[rows]
         present = torch.bincount(labels, minlength=len(self.class_counts)) > 0
         if not int(self.iteration) and not present.all():
             # If the first draw missed a class, take all its images.
-            more, more_labels = run.features(drawn="natural")
+            more, more_labels = epoch.features(drawn="natural")
             missed = ~present[more_labels]
             features = torch.cat([features, more[missed]])
             labels = torch.cat([labels, more_labels[missed]])
@@ -330,14 +330,14 @@ class ICC(Stage):
         return features, labels.to(self.gaussians.mean.device)
 
     def _sgd_pass(
-        self, run: Run, gaussians: ClassGaussians, features: Tensor, labels: Tensor
+        self, epoch: Epoch, gaussians: ClassGaussians, features: Tensor, labels: Tensor
     ) -> dict[str, float]:
         """The paper's M step: one pass of SGD over R K virtual features."""
         given = self.settings
         weight, velocity = self.model.classifier.weight, (self.weight_velocity, self.bias_velocity)
         moved = weight.detach(), self._bias().detach(), velocity
         lr, momentum, decay = given.m_lr, given.m_momentum, given.m_weight_decay
-        drawn = given.virtual_features, given.m_batch, run.generator
+        drawn = given.virtual_features, given.m_batch, epoch.generator
         if self.vfc and pays(weight.shape[0], weight.shape[1], given.m_batch):
             loss = virtual_pass(
                 gaussians, *drawn, *moved, lr=lr, momentum=momentum, weight_decay=decay
@@ -346,25 +346,25 @@ class ICC(Stage):
         if self.vfc:
             batches = gaussians.batches(*drawn)
         else:
-            order = torch.randperm(len(labels), generator=run.generator).to(labels.device)
+            order = torch.randperm(len(labels), generator=epoch.generator).to(labels.device)
             batches = ((features[rows], labels[rows]) for rows in order.split(given.m_batch))
         loss = sgd_pass(batches, *moved, lr=lr, momentum=momentum, weight_decay=decay)
         return {"m_loss": loss}
 
     def _argmin(
-        self, run: Run, gaussians: ClassGaussians, features: Tensor, labels: Tensor
+        self, epoch: Epoch, gaussians: ClassGaussians, features: Tensor, labels: Tensor
     ) -> dict[str, float]:
         """The argmin of the M step's loss, from the classifier of the iteration before."""
         classifier = self.model.classifier
         problem: Problem = RealFeatures.of(features, labels)
         if self.vfc:
             draws = min(self.settings.virtual_features, enough_draws(len(self.class_counts)))
-            problem = VirtualFeatures.of(gaussians, self.class_counts, draws, run.generator)
+            problem = VirtualFeatures.of(gaussians, self.class_counts, draws, epoch.generator)
         # The problem is solved for scaled features; the classifier is for features as they are.
         guess = classifier.weight.detach() / self.scale, self._bias().detach()
         anchor = self.anchor / self.scale if self.settings.classifier == "kept" else None
         if (self.regularisers < 0).any():
-            found = self._choose_regularisers(run, problem, guess, anchor)
+            found = self._choose_regularisers(epoch, problem, guess, anchor)
             self.regularisers.copy_(torch.tensor(found, dtype=torch.float64))
         shrinkage, penalty = self.regularisers.tolist()
         with torch.enable_grad():
@@ -391,7 +391,7 @@ class ICC(Stage):
         return {key: value for (key, given), value in values if given == "validation"}
 
     def _choose_regularisers(
-        self, run: Run, problem: Problem, guess: tuple[Tensor, Tensor], anchor: Tensor | None
+        self, epoch: Epoch, problem: Problem, guess: tuple[Tensor, Tensor], anchor: Tensor | None
     ) -> tuple[float, float]:
         """Shrinkage and penalty: as given, chosen on validation, or the fallbacks without one."""
         shrinkages: tuple[float, ...] = SHRINKAGES if self.vfc else (0.0,)
@@ -404,7 +404,7 @@ class ICC(Stage):
             penalties, fallback = (penalty,), (fallback[0], penalty)
         if len(shrinkages) * len(penalties) == 1:
             return fallback
-        features, labels = run.features(drawn="natural", part="validation")
+        features, labels = epoch.features(drawn="natural", part="validation")
         if not len(labels):
             return fallback
         features = features.to(self.scale) * self.scale

@@ -15,7 +15,7 @@ from torch.optim import Optimizer
 
 from lmd.contract.sam import ascent, perturb, restore, still_statistics
 from lmd.contract.settings import NonNegative, Settings, Share
-from lmd.contract.stage import Batch, Run, Stage, Task, Terms
+from lmd.contract.stage import Batch, Epoch, Stage, Task, Terms
 from lmd.contract.supervised import View
 from lmd.contract.weighting import image_weights, log_priors
 from lmd.model import Model
@@ -158,9 +158,9 @@ class RRL(Stage):
             self.teacher.classifier.reset_parameters()
         self.done = self.total = 0  # steps, counted from the start of the stage
 
-    def start_epoch(self, run: Run, optimizer: Optimizer | None) -> Mapping[str, float] | None:
+    def start_epoch(self, epoch: Epoch, optimizer: Optimizer | None) -> Mapping[str, float] | None:
         """Count the steps: the warm-up and the teacher's horizon are shares of them."""
-        self.done, self.total = run.epoch * run.steps, run.epochs * run.steps
+        self.done, self.total = epoch.index * epoch.steps, epoch.total * epoch.steps
         return None
 
     def _warmup_steps(self) -> int:
