@@ -89,7 +89,7 @@ def test_the_commands_of_the_page() -> None:
     assert "set" not in rows("clinic.csv")[0]
     report = (Path(RUN) / "report.html").read_text(encoding="utf-8")
     assert "What a decision is worth" in report
-    rescore(Path(RUN), resamples=10)  # as it was
+    rescore(Path(RUN))  # as it was
 
 
 def test_a_dear_class_is_decided_more_often_and_referral_has_a_price() -> None:
@@ -140,7 +140,7 @@ def test_a_patient_counts_once_from_the_data_to_the_model_file(tmp_path: Path) -
     out, root = tmp_path / "run", {"root": str(Path.cwd())}
     made = {"method": "balanced_softmax", "settings": QUICK, "columns": root, "quiet": True}
     lmd.train(tmp_path / "skin.csv", out=out, **made)
-    sets = rescore(out, decide=Decide(coverage=0.6), resamples=10).sets
+    sets = rescore(out, decide=Decide(coverage=0.6)).sets
     assert sets is not None
     found = lmd.load(out).predict([], coverage=0.6).guarantees
     for one in sets.per_class:

@@ -50,7 +50,7 @@ def test_evaluate_completes_a_run_of_an_earlier_version(run: RunFolder) -> None:
     width = model.classifier.in_features
     spec = ModelSpec(tuple(SKIN), "resnet8", "linear", width, preprocessing, "LMD", counts)
     save_model(model, run.path, spec)
-    record = rescore(run.path, resamples=10)
+    record = rescore(run.path)
     assert record.model.prior == "uniform"
     assert record.sets is not None
     assert record.decisions is not None
@@ -64,7 +64,7 @@ def test_evaluate_completes_a_run_of_an_earlier_version(run: RunFolder) -> None:
     # An unknown method has no known prior, and only what depends on it is missing.
     with edited(run.path) as values:
         values["method"]["key"], values["model"]["prior"] = "of another package", None
-    unknown = rescore(run.path, resamples=10)
+    unknown = rescore(run.path)
     assert unknown.decisions is not None
     assert unknown.decisions.per_class[0].ppv.value is None
     assert unknown.decisions.per_class[0].recall == record.decisions.per_class[0].recall
@@ -75,7 +75,7 @@ def test_evaluate_completes_a_run_of_an_earlier_version(run: RunFolder) -> None:
 def test_a_method_that_became_another_name_keeps_its_prior(run: RunFolder) -> None:
     with edited(run.path) as record:
         record["method"]["key"], record["model"]["prior"] = "logit_adjust", None
-    assert rescore(run.path, resamples=10).model.prior == "uniform"
+    assert rescore(run.path).model.prior == "uniform"
 
 
 def keep_part(run: RunFolder, predictions: Predictions, part: Part) -> None:
@@ -87,7 +87,7 @@ def keep_part(run: RunFolder, predictions: Predictions, part: Part) -> None:
 
 
 def test_sets_are_scored_on_the_test_part_with_thresholds_of_validation(run: RunFolder) -> None:
-    record = rescore(run.path, resamples=10, decide=Decide(coverage=0.95))
+    record = rescore(run.path, decide=Decide(coverage=0.95))
     assert record.sets is not None
     assert record.sets.requested == 0.95
     predictions = run.read_predictions()
@@ -99,11 +99,11 @@ def test_sets_are_scored_on_the_test_part_with_thresholds_of_validation(run: Run
     keep_part(run, predictions, "validation")
     with pytest.raises(LmdError, match="coverage needs a test part"):
         rescore(run.path, decide=Decide(coverage=0.95))
-    assert rescore(run.path, resamples=10).sets is None
+    assert rescore(run.path).sets is None
     with edited(run.path) as values:
         values["data"]["counts"] = counts
     keep_part(run, predictions, "test")
-    assert rescore(run.path, resamples=10).sets is None
+    assert rescore(run.path).sets is None
     with pytest.raises(LmdError, match="a run without a validation part has none"):
         rescore(run.path, decide=Decide(coverage=0.9))
 
@@ -117,7 +117,7 @@ def test_sets_are_scored_on_the_test_part_with_thresholds_of_validation(run: Run
     ],
 )
 def test_the_stated_mix_is_in_the_record(run: RunFolder, given: object, words: str) -> None:
-    record = rescore(run.path, resamples=10, decide=Decide(prevalence=given))  # type: ignore[arg-type]
+    record = rescore(run.path, decide=Decide(prevalence=given))  # type: ignore[arg-type]
     assert record.decisions is not None
     assert record.decisions.prevalence == words
     shares = [one.prevalence for one in record.decisions.per_class]

@@ -17,7 +17,7 @@ def made(folder: Path, temperature: float = 1.7, **decide: object) -> tuple[Reco
     make_run(folder, SKIN)
     with edited(folder) as values:
         values["model"]["temperature"] = temperature
-    record = rescore(folder, resamples=20, decide=Decide(**decide))  # type: ignore[arg-type]
+    record = rescore(folder, decide=Decide(**decide))  # type: ignore[arg-type]
     return record, page(folder / "report.html").text
 
 

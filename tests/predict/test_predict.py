@@ -60,9 +60,11 @@ def test_files_are_taken_as_they_are_and_nothing_is_an_error(tmp_path: Path) -> 
 
 
 def test_names_are_neither_formulas_nor_separators(tmp_path: Path) -> None:
-    classes = ("=1+1", "a|b", "c\\", "nv")
-    p = np.array([[0.7, 0.1, 0.1, 0.1], [0.1, 0.6, 0.2, 0.1], [0.1, 0.1, 0.1, 0.7]], np.float32)
-    sets = np.array([[True, True, False, False], [False, True, True, True], [False] * 3 + [True]])
+    classes = ("=1+1", "a|b", "-ve", "c\\")
+    p = np.array([[0.7, 0.1, 0.1, 0.1], [0.1, 0.6, 0.2, 0.1], [0.1, 0.1, 0.7, 0.1]], np.float32)
+    sets = np.array(
+        [[True, True, False, False], [False, True, True, True], [False, False, True, True]]
+    )
     decided = Decided(p, p.argmax(1), sets, np.array([False, True, False]))
     policy = Policy(sets=[Guarantee("class", 20, 0.1, 0.9, 0.8, 1.0)] * 4, refer_above=2)
     names = ("-x.png", "@y.png", "z=1.png")
@@ -70,9 +72,11 @@ def test_names_are_neither_formulas_nor_separators(tmp_path: Path) -> None:
     with (tmp_path / "p.csv").open(newline="", encoding="utf-8") as file:
         rows = list(csv.DictReader(file))
     assert [row["image"] for row in rows] == ["-x.png", "@y.png", "z=1.png"]
-    assert [row["predicted"] for row in rows] == ["'=1+1", "a|b", "nv"]
-    assert [row["set"] for row in rows] == ["'=1+1|a\\|b", "a\\|b|c\\\\|nv", "nv"]
-    assert list(rows[0])[-4:] == [f"p:{name}" for name in classes]
+    assert [row["predicted"] for row in rows] == ["'=1+1", "a|b", "-ve"]
+    assert [row["set"] for row in rows] == ["'=1+1|a\\|b", "a\\|b|-ve|c\\\\", "-ve|c\\\\"]
+    assert list(rows[0])[-4:] == ["p:'=1+1", "p:a|b", "p:-ve", "p:c\\"]
+    for row in rows:  # columns can be joined
+        assert row["probability"] == row[f"p:{row['predicted']}"]
 
 
 def test_a_name_that_is_not_utf8_is_named_or_counted(tmp_path: Path) -> None:

@@ -65,7 +65,9 @@ def evaluate(
     costs: Costs = None,
     coverage: Coverage = None,
     refer_above: ReferAbove = None,
-    resamples: Annotated[int, typer.Option(min=1, help="Number of bootstrap resamples.")] = 1000,
+    resamples: Annotated[
+        int, typer.Option(min=1, help="Bootstrap resamples; fewer than the run has only print.")
+    ] = 1000,
     tta: Tta = False,
     no_images: NoImages = False,
     image_column: ImageColumn = None,
@@ -85,6 +87,7 @@ def evaluate(
     from lmd.decisions.decide import Decide
     from lmd.evaluation.evaluate import compare_runs
     from lmd.evaluation.evaluate import evaluate as evaluate_run
+    from lmd.runs.folder import RunFolder
     from lmd.scoring.definitions import format_decisions, format_external
 
     made = evaluate_run(
@@ -94,6 +97,7 @@ def evaluate(
         resamples=resamples, images=not no_images, device=device, quiet=quiet,
     )  # fmt: skip
     run, record = made.path, made.read_record()
+    kept = RunFolder.open(run).read_record().resamples
     print_scores(record)
     if record.external is not None:
         typer.echo(f"\n{format_external(record.external, record.sets)}")
@@ -105,6 +109,11 @@ def evaluate(
     if against is not None:
         typer.echo("")
         typer.echo(compare_runs(run, against, resamples=resamples))
+    if resamples < kept:
+        typer.echo(
+            f"\nNothing was written: the intervals of the record are better, with {kept} resamples"
+        )
+        return
     typer.secho(f"\nThe report: {run / 'report.html'}", bold=True)
 
 

@@ -41,6 +41,7 @@ def rescore(
 ) -> Record:
     """Recompute the record's numbers from ``predictions.npz`` and rewrite record and report.
 
+    With fewer ``resamples`` than the record has, nothing is written: its intervals are better.
     ``decide`` sets the numbers about decisions. The report compares the run with
     ``against``, another run on the same test images. A model of an earlier version gets what its
     file lacks for decisions.
@@ -57,6 +58,8 @@ def rescore(
     if record.external is not None and _coverage(record) != _coverage(before.record):
         external = record.external.model_copy(update={"coverage": None})
         record = record.replaced(external=external)
+    if resamples < before.record.resamples:
+        return record
     add_answers(path, *answers_of(record, predictions))
     run.write_record(record)
     files = RunFiles(path, record, predictions, before.history)
@@ -208,7 +211,8 @@ def evaluate(
     """Compute all numbers and the report of a run again, or those of its model on other images.
 
     ``run`` is what ``lmd.train`` returned, or the path of a run folder. Without ``data``, the
-    numbers come from the predictions of the run; with ``tta``, its images are predicted again
+    numbers come from the predictions of the run, and replace those of its record unless that has
+    more ``resamples``; with ``tta``, its images are predicted again
     together with their mirror images, and the result is the folder ``RUN-tta``; ``data`` then says
     where they are now, if they have moved. Otherwise ``data`` are labelled images from another
     place, and the result is a folder of its own: see docs/external.md.
@@ -227,8 +231,8 @@ def evaluate(
         if other is not None:
             check_comparable(path, other)
         if not tta:
-            rescore(path, resamples=resamples, decide=decide, against=other, images=images)
-            return RunFolder.open(path)
+            record = rescore(path, resamples=resamples, decide=decide, against=other, images=images)
+            return RunFolder(path, record)
         made = evaluate_tta(
             path, None if data is None else str(data), resamples=resamples, decide=decide,
             device=device, quiet=quiet,

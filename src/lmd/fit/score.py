@@ -112,6 +112,7 @@ def scored(
             for part, of in parts.items()
         },
         **decisions,
+        resamples=resamples,
         definitions=definitions(resamples, grouped=grouped),
         notes=[
             *record.data.notes,

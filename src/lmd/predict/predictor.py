@@ -1,7 +1,5 @@
 """Predict images with a shipped model."""
 
-import csv
-import io
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
@@ -16,7 +14,7 @@ from numpy.typing import NDArray
 
 from lmd.base.errors import LmdError
 from lmd.base.files import atomic_write
-from lmd.base.text import no_formula, shorten
+from lmd.base.text import csv_text, no_formula, shorten
 from lmd.data.pixels import quiet_decoders
 from lmd.data.reading import frames_note, frames_of
 from lmd.decisions.columns import extra_columns, policy_of
@@ -92,22 +90,21 @@ class Prediction:
     def write_csv(self, path: str | Path) -> None:
         """Write one row per image: name, class, its probability, decisions, all probabilities.
 
-        The column ``unlike_training`` (true or false) is there if it is known. Cells that a
-        spreadsheet would compute have an apostrophe before them.
+        The column ``unlike_training`` (true or false) is there if it is known. A class has the
+        same name in the header and in every column, also if a spreadsheet would compute it.
         """
-        text = io.StringIO()
-        writer = csv.writer(text, lineterminator="\n")
-        extra = dict(extra_columns(self.decided, self.policy, self.classes))
+        classes = [no_formula(name) for name in self.classes]
+        extra = extra_columns(self.decided, self.policy, classes)
         if self.unlike_training is not None:
             extra["unlike_training"] = [str(bool(flag)).lower() for flag in self.unlike_training]
-        every = (f"p:{name}" for name in self.classes)
-        writer.writerow(["image", "predicted", "probability", *extra, *every])
+        header = ["image", "predicted", "probability", *extra, *(f"p:{name}" for name in classes)]
+        rows = []
         for i, (name, k) in enumerate(zip(self.names, self.decided.chosen, strict=True)):
-            row = [f"{p:.6f}" for p in self.probabilities[i]]
-            cells = [column[i] for column in extra.values()]
-            words = [no_formula(str(cell)) for cell in (name, self.classes[k], row[k], *cells)]
-            writer.writerow([*words, *row])
-        atomic_write(Path(path), text.getvalue().encode(), parents=True)
+            cells = [f"{p:.6f}" for p in self.probabilities[i]]
+            others = [column[i] for column in extra.values()]
+            rows.append([no_formula(name), classes[k], cells[k], *others, *cells])
+        # Names are safe by now; exact, because a set of two classes is no call either.
+        atomic_write(Path(path), csv_text(header, rows, exact=True).encode(), parents=True)
 
 
 class Predictor:

@@ -114,8 +114,9 @@ _REMOVE = "remove the file: the record has the history of a finished run"
 class RunFolder:
     """The folder of a run, by default below ``runs/``."""
 
-    def __init__(self, path: Path) -> None:
+    def __init__(self, path: Path, record: Record | None = None) -> None:
         self.path = path
+        self._record = record  # numbers that are not in the file
         self.record_path = path / "record.json"
         self.predictions_path = path / "predictions.npz"
         self.history_path = path / "history.csv"
@@ -232,7 +233,7 @@ class RunFolder:
 
     def read_record(self) -> Record:
         """Read ``record.json``."""
-        return read_record(self.record_path)
+        return self._record or read_record(self.record_path)
 
     def write_predictions(self, predictions: Predictions) -> None:
         """Replace ``predictions.npz`` atomically."""

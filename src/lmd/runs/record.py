@@ -221,6 +221,7 @@ class Record(Plain):
     folds: Folds | None = Field(
         default=None, description="if the predictions are those of a cross-validation"
     )
+    resamples: int = Field(default=1000, description="of the bootstrap behind the intervals")
     definitions: dict[str, Definition] = Field(
         default={}, description="of every number, by its key"
     )
