@@ -12,6 +12,7 @@ from collections.abc import Callable, Iterator
 from dataclasses import replace
 from pathlib import Path
 
+import numpy as np
 import pytest
 from grids import bytes_of, quiet_board, write_grid
 from rich.console import Console
@@ -27,7 +28,7 @@ from lmd.benchmark.plan import Plan, PlannedRun, write_plan
 from lmd.benchmark.planning import plan_grid
 from lmd.benchmark.progress import Snapshot, open_board
 from lmd.benchmark.run import Outcome, last_words, run_plan
-from lmd.benchmark.state import Progress, inspect, progress
+from lmd.benchmark.state import Progress, identify, inspect, progress
 from lmd.runs.folder import RunFolder
 
 app = Typer()
@@ -96,24 +97,60 @@ def test_other_settings_are_an_error_that_names_them(half_done: tuple[Path, Path
     assert "ce-lr=0.05-seed0: batch_size: 8 → 7" in str(done.exception)
 
 
-def test_a_finished_run_may_come_from_another_place(half_done: tuple[Path, Path, str]) -> None:
+def test_finished_runs_are_known_by_their_images_not_by_the_name_of_the_data(
+    half_done: tuple[Path, Path, str], tmp_path: Path
+) -> None:
+    grid, out, _ = half_done
+    name = "ce-lr=0.05-seed0"
+    text = grid.read_text().replace("1e30, ", "")
+    for folder, labels in (("same", None), ("other", 1)):
+        (tmp_path / folder).mkdir()
+        (tmp_path / folder / "grid.toml").write_text(text)
+        with np.load(grid.with_name("toy.npz")) as file:
+            arrays = dict(file)
+        if labels is not None:
+            arrays["train_labels"][0] = labels
+        np.savez(tmp_path / folder / "toy.npz", **arrays)
+    words = ["--out", str(out), "--dry-run"]
+    done = CliRunner().invoke(app, ["benchmark", str(tmp_path / "same" / "grid.toml"), *words])
+    assert f"finished  {name}" in done.output
+    # The name may be another one too.
+    (tmp_path / "same" / "toy.npz").rename(tmp_path / "same" / "moved.npz")
+    (tmp_path / "same" / "grid.toml").write_text(text.replace("toy.npz", "moved.npz"))
+    done = CliRunner().invoke(app, ["benchmark", str(tmp_path / "same" / "grid.toml"), *words])
+    assert f"finished  {name}" in done.output
+    other = str(tmp_path / "other" / "grid.toml")
+    shown = CliRunner().invoke(app, ["table", other, "--runs", str(out)])
+    for refused in (CliRunner().invoke(app, ["benchmark", other, *words]), shown):
+        assert isinstance(refused.exception, LmdError)
+        assert f"{name}" in str(refused.exception)
+        assert "other/toy.npz (other images, labels or parts)" in str(refused.exception)
+
+
+def test_a_finished_run_may_come_from_a_machine_that_has_the_data(
+    half_done: tuple[Path, Path, str],
+) -> None:
     grid, out, _ = half_done
     [_, finished] = plan_grid(grid).runs
 
     def asked(**change: object) -> Plan:
         run = replace(finished, request=finished.request | change)
-        return Plan(**{**vars(plan_grid(grid)), "runs": [run]})
+        return identify(Plan(**{**vars(plan_grid(grid)), "runs": [run]}), out)
 
     there = "/elsewhere/" + Path(finished.request["data"]).name
     columns = finished.request["columns"] | {"root": "/elsewhere"}
     assert inspect(asked(data=there, columns=columns), out)[finished.name].status == "finished"
-    with pytest.raises(LmdError, match=r"data: .* → other\.csv"):
+    # Data that cannot be read here is only known by its name.
+    with pytest.raises(LmdError, match=r"data: toy\.npz → other\.csv"):
         inspect(asked(data="/elsewhere/other.csv"), out)
     # A version that is older than a setting cannot have recorded it, but columns may be left out.
-    later = finished.request["protocol"] | {"later": 1}
-    assert inspect(asked(protocol=later), out)[finished.name].status == "finished"
+    run = replace(finished, request=finished.request | {"settings": {"later": 1}})
+    plan = Plan(**{**vars(plan_grid(grid)), "runs": [run]})
+    assert inspect(plan, out)[finished.name].status == "finished"
     with pytest.raises(LmdError, match="label_column: None → dx"):
-        inspect(asked(columns={**finished.request["columns"], "label_column": "dx"}), out)
+        inspect(
+            asked(data=there, columns={**finished.request["columns"], "label_column": "dx"}), out
+        )
 
 
 def test_a_table_of_what_is_there(half_done: tuple[Path, Path, str]) -> None:

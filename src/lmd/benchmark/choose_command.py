@@ -80,6 +80,7 @@ def choose_command(
     from lmd.benchmark.planning import plan_grid
     from lmd.benchmark.progress import open_board
     from lmd.benchmark.run import run_plan
+    from lmd.benchmark.state import identify
     from lmd.benchmark.tables import read_results
     from lmd.methods import CANDIDATES
 
@@ -96,7 +97,7 @@ def choose_command(
         skip_bad=skip_bad,
         warn=lambda said: typer.secho(f"warning: {said}", fg="yellow", err=True),
     )
-    plan = plan_grid(study.grid)
+    plan = identify(plan_grid(study.grid), folder)
     with locked(folder) as lock:
         outcome = run_plan(
             plan,

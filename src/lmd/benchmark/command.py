@@ -53,14 +53,12 @@ def benchmark(
     from lmd.benchmark.planning import plan_grid
     from lmd.benchmark.progress import open_board
     from lmd.benchmark.run import run_plan
-    from lmd.benchmark.state import inspect, require_data, require_validation
+    from lmd.benchmark.state import identify
     from lmd.benchmark.trials import read_choices, settled, undecided
 
     plan = plan_grid(file)
     folder = (out or Path("runs") / plan.name).resolve()
-    disk = inspect(plan, folder)
-    require_data(plan, disk)
-    require_validation(plan, disk)
+    plan = identify(plan, folder)
     if dry_run:
         _preview(plan, folder, workers)
         return
@@ -193,8 +191,9 @@ def _plan(file: str, folder: Path) -> "Plan":
     if found is not None and found.source == grid_hash(file):
         return found
     from lmd.benchmark.planning import plan_grid
+    from lmd.benchmark.state import identify
 
-    return plan_grid(file)
+    return identify(plan_grid(file))
 
 
 def _backend(folder: Path, ray: str | None, workers: int | None, lock: int) -> Any:

@@ -46,7 +46,10 @@ class Point:
 
 @dataclass(frozen=True)
 class PlannedRun:
-    """One run: its folder's name, what is trained, and the complete request of its record."""
+    """One run: its folder's name, what is trained, and the complete request of its record.
+
+    ``fingerprint`` identifies images, labels and parts; empty if the data is not on this machine.
+    """
 
     name: str
     method: str
@@ -58,6 +61,14 @@ class PlannedRun:
     first: str = ""  # the first stage by name and settings
     tuned: str = ""  # the label of the tuned value; empty if the row is not tuned
     last_epochs: int | None = None  # epochs of the last stage, if not the protocol's
+    fingerprint: str = ""
+
+    @property
+    def pixels(self) -> str:
+        """Everything that determines which images are decoded, as text."""
+        keys = ("image_size", "imbalance", "shape", "head_size", "split", "split_seed")
+        values = (self.request["protocol"][key] for key in keys)
+        return json.dumps([self.request["data"], self.request["columns"], *values])
 
 
 @dataclass(frozen=True)

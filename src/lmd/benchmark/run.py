@@ -161,10 +161,10 @@ class _Scheduler:
 
     def _decoding(self, run: PlannedRun) -> bool:
         """Whether another run is filling the image cache that this one needs."""
-        key = _images(run)
-        if key is None or key in self.decoded:
+        data, key = run.request["data"], run.pixels
+        if data == "synthetic" or data.endswith(".npz") or key in self.decoded:
             return False
-        others = [other for other in self.running.values() if _images(other) == key]
+        others = [other for other in self.running.values() if other.pixels == key]
         if any((self.folder / other.name / "record.json").exists() for other in others):
             self.decoded.add(key)
             return False
@@ -237,12 +237,3 @@ def last_words(log: Path) -> str:
     said = [line.strip() for line in lines[starts[-1] + 1 if starts else 0 :] if line.strip()]
     errors = [line for line in said if line.startswith("error: ")]
     return (errors or said or ["the log is empty"])[-1].removeprefix("error: ")
-
-
-def _images(run: PlannedRun) -> str | None:
-    """What determines the decoded images, or ``None`` for data that needs no cache."""
-    data, protocol = run.request["data"], run.request["protocol"]
-    if data == "synthetic" or data.endswith(".npz"):
-        return None
-    keys = ("image_size", "imbalance", "shape", "head_size", "split", "split_seed")
-    return json.dumps([data, run.request["columns"], *(protocol[key] for key in keys)])

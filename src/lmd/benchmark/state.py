@@ -1,8 +1,7 @@
 """The state of a plan's runs on disk: finished, begun or missing, and how far; no torch."""
 
-import json
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, Literal
 
@@ -11,6 +10,7 @@ from lmd.base.files import MISSING, what_is
 from lmd.benchmark.plan import Plan, PlannedRun
 from lmd.protocol import current_names
 from lmd.runs.folder import RunFolder
+from lmd.runs.record import Record
 
 
 @dataclass(frozen=True)
@@ -21,8 +21,61 @@ class OnDisk:
     seconds: float = 0.0
 
 
+def identify(plan: Plan, folder: Path | None = None) -> Plan:
+    """Return the plan with the fingerprint of each run's data, where it can be read here.
+
+    Reads lists of images, not their pixels. With ``folder``, raise an ``LmdError`` if the data of a
+    run that is not finished there cannot be read, or has no validation part for trials.
+    """
+    opened: dict[str, str | LmdError] = {}
+    runs = []
+    for run in plan.runs:
+        protocol = run.request["protocol"]
+        key = f"{run.pixels} {protocol.get('fold')} {protocol['allow_leak']}"
+        if key not in opened:
+            opened[key] = _fingerprint(plan, run.request)
+        found = opened[key]
+        if isinstance(found, LmdError):
+            if folder is not None and not is_finished(folder / run.name):
+                raise found
+            found = ""
+        runs.append(replace(run, fingerprint=found))
+    return replace(plan, runs=runs)
+
+
+def _fingerprint(plan: Plan, request: Mapping[str, Any]) -> str | LmdError:
+    """The fingerprint of the data of a run, or why it cannot be trained on."""
+    from lmd.data.dataset import plan_data
+    from lmd.protocol import Protocol
+
+    for key, place in (("data", request["data"]), ("root", request["columns"].get("root"))):
+        if place not in (None, "synthetic") and what_is(Path(place)) == MISSING:
+            return LmdError(
+                f"grid {plan.name}: {key} {place} does not exist; paths are relative to the grid "
+                "file, or to the current folder for a grid of lmd"
+            )
+    protocol = Protocol.model_validate(request["protocol"])
+    columns, skip = request["columns"], request["skip_bad"]
+    try:
+        data = plan_data(request["data"], protocol, columns=columns, skip_bad=skip)
+    except LmdError as error:
+        return error
+    if plan.trials and len(data.table.part("validation")) == 0:
+        return LmdError(
+            f"grid {plan.name}: [trials] choose on the validation part, which is empty in "
+            f"{request['data']}: give the data one, or remove [trials] from the grid"
+        )
+    return data.fingerprint()
+
+
+def is_finished(run: Path) -> bool:
+    """Whether a run folder has the record of a finished run."""
+    folder = RunFolder(run)
+    return folder.record_path.exists() and folder.read_record().status == "finished"
+
+
 def inspect(plan: Plan, folder: Path) -> dict[str, OnDisk]:
-    """The status of every run; an error names those that were made with other settings."""
+    """The status of every run; an error names those that differ from the plan."""
     found, others = {}, []
     for run in plan.runs:
         on_disk = RunFolder(folder / run.name)
@@ -31,18 +84,13 @@ def inspect(plan: Plan, folder: Path) -> dict[str, OnDisk]:
             continue
         record = on_disk.read_record()
         done = record.status == "finished"
-        # A finished run may come from another machine, where the data had another place, and from
-        # an older version, which lacked a setting. One that has begun must go on as it began.
-        view = without_places if done else dict[str, Any]
-        before = view(record.request.model_dump(mode="json"))
-        changes = differences(before, view(run.request), common=done)
-        if changes:
+        if changes := changes_since(record, run):
             others.append(f"  {folder / run.name}: " + "; ".join(changes))
         seconds = sum(stage.seconds for stage in record.stages)
         found[run.name] = OnDisk("finished", seconds) if done else OnDisk("begun")
     if others:
         raise LmdError(
-            "the settings of these runs differ from the grid's (run → grid):\n"
+            "these runs do not belong to this grid (run → grid):\n"
             + "\n".join(others)
             + "\nChoose another folder with --out, undo the change, or delete these runs to train "
             "them again."
@@ -50,42 +98,24 @@ def inspect(plan: Plan, folder: Path) -> dict[str, OnDisk]:
     return found
 
 
-def require_data(plan: Plan, disk: Mapping[str, OnDisk]) -> None:
-    """An ``LmdError`` if the data of a run that is not finished does not exist."""
-    wanted = [run.request for run in plan.runs if disk[run.name].status != "finished"]
-    places = {str(request["data"]): "data" for request in wanted}
-    places |= {str(r["columns"]["root"]): "root" for r in wanted if r["columns"].get("root")}
-    for place, key in places.items():
-        if place != "synthetic" and what_is(Path(place)) == MISSING:
-            raise LmdError(
-                f"grid {plan.name}: {key} {place} does not exist; paths are relative to the grid "
-                "file, or to the current folder for a grid of lmd"
-            )
+def changes_since(record: Record, run: PlannedRun) -> list[str]:
+    """What differs between a run on disk and its plan, as ``key: before → now``.
 
-
-def require_validation(plan: Plan, disk: Mapping[str, OnDisk]) -> None:
-    """An ``LmdError`` if trials that are not finished have no validation part to choose on."""
-    if not plan.trials:
-        return
-    from lmd.data.dataset import plan_data
-    from lmd.protocol import Protocol
-
-    wanted = [run.request for run in plan.runs if disk[run.name].status != "finished"]
-    # All rows have the same data, unless a trial is about how it is split.
-    keys = ("split", "split_seed", "imbalance", "shape", "head_size", "allow_leak", "tiers")
-    seen: dict[str, dict[str, Any]] = {}
-    for request in wanted:
-        of = [request["data"], request["columns"], *(request["protocol"][key] for key in keys)]
-        seen.setdefault(json.dumps(of), request)
-    for request in seen.values():
-        protocol = Protocol.model_validate(request["protocol"])
-        columns, skip = request["columns"], request["skip_bad"]
-        table = plan_data(request["data"], protocol, columns=columns, skip_bad=skip).table
-        if len(table.part("validation")) == 0:
-            raise LmdError(
-                f"grid {plan.name}: [trials] choose on the validation part, which is empty in "
-                f"{request['data']}: give the data one, or remove [trials] from the grid"
-            )
+    A finished run may come from another machine, where the data had another place, and from an
+    older version, which lacked a setting. One that has begun must go on as it began.
+    """
+    before, now = record.request.model_dump(mode="json"), run.request
+    if record.status != "finished":
+        return differences(before, now)
+    changes = differences(_without_places(before), _without_places(now), common=True)
+    # Which images cannot be read, and are left out, is known only after they were decoded.
+    if run.fingerprint and not record.data.skipped:
+        if record.data.fingerprint != run.fingerprint:
+            places = f"{before['data']} → {now['data']}"
+            changes.append(f"data: {places} (other images, labels or parts)")
+    elif (old := Path(before["data"]).name) != (new := Path(now["data"]).name):
+        changes.append(f"data: {old} → {new}")
+    return changes
 
 
 def differences(before: dict[str, Any], now: dict[str, Any], *, common: bool = False) -> list[str]:
@@ -108,10 +138,10 @@ def differences(before: dict[str, Any], now: dict[str, Any], *, common: bool = F
     return [f"{key[-1]}: {old.get(key)} → {new.get(key)}" for key in changed]
 
 
-def without_places(request: Mapping[str, Any]) -> dict[str, Any]:
-    """A request with the data's name instead of its path, and without the root of the images."""
+def _without_places(request: Mapping[str, Any]) -> dict[str, Any]:
+    """A request without the places of its data."""
     columns = {key: value for key, value in request["columns"].items() if key != "root"}
-    return {**request, "data": Path(request["data"]).name, "columns": columns}
+    return {**request, "data": "", "columns": columns}
 
 
 @dataclass(frozen=True)

@@ -13,6 +13,7 @@ from pydantic import BaseModel, ConfigDict, ValidationError
 from lmd.base.errors import LmdError
 from lmd.base.files import atomic_write
 from lmd.benchmark.plan import Plan, PlannedRun, Trial
+from lmd.benchmark.state import is_finished
 from lmd.runs.folder import RunFiles, RunFolder, paired
 from lmd.scoring.intervals import bootstrap
 from lmd.scoring.sample import Sample
@@ -188,11 +189,10 @@ def _choose(plan: Plan, trial: Trial, folder: Path, diverged: Collection[str]) -
     planned = trial_runs(plan, trial)
     runs: dict[str, RunFiles | None] = {}
     for run in planned:
-        place = RunFolder(folder / run.name)
-        finished = place.record_path.exists() and place.read_record().status == "finished"
+        finished = is_finished(folder / run.name)
         if not finished and run.name not in diverged:
             return None
-        runs[run.tuned] = place.read() if finished else None
+        runs[run.tuned] = RunFolder(folder / run.name).read() if finished else None
     if not any(runs.values()):
         return None
     scores = [

@@ -115,7 +115,7 @@ def test_runs_with_other_settings_are_not_the_grids(tmp_path: Path) -> None:
         del record["request"]["protocol"]["amp"]  # a setting that is younger than the run
     assert read_results(plan_grid(grid), tmp_path / "out", resamples=10).runs
     grid.write_text(grid.read_text().replace("10", "40"))
-    with pytest.raises(LmdError, match=r"ce-seed0 differ from the grid's .*: epochs: 10 → 40;"):
+    with pytest.raises(LmdError, match=r"ce-seed0 does not belong .*: epochs: 10 → 40;"):
         read_results(plan_grid(grid), tmp_path / "out", resamples=10)
 
 

@@ -12,7 +12,7 @@ from numpy.typing import NDArray
 
 from lmd.base.errors import LmdError
 from lmd.benchmark.plan import Plan
-from lmd.benchmark.state import differences, without_places
+from lmd.benchmark.state import changes_since, is_finished
 from lmd.benchmark.trials import Choices, read_choices, settled
 from lmd.runs.folder import RunFiles, RunFolder
 from lmd.scoring import estimates
@@ -206,15 +206,13 @@ def read_results(plan: Plan, folder: Path, *, resamples: int | None = None) -> R
     found: dict[tuple[str, int], list[RunResult]] = {}
     missing = []
     for planned in plan.runs:
-        place = RunFolder(folder / planned.name)
-        if not place.record_path.exists() or place.read_record().status != "finished":
+        if not is_finished(folder / planned.name):
             missing.append(planned.name)
             continue
-        files = place.read()
-        asked = without_places(files.record.request.model_dump(mode="json"))
-        if changes := differences(asked, without_places(planned.request), common=True):
+        files = RunFolder(folder / planned.name).read()
+        if changes := changes_since(files.record, planned):
             raise LmdError(
-                f"the settings of {place.path} differ from the grid's (run → grid): "
+                f"{files.folder} does not belong to this grid (run → grid): "
                 f"{'; '.join(changes)}; give the folder of this grid with --runs, or undo the "
                 "change of the grid"
             )
