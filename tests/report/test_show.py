@@ -26,6 +26,18 @@ def test_a_run_is_a_table_of_eighty_columns(tmp_path: Path) -> None:
     assert lines[-8].split()[0] == "melanocytic"
 
 
+def test_definitions_are_shown_on_request(tmp_path: Path) -> None:
+    record = make_run(tmp_path / "run", SKIN[:3], epochs=(1,))
+    words = ["show", str(tmp_path / "run")]
+    short, long = (
+        " ".join(CliRunner().invoke(app, [*words, *more]).output.split())
+        for more in ([], ["--definitions"])
+    )
+    for text in record.definitions.values():
+        assert f"- {text.title}: {text.definition}" in long
+        assert text.definition not in short
+
+
 def test_runs_are_listed_with_their_state(tmp_path: Path) -> None:
     make_run(tmp_path / "group" / "done", SKIN[:3], epochs=(1,))
     old = RunFolder.create(tmp_path / "old")

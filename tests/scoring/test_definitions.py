@@ -20,7 +20,7 @@ def test_every_number_and_its_interval_are_defined(grouped):
     assert ("patients or lesions" in texts["interval"].definition) == grouped
 
 
-def test_format_scores_shows_values_intervals_notes_and_definitions():
+def test_format_scores_shows_values_intervals_and_notes_but_no_definitions():
     tiers = assign_tiers(TRAIN, CLASSES, "thirds")
     given = toy_predictions((200, 80, 40, 3, 1, 0))
     scores = score(*given, CLASSES, tiers, TRAIN, resamples=50)
@@ -33,7 +33,6 @@ def test_format_scores_shows_values_intervals_notes_and_definitions():
     absent = next(x for x in text.splitlines() if x.startswith("AN "))
     assert absent.split() == ["AN", "tail", "5", "0", *["–"] * 6]
     flat = " ".join(text.split())
-    for each in definitions(50).values():
-        assert each.definition in flat
+    assert not any(each.definition in flat for each in definitions(50).values())
     for note in scores.notes:
         assert note in flat

@@ -24,14 +24,20 @@ SILENT_EPOCHS, SILENT_SECONDS = 5, 900.0
 
 def show(
     runs: Annotated[list[Path], typer.Argument(metavar="RUN...", help="Run folders.")],
+    definitions: Annotated[
+        bool, typer.Option("--definitions", help="Explain every number and its interval too.")
+    ] = False,
 ) -> None:
     """Print the numbers of runs: metrics and the recall of each class, with intervals and bars."""
     from lmd.runs.folder import RunFolder
+    from lmd.scoring.definitions import format_definitions
 
     # All of them before the first is printed: an error must not follow a long output.
     records = [RunFolder.open(path).read_record() for path in runs]
     for i, record in enumerate(records):
         typer.echo(("\n" if i else "") + "\n".join(run_lines(record)))
+        if definitions:
+            typer.echo(f"\n{format_definitions(record.definitions)}")
 
 
 def runs(

@@ -61,7 +61,7 @@ def definitions(resamples: int = 1000, grouped: bool = False) -> dict[str, Defin
 
 
 def format_scores(scores: PartScores, texts: Mapping[str, Definition]) -> str:
-    """One part as plain text: values, intervals, classes, notes and the definitions ``texts``."""
+    """Return one part as plain text: values, intervals, classes and notes."""
     rows = [(texts[key].title, *one.cells()) for key, one in scores.metrics.items()]
     lines = [text_table([("Metric", "value", f"{100 * LEVEL:g} % interval"), None, *rows])]
     grouped = any(row.units is not None for row in scores.per_class)
@@ -78,9 +78,12 @@ def format_scores(scores: PartScores, texts: Mapping[str, Definition]) -> str:
     lines += ["", text_table(table)]
     if scores.notes:
         lines += ["", "Notes", *(_wrapped(note, "- ") for note in scores.notes)]
-    lines += ["", "Definitions"]
-    lines += [_wrapped(f"{text.title}: {text.definition}", "- ") for text in texts.values()]
     return "\n".join(lines)
+
+
+def format_definitions(texts: Mapping[str, Definition]) -> str:
+    """Return what each number means as plain text."""
+    return "\n".join(_wrapped(f"{text.title}: {text.definition}", "- ") for text in texts.values())
 
 
 def format_decisions(decisions: Decisions, sets: SetScores | None) -> str:
