@@ -17,12 +17,12 @@ from typing import Any, Literal
 import torch
 from torch import Tensor
 
-from lmd.contract.stage import Stage, Task
 from lmd.data.dataset import prepare_data
 from lmd.data.loaders import ImageSet, Normalise, evaluation_batches
 from lmd.methods import METHODS
+from lmd.methods.stage import Stage, Task
 from lmd.model import Model, load_model
-from lmd.protocol import Protocol
+from lmd.runs.protocol import Protocol
 
 Part = Literal["train", "validation"]
 Features = dict[str, tuple[Tensor, Tensor]]

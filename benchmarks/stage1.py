@@ -22,11 +22,11 @@ from common import Result, clock, finish, median_ratio, one_thread, pixels
 from torch.nn import functional as F
 
 from lmd.base.progress import Display
-from lmd.contract.stage import Task
 from lmd.data.loaders import ImageSet, Normalise, training_batches
 from lmd.methods.lmd.rrl import RRL, RRLSettings
+from lmd.methods.stage import Task
 from lmd.model import build_model, channels_last
-from lmd.protocol import Protocol
+from lmd.runs.protocol import Protocol
 from lmd.training import Trainer
 
 SIZE, BATCH, CLASSES = 64, 64, 8

@@ -12,11 +12,11 @@ import torch
 from toys import SHARED, VECTORS, MakeTrainer, toy_images
 
 from lmd.base.progress import Display
-from lmd.contract.method import Method
-from lmd.contract.stage import Stages, Task
 from lmd.data.loaders import Normalise
+from lmd.methods.method import Method
+from lmd.methods.stage import Stages, Task
 from lmd.model import build_model
-from lmd.protocol import Protocol
+from lmd.runs.protocol import Protocol
 from lmd.training import FirstStages, Trainer
 
 collect_ignore = ["campaign"]  # takes long: `make campaign`

@@ -4,7 +4,7 @@ from collections.abc import Sequence
 from html.parser import HTMLParser
 from pathlib import Path
 
-from lmd.report import write_report
+from lmd.report.page import write_report
 from lmd.runs.folder import RunFolder
 
 VOID = {"meta", "br", "img", "hr", "link", "input"}

@@ -4,8 +4,8 @@ import pytest
 import torch
 from toys import FakeEpoch, small_model
 
-from lmd.contract.stage import Batch, Task, prepare
 from lmd.methods.lmd import METHODS
+from lmd.methods.stage import Batch, Task, prepare
 
 ROWS = {method.key: method for method in METHODS}
 PROFILES = ("corrected", "paper", "official")

@@ -11,8 +11,8 @@ from explained import LABELS, SETTINGS, skin, skin_run
 from PIL import Image
 from toys import ROOT, small_model
 
-from lmd.contract.stage import Task
-from lmd.contract.supervised import Supervised
+from lmd.methods.stage import Task
+from lmd.methods.supervised import Supervised
 from lmd.runs.folder import RunFolder
 
 QUICK = "\n".join(f"{key} = {str(value).lower() if isinstance(value, bool) else value!r}"

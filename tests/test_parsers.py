@@ -16,8 +16,8 @@ from lmd.base.errors import LmdError
 from lmd.benchmark.grid import load_grid
 from lmd.data.sources import scan_source
 from lmd.model import ModelSpec, Preprocessing, read_spec
-from lmd.protocol import Protocol, load_protocol
 from lmd.runs.folder import RunFolder, read_record
+from lmd.runs.protocol import Protocol, load_protocol
 from lmd.runs.record import Record
 
 few = settings(

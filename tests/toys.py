@@ -12,11 +12,11 @@ from numpy.typing import NDArray
 from torch import Tensor, nn
 from torch.optim import SGD
 
-from lmd.contract.method import Method
-from lmd.contract.stage import Batch, Stage, Task, prepare
 from lmd.data.loaders import ImageSet
 from lmd.methods import METHODS
 from lmd.methods.lmd.gaussians import ClassGaussians
+from lmd.methods.method import Method
+from lmd.methods.stage import Batch, Stage, Task, prepare
 from lmd.model import CosineClassifier, Model
 from lmd.training import Trainer
 

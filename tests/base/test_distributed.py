@@ -27,12 +27,12 @@ from toys import ROOT, quick, toy_images, weights_of, write_npz
 from lmd.base.distributed import NotShareable, check_same, cut, in_turn, joined, rank, world
 from lmd.base.errors import LmdError
 from lmd.base.progress import Display
-from lmd.contract.stage import Task
 from lmd.data.loaders import Normalise, training_batches
 from lmd.fit.train import train
 from lmd.methods import METHODS
+from lmd.methods.stage import Task
 from lmd.model import build_model
-from lmd.protocol import Protocol
+from lmd.runs.protocol import Protocol
 from lmd.training import Trainer
 
 EXACT = 1e-12

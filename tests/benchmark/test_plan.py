@@ -15,7 +15,7 @@ from lmd.benchmark.planning import plan_grid
 from lmd.benchmark.state import differences, progress
 from lmd.fit.request import resolve
 from lmd.methods import METHODS, PAPER
-from lmd.protocol import load_protocol
+from lmd.runs.protocol import load_protocol
 
 BASE = 'data = "toy.npz"\nprotocol = "demo"\n'
 

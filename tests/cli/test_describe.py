@@ -12,7 +12,7 @@ from lmd.base.errors import LmdError
 from lmd.cli.commands import app
 from lmd.fit.request import resolve
 from lmd.methods import METHODS
-from lmd.protocol import Protocol, load_protocol, shipped_protocols
+from lmd.runs.protocol import Protocol, load_protocol, shipped_protocols
 
 
 def said(*words: str) -> str:

@@ -8,7 +8,7 @@ import pytest
 from lmd.base.errors import LmdError
 from lmd.data.splits import fold_notes, fold_split, make_folds, without_parts
 from lmd.data.table import ArrayImages, Table
-from lmd.protocol import Protocol, load_protocol
+from lmd.runs.protocol import Protocol, load_protocol
 
 RATIOS = (0.7, 0.1, 0.2)
 

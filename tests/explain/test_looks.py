@@ -9,7 +9,7 @@ from runs_on_disk import SKIN, make_run
 
 from lmd.base.errors import LmdError
 from lmd.explain.examples import Examples, confident_mistakes, uncertain_hits
-from lmd.report import write_report
+from lmd.report.page import write_report
 from lmd.runs.folder import RunFolder
 
 

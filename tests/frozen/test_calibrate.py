@@ -23,8 +23,8 @@ from lmd.frozen.calibrate import calibrate_run
 from lmd.frozen.choose import Chosen, Linear
 from lmd.frozen.encode import Asked
 from lmd.frozen.frozen import mix_of
-from lmd.protocol import Protocol
 from lmd.runs.folder import RunFolder
+from lmd.runs.protocol import Protocol
 
 PAGE = page("calibrate.md")
 QUICK = {"backbone": "resnet8", "weights": "none", "image_size": 16, "epochs": 1}

@@ -5,8 +5,8 @@ import torch
 from torch.nn import functional as F
 from toys import World, gradient, inputs
 
-from lmd.contract.stage import Batch, prepare
 from lmd.methods.balanced_mixup import draw_share, mix, mixed_cross_entropy
+from lmd.methods.stage import Batch, prepare
 
 
 def test_mixup_share_is_the_balanced_batch_s() -> None:

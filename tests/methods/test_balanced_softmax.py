@@ -5,10 +5,10 @@ import torch
 from torch.nn import functional as F
 from toys import MakeTrainer, World, assert_same, inputs, weights_of
 
-from lmd.contract.stage import Batch, prepare
 from lmd.methods import METHODS, find_method, related
 from lmd.methods.balanced_softmax import balanced_softmax_loss
 from lmd.methods.logit_adjustment import adjust_logits
+from lmd.methods.stage import Batch, prepare
 
 
 def test_training_adds_the_prior_and_does_not_subtract_it() -> None:

@@ -9,9 +9,9 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 from toys import COUNTS, LABELS, World, close, gradient
 
-from lmd.contract.stage import Batch, Rate, prepare
 from lmd.methods import cc_sam
 from lmd.methods.cc_sam import class_radius, draw_mixup, flat_loss, shift_strengths, shifted_loss
+from lmd.methods.stage import Batch, Rate, prepare
 
 FEATURES = torch.tensor([[1.0, 0.2], [0.4, 0.9], [-0.3, 0.7], [0.5, -0.6], [0.8, 0.1]])
 

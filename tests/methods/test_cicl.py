@@ -6,8 +6,8 @@ import pytest
 import torch
 from toys import World, close, gradient, optimise, same, state
 
-from lmd.contract.stage import Batch, Rate, prepare
 from lmd.methods.cicl import supervised_contrastive_loss
+from lmd.methods.stage import Batch, Rate, prepare
 
 VIEWS = torch.tensor(
     [

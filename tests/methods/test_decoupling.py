@@ -8,9 +8,9 @@ from torch import nn
 from torch.nn import functional as F
 from toys import WEIGHT, World, close, same, state
 
-from lmd.contract.stage import Rate, prepare
 from lmd.methods import decoupling
 from lmd.methods.decoupling import choose_tau, nearest_mean_classifier, tau_normalise
+from lmd.methods.stage import Rate, prepare
 from lmd.scoring.sample import mean_recall
 
 

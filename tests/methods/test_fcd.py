@@ -8,9 +8,9 @@ from torch.nn import functional as F
 from torch.optim import SGD
 from toys import LOGITS, World, close, gradient, same, state
 
-from lmd.contract.stage import Batch, prepare
 from lmd.methods import METHODS
 from lmd.methods.fcd import distillation_loss
+from lmd.methods.stage import Batch, prepare
 
 
 def test_distillation_naively_and_at_its_limit():

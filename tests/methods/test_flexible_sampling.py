@@ -4,9 +4,9 @@ import pytest
 import torch
 from toys import World, close, same, state
 
-from lmd.contract.stage import Rate
 from lmd.methods import METHODS
 from lmd.methods.flexible_sampling import difficulty_weights
+from lmd.methods.stage import Rate
 
 
 def test_difficulty_weights():

@@ -6,10 +6,10 @@ from torch import Tensor
 from toys import COSINE, COUNTS, World, inputs, small_model
 
 from lmd.base.errors import LmdError
-from lmd.contract.stage import Task
-from lmd.contract.weighting import class_balanced_weights
 from lmd.methods import METHODS
 from lmd.methods.ldam import LDAM, ldam_loss, ldam_margins
+from lmd.methods.stage import Task
+from lmd.methods.weighting import class_balanced_weights
 from lmd.model import CosineClassifier
 
 

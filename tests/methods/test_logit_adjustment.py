@@ -8,8 +8,8 @@ import torch
 from torch import Tensor, nn
 from toys import World, inputs
 
-from lmd.contract.stage import Stage, prepare
 from lmd.methods.logit_adjustment import PosthocAdjustment, adjust_logits, choose_tau
+from lmd.methods.stage import Stage, prepare
 
 
 def test_posthoc_adjustment_is_the_recorded_one() -> None:

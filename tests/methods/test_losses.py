@@ -10,7 +10,6 @@ from torch import Tensor
 from torch.nn import functional as F
 from toys import COSINE, COUNTS, LOGITS, gradient, inputs
 
-from lmd.contract.weighting import class_balanced_weights
 from lmd.methods.balanced_mixup import mixed_cross_entropy
 from lmd.methods.balanced_softmax import balanced_softmax_loss
 from lmd.methods.cb_focal import sigmoid_focal_loss
@@ -18,6 +17,7 @@ from lmd.methods.focal import focal_loss
 from lmd.methods.ldam import ldam_loss, ldam_margins
 from lmd.methods.seesaw import seesaw_loss
 from lmd.methods.vs_loss import vs_loss
+from lmd.methods.weighting import class_balanced_weights
 
 Loss = Callable[[Tensor, Tensor, Tensor], Tensor]
 Row = list[float]

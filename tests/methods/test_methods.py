@@ -13,8 +13,8 @@ from torch.optim import SGD
 from toys import ROOT, FakeEpoch, World, optimise
 
 from lmd.base.errors import LmdError
-from lmd.contract.stage import Batch, Stage, Task, prepare
 from lmd.methods import DEFAULT, DEMO, METHODS, PAPER, find_method, in_paper_order, related
+from lmd.methods.stage import Batch, Stage, Task, prepare
 from lmd.model import CosineClassifier, Model
 
 ONE_STAGE = (

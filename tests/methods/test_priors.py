@@ -14,8 +14,8 @@ from numpy.typing import NDArray
 from torch import Tensor, nn
 from toys import FakeEpoch, World, quick
 
-from lmd.contract.stage import Stage, Task
 from lmd.methods import METHODS
+from lmd.methods.stage import Stage, Task
 from lmd.model import CosineClassifier, Model
 from lmd.scoring.calibration import fit_temperature
 from lmd.scoring.prevalence import class_mix, mix_weights, reweighted

@@ -6,8 +6,8 @@ from torch.nn import functional as F
 from toys import COUNTS, LABELS, LOGITS, World, gradient, inputs
 
 from lmd.base.errors import LmdError
-from lmd.contract.supervised import Supervised
 from lmd.methods.seesaw import Seesaw, seesaw_loss
+from lmd.methods.supervised import Supervised
 from lmd.model import CosineClassifier
 
 

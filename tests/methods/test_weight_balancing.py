@@ -7,10 +7,10 @@ import torch
 from torch.nn import functional as F
 from toys import COUNTS, LABELS, LOGITS, WEIGHT, World, close, gradient, optimise
 
-from lmd.contract.stage import Batch, Rate
-from lmd.contract.weighting import class_balanced_weights
 from lmd.methods import weight_balancing
+from lmd.methods.stage import Batch, Rate
 from lmd.methods.weight_balancing import max_norm, max_norm_radius, softmax_bce_loss
+from lmd.methods.weighting import class_balanced_weights
 
 
 def test_max_norm_naively_and_at_its_limits():

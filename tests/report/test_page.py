@@ -10,7 +10,7 @@ from pages import page, report_of, shown
 from runs_on_disk import SKIN, begun, edited, make_run
 
 from lmd.base.errors import LmdError
-from lmd.report import write_report
+from lmd.report.page import write_report
 from lmd.runs.folder import RunFolder
 from lmd.runs.record import Record
 

@@ -12,8 +12,8 @@ from safetensors.torch import save_file
 from toys import MakeTrainer, small_model
 
 from lmd.base.errors import LmdError
-from lmd.contract.supervised import Supervised
 from lmd.methods import METHODS
+from lmd.methods.supervised import Supervised
 from lmd.training.checkpoint import digest, load_checkpoint, save_checkpoint
 
 

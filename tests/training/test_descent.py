@@ -8,11 +8,11 @@ from torch.nn import functional as F
 from torch.optim import Optimizer
 from toys import MakeTrainer
 
-from lmd.contract.method import Method
-from lmd.contract.stage import Batch, Rate, Stage, Stages, Task, Terms
 from lmd.methods import METHODS
+from lmd.methods.method import Method
+from lmd.methods.stage import Batch, Rate, Stage, Stages, Task, Terms
 from lmd.model import Model
-from lmd.protocol import Protocol
+from lmd.runs.protocol import Protocol
 
 
 def test_row_08_optimiser_of_stage_1_is_the_released_codes() -> None:

@@ -4,9 +4,9 @@ import pytest
 import torch
 from toys import MakeTrainer, assert_same, weights_of
 
-from lmd.contract.method import Method
-from lmd.contract.stage import Batch, Stage, Stages, Task, Terms
 from lmd.methods import METHODS
+from lmd.methods.method import Method
+from lmd.methods.stage import Batch, Stage, Stages, Task, Terms
 from lmd.model import Model
 
 NAMES = ("label", "weak", "strong")

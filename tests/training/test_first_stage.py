@@ -12,10 +12,10 @@ from lmd.benchmark.local import Local, first_stages
 from lmd.benchmark.plan import PlannedRun
 from lmd.benchmark.planning import plan_grid
 from lmd.benchmark.run import run_plan
-from lmd.contract.method import Method
-from lmd.contract.stage import Stages, Task
-from lmd.contract.supervised import Supervised
 from lmd.methods import METHODS
+from lmd.methods.method import Method
+from lmd.methods.stage import Stages, Task
+from lmd.methods.supervised import Supervised
 from lmd.runs.folder import RunFolder
 from lmd.training import FirstStages, Trainer
 

@@ -12,9 +12,9 @@ from toys import MakeTrainer
 
 from lmd.base.errors import LmdError
 from lmd.base.progress import Display
-from lmd.contract.method import Method
-from lmd.contract.stage import Batch, Stage, Stages, Task, Terms
 from lmd.methods import METHODS
+from lmd.methods.method import Method
+from lmd.methods.stage import Batch, Stage, Stages, Task, Terms
 from lmd.model import Model
 from lmd.training.checkpoint import load_checkpoint
 from lmd.training.loop import READ_EVERY, LossTerms

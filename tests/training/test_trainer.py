@@ -7,11 +7,11 @@ import torch
 from toys import MakeTrainer, assert_same, weights_of
 
 from lmd.base.errors import LmdError
-from lmd.contract.method import Method
-from lmd.contract.stage import Epoch, Stage, Stages, Task
-from lmd.contract.supervised import Supervised
 from lmd.data.loaders import ImageSet
 from lmd.methods import METHODS
+from lmd.methods.method import Method
+from lmd.methods.stage import Epoch, Stage, Stages, Task
+from lmd.methods.supervised import Supervised
 from lmd.model import Model
 
 

@@ -8,6 +8,7 @@ from pydantic import BaseModel, ValidationError
 from lmd.base.errors import in_terminal, shown
 from lmd.base.text import unknown
 
+MAX_IMAGE_SIZE = 4096  # a batch of 64 such images has 13 GB; larger ones are a mistake
 _TYPES = {
     "number": "a number",
     "integer": "a whole number",

@@ -21,7 +21,7 @@ from lmd.data.sources import open_table
 from lmd.data.splits import split
 from lmd.data.table import Table
 from lmd.methods import find_method
-from lmd.protocol import Protocol, load_protocol
+from lmd.runs.protocol import Protocol, load_protocol
 from lmd.scoring.intervals import interval
 
 METRIC = "balanced_accuracy"

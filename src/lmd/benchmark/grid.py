@@ -12,7 +12,7 @@ from lmd.base.errors import LmdError
 from lmd.base.files import whole
 from lmd.base.rules import complaints
 from lmd.base.text import unknown
-from lmd.protocol import OLD_NAMES, current_names
+from lmd.runs.protocol import OLD_NAMES, current_names
 
 
 class Trials(BaseModel):

@@ -11,10 +11,10 @@ from lmd.base.errors import LmdError
 from lmd.base.text import unknown
 from lmd.benchmark.grid import Grid, load_grid, sweep_values
 from lmd.benchmark.plan import Plan, PlannedRun, Point, Row, Trial, grid_hash
-from lmd.contract.method import Method
 from lmd.fit.request import resolve, train_command
 from lmd.methods import DEFAULT, METHODS, PAPER, find_method, in_paper_order, related
-from lmd.protocol import Protocol
+from lmd.methods.method import Method
+from lmd.runs.protocol import Protocol
 from lmd.runs.record import Request
 
 

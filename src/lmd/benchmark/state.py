@@ -8,8 +8,8 @@ from typing import Any, Literal
 from lmd.base.errors import LmdError
 from lmd.base.files import MISSING, what_is
 from lmd.benchmark.plan import Plan, PlannedRun
-from lmd.protocol import current_names
 from lmd.runs.folder import RunFolder
+from lmd.runs.protocol import current_names
 from lmd.runs.record import Record
 
 
@@ -46,7 +46,7 @@ def identify(plan: Plan, folder: Path | None = None) -> Plan:
 def _fingerprint(plan: Plan, request: Mapping[str, Any]) -> str | LmdError:
     """The fingerprint of the data of a run, or why it cannot be trained on."""
     from lmd.data.dataset import plan_data
-    from lmd.protocol import Protocol
+    from lmd.runs.protocol import Protocol
 
     for key, place in (("data", request["data"]), ("root", request["columns"].get("root"))):
         if place not in (None, "synthetic") and what_is(Path(place)) == MISSING:

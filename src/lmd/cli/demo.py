@@ -9,7 +9,7 @@ from lmd.base.files import whole
 from lmd.evaluation.evaluate import compare_runs
 from lmd.fit.train import train
 from lmd.methods import DEMO, METHODS
-from lmd.report import write_report
+from lmd.report.page import write_report
 
 
 def run_demo(

@@ -13,7 +13,7 @@ from rich.table import Column, Table
 from lmd.base.text import as_typed, text_table
 
 if TYPE_CHECKING:
-    from lmd.contract.method import Method
+    from lmd.methods.method import Method
 
 WIDTH = 80
 ROWS = "A row is one of docs/paper-vs-code.md."
@@ -40,7 +40,7 @@ def describe(method: "Method") -> str:
 def describe_protocol(name: str) -> str:
     """What a shipped protocol is for, and each setting with its value there."""
     from lmd.base.rules import rule_of
-    from lmd.protocol import Protocol, about_protocol, load_protocol
+    from lmd.runs.protocol import Protocol, about_protocol, load_protocol
 
     protocol = load_protocol(name)
     rules = Protocol.model_json_schema()["properties"]
@@ -112,7 +112,7 @@ def protocols(
     ] = None,
 ) -> None:
     """List the protocols of lmd, or show one: the settings that all methods share."""
-    from lmd.protocol import about_protocol, load_protocol, shipped_protocols
+    from lmd.runs.protocol import about_protocol, load_protocol, shipped_protocols
 
     if name is not None:
         typer.echo(describe_protocol(name))

@@ -24,8 +24,8 @@ from lmd.data.splits import fold_notes, make_folds, without_parts
 from lmd.fit.request import resolve, train_command
 from lmd.fit.tracking import Tracking, checked_trackers
 from lmd.methods import DEFAULT, find_method
-from lmd.protocol import Protocol
 from lmd.runs.folder import FINAL, RUN_FILES, RunFolder
+from lmd.runs.protocol import Protocol
 from lmd.runs.record import Request
 
 NAME = "folds.json"

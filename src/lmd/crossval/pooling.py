@@ -15,7 +15,8 @@ from lmd.fit.provenance import now
 from lmd.fit.score import scored
 from lmd.model import AVERAGE
 from lmd.predict.average import save_average
-from lmd.report import write_card, write_report
+from lmd.report.card_files import write_card
+from lmd.report.page import write_report
 from lmd.runs.folder import FINAL, RunFiles, RunFolder
 from lmd.runs.predictions import PartPredictions, Predictions
 from lmd.runs.record import FoldRun, Folds, Record, TablePart

@@ -19,7 +19,7 @@ from lmd.data.source import Columns
 from lmd.data.sources import scan_source
 from lmd.data.splits import fold_split, require_training, split, without_parts
 from lmd.data.table import Table
-from lmd.protocol import Protocol
+from lmd.runs.protocol import Protocol
 from lmd.scoring.tiers import Tiers, assign_tiers
 
 

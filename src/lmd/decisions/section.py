@@ -7,12 +7,12 @@ from typing import Any
 import numpy as np
 from markupsafe import Markup
 
-from lmd.charts import figures
-from lmd.charts.bars import SHAPES
-from lmd.charts.svg import chart, element, line, mark, savable, text, tip
-from lmd.charts.view import Row
-from lmd.charts.words import NONE, fitted_on, interval, percent
 from lmd.decisions.numbers import precision_recall, roc_points
+from lmd.report import figures
+from lmd.report.bars import SHAPES
+from lmd.report.svg import chart, element, line, mark, savable, text, tip
+from lmd.report.view import Row
+from lmd.report.words import NONE, fitted_on, interval, percent
 from lmd.runs.folder import RunFiles
 from lmd.scoring.definitions import UNPRICED
 from lmd.scoring.estimates import ClassDecision, Estimate

@@ -56,7 +56,7 @@ def doctor_command(
     from lmd.base.files import atomic_write, check_output
     from lmd.base.progress import Display
     from lmd.doctor import Columns, as_json, examine, exit_code
-    from lmd.protocol import parse_ratios
+    from lmd.runs.protocol import parse_ratios
 
     try:
         ratios = parse_ratios(split)

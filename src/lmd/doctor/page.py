@@ -6,11 +6,11 @@ from typing import Any
 
 from lmd import __version__
 from lmd.base.files import atomic_write
-from lmd.charts.html import environment
-from lmd.charts.svg import data_uri
 from lmd.data.findings import LISTS
 from lmd.data.table import PARTS
 from lmd.doctor import Cleaned, Examination, Finding, as_json
+from lmd.report.html import environment
+from lmd.report.svg import data_uri
 
 PICTURES = 24  # for one finding
 SETS = 8

@@ -23,7 +23,8 @@ from lmd.fit.provenance import now
 from lmd.fit.score import scored
 from lmd.model import add_answers
 from lmd.predict.predictor import Predictor, load
-from lmd.report import write_card, write_report
+from lmd.report.card_files import write_card
+from lmd.report.page import write_report
 from lmd.runs.folder import RunFiles, RunFolder, paired, unborn
 from lmd.runs.predictions import PARTS, PartPredictions, Predictions
 from lmd.runs.record import Record

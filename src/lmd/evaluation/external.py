@@ -39,7 +39,7 @@ from lmd.model import weights_digest
 from lmd.predict.average import AverageEngine
 from lmd.predict.novelty import flag_rate
 from lmd.predict.predictor import Predictor, load
-from lmd.report import write_report
+from lmd.report.page import write_report
 from lmd.runs.folder import RunFiles, RunFolder, matched, paired, scored_part
 from lmd.runs.predictions import PartPredictions, Predictions
 from lmd.runs.record import Machine, Part, Record

@@ -21,8 +21,8 @@ from lmd.data.sources import open_table
 from lmd.data.table import PARTS, Table
 from lmd.fit.recording import NO_VALIDATION, data_info, file_digest
 from lmd.predict.predictor import Predictor
-from lmd.protocol import Protocol
 from lmd.runs.folder import RunFiles, trainings_of
+from lmd.runs.protocol import Protocol
 from lmd.runs.record import DataInfo, Record
 from lmd.scoring.estimates import UnknownClass
 

@@ -3,8 +3,8 @@
 from collections.abc import Sequence
 from typing import Any
 
-from lmd.charts.view import Row
-from lmd.charts.words import NONE, interval, listing, measure, percent, signed
+from lmd.report.view import Row
+from lmd.report.words import NONE, interval, listing, measure, percent, signed
 from lmd.runs.record import Record
 from lmd.scoring.estimates import Estimate, External
 from lmd.scoring.metrics import METRICS

@@ -24,8 +24,8 @@ from lmd.predict.novelty import (
     save_novelty,
 )
 from lmd.predict.predictor import load
-from lmd.protocol import Protocol
 from lmd.runs.folder import RunFolder, of_one_model, several_models
+from lmd.runs.protocol import Protocol
 from lmd.runs.record import NoveltyInfo, Record, Request
 from lmd.scoring.estimates import Estimate
 

@@ -12,10 +12,10 @@ from numpy.typing import NDArray
 from PIL import Image, ImageDraw, ImageFont
 
 from lmd import __version__
-from lmd.charts.html import environment
-from lmd.charts.svg import data_uri, shorten
-from lmd.charts.words import percent
 from lmd.explain.examples import Examples
+from lmd.report.html import environment
+from lmd.report.svg import data_uri, shorten
+from lmd.report.words import percent
 from lmd.runs.folder import RunFiles
 
 Pixels = NDArray[np.uint8]

@@ -12,14 +12,14 @@ from lmd.base.distributed import in_turn
 from lmd.base.errors import LmdError, spoken
 from lmd.base.progress import Display
 from lmd.base.text import counted
-from lmd.contract.method import Method
-from lmd.contract.stage import Stages, Task
 from lmd.data.dataset import Planned, Prepared, plan_data
 from lmd.data.table import PARTS
 from lmd.doctor import quick_check
 from lmd.methods import find_method
+from lmd.methods.method import Method
+from lmd.methods.stage import Stages, Task
 from lmd.model import HeldOut, Model, ModelSpec, Preprocessing, Prior, build_model
-from lmd.protocol import Protocol
+from lmd.runs.protocol import Protocol
 from lmd.runs.record import Request
 
 

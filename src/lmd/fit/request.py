@@ -12,13 +12,14 @@ from lmd.base.errors import LmdError
 from lmd.base.files import check_outside, clear_leftovers
 from lmd.base.lock import locked
 from lmd.base.text import as_toml, as_typed, unknown
-from lmd.contract.method import Method
 from lmd.data.source import Columns
 from lmd.methods import DEFAULT, METHODS, find_method
+from lmd.methods.method import Method
 from lmd.model.backbones import available
-from lmd.protocol import Protocol, current_names, load_protocol
-from lmd.report import write_card, write_report
+from lmd.report.card_files import write_card
+from lmd.report.page import write_report
 from lmd.runs.folder import WRITTEN_AGAIN, RunFolder
+from lmd.runs.protocol import Protocol, current_names, load_protocol
 from lmd.runs.record import Request
 
 

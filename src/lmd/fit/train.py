@@ -34,7 +34,8 @@ from lmd.fit.tracking import Tracking, checked_trackers
 from lmd.methods import DEFAULT, find_method
 from lmd.model import save_model
 from lmd.predict.engines import TorchEngine
-from lmd.report import write_card, write_report
+from lmd.report.card_files import write_card
+from lmd.report.page import write_report
 from lmd.runs.folder import RunFiles, RunFolder
 from lmd.runs.predictions import Predictions
 from lmd.runs.record import Record, Request

@@ -28,7 +28,8 @@ from lmd.frozen.encode import KEY, Asked, Source, open_source
 from lmd.frozen.features import feature_table
 from lmd.frozen.frozen import Calibrated, solve
 from lmd.model import save_model
-from lmd.report import write_card, write_report
+from lmd.report.card_files import write_card
+from lmd.report.page import write_report
 from lmd.runs.folder import RunFiles, RunFolder
 from lmd.runs.record import Machine, MethodInfo, ModelInfo, Record, Request
 from lmd.scoring.tiers import assign_tiers

@@ -15,7 +15,6 @@ from numpy.typing import NDArray
 from torch import Tensor
 from torch.nn import functional as F
 
-from lmd.contract.weighting import log_priors
 from lmd.frozen.fits import (
     PAIRS,
     PENALTIES,
@@ -32,6 +31,7 @@ from lmd.methods.decoupling import PAPER as DECOUPLING
 from lmd.methods.decoupling import tau_normalise
 from lmd.methods.lmd import METHODS as LMD
 from lmd.methods.logit_adjustment import PAPER as ADJUSTMENT
+from lmd.methods.weighting import log_priors
 from lmd.scoring.sample import Labels, mean_recall
 
 Right = NDArray[np.bool_]

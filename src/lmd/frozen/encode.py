@@ -19,8 +19,8 @@ from lmd.frozen.features import FeatureTable, read_features
 from lmd.model import Model, ModelSpec, build_model, channels_last, load_model
 from lmd.model.backbones import names
 from lmd.model.backbones.weights import NoWeights
-from lmd.protocol import Protocol, load_protocol
 from lmd.runs.folder import of_one_model
+from lmd.runs.protocol import Protocol, load_protocol
 from lmd.runs.record import Request
 from lmd.scoring.tiers import Tiers
 

@@ -4,7 +4,6 @@ from collections.abc import Iterable
 
 from lmd.base.errors import LmdError
 from lmd.base.text import unknown
-from lmd.contract.method import Method
 from lmd.methods import (
     balanced_mixup,
     balanced_softmax,
@@ -25,6 +24,7 @@ from lmd.methods import (
     vs_loss,
     weight_balancing,
 )
+from lmd.methods.method import Method
 
 METHODS: dict[str, Method] = {
     method.key: method

@@ -9,10 +9,10 @@ from torch import Tensor
 from torch.nn import functional as F
 from torch.optim import Optimizer
 
-from lmd.contract.method import Method
-from lmd.contract.settings import Positive
-from lmd.contract.stage import Batch, Epoch, Stage, Stages, Task, Terms
-from lmd.contract.weighting import image_weights
+from lmd.methods.method import Method
+from lmd.methods.settings import Positive
+from lmd.methods.stage import Batch, Epoch, Stage, Stages, Task, Terms
+from lmd.methods.weighting import image_weights
 from lmd.model import Model
 
 

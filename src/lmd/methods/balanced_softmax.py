@@ -8,11 +8,11 @@ from typing import Annotated, Any
 from torch import Tensor
 from torch.nn import functional as F
 
-from lmd.contract.method import Method, above
-from lmd.contract.settings import NonNegative, Share
-from lmd.contract.stage import Stages, Task
-from lmd.contract.supervised import PerClass, Supervised, View
-from lmd.contract.weighting import log_priors
+from lmd.methods.method import Method, above
+from lmd.methods.settings import NonNegative, Share
+from lmd.methods.stage import Stages, Task
+from lmd.methods.supervised import PerClass, Supervised, View
+from lmd.methods.weighting import log_priors
 from lmd.model import Model
 
 PAPER = "Ren et al., Balanced meta-softmax for long-tailed visual recognition, NeurIPS 2020"

@@ -7,11 +7,11 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from lmd.contract.method import Method, by_effective_number
-from lmd.contract.settings import BelowOne, NonNegative
-from lmd.contract.stage import Batch, Stage, Stages, Task, Terms
-from lmd.contract.supervised import PerClass
-from lmd.contract.weighting import class_balanced_weights
+from lmd.methods.method import Method, by_effective_number
+from lmd.methods.settings import BelowOne, NonNegative
+from lmd.methods.stage import Batch, Stage, Stages, Task, Terms
+from lmd.methods.supervised import PerClass
+from lmd.methods.weighting import class_balanced_weights
 from lmd.model import Model
 
 

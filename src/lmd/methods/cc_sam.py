@@ -13,11 +13,11 @@ from torch.func import functional_call
 from torch.nn import functional as F
 from torch.optim import Optimizer
 
-from lmd.contract.method import Method
-from lmd.contract.sam import ascent
-from lmd.contract.settings import Count, NonNegative, Positive, Share
-from lmd.contract.stage import Batch, Epoch, Rate, Stage, Stages, Task, Terms
-from lmd.contract.weighting import image_weights
+from lmd.methods.method import Method
+from lmd.methods.sam import ascent
+from lmd.methods.settings import Count, NonNegative, Positive, Share
+from lmd.methods.stage import Batch, Epoch, Rate, Stage, Stages, Task, Terms
+from lmd.methods.weighting import image_weights
 from lmd.model import Model
 
 BATCH = 64  # of the authors; the learning rate of stage 2 is for it

@@ -2,10 +2,10 @@
 
 from typing import Annotated
 
-from lmd.contract.method import Method
-from lmd.contract.settings import Share
-from lmd.contract.stage import Stages, Task
-from lmd.contract.supervised import Supervised, View
+from lmd.methods.method import Method
+from lmd.methods.settings import Share
+from lmd.methods.stage import Stages, Task
+from lmd.methods.supervised import Supervised, View
 from lmd.model import Model
 
 

@@ -13,11 +13,11 @@ from torch.nn import functional as F
 from torch.nn.modules.batchnorm import _NormBase
 from torch.optim import Optimizer
 
-from lmd.contract.method import Method
-from lmd.contract.settings import Count, Positive
-from lmd.contract.stage import Batch, Epoch, ParameterGroups, Rate, Stage, Stages, Task, Terms
-from lmd.contract.supervised import Supervised
-from lmd.contract.weighting import image_weights
+from lmd.methods.method import Method
+from lmd.methods.settings import Count, Positive
+from lmd.methods.stage import Batch, Epoch, ParameterGroups, Rate, Stage, Stages, Task, Terms
+from lmd.methods.supervised import Supervised
+from lmd.methods.weighting import image_weights
 from lmd.model import Model
 
 BATCH = 512  # of the authors' probe; its learning rate is for it

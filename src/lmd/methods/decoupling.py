@@ -13,11 +13,11 @@ from torch.nn import functional as F
 from torch.nn.utils import parametrize
 from torch.optim import Optimizer
 
-from lmd.contract.method import Method, one_epoch
-from lmd.contract.settings import Candidates, Count, NonNegative, Positive
-from lmd.contract.stage import Epoch, Rate, Stage, Stages, Task
-from lmd.contract.supervised import Supervised
-from lmd.contract.weighting import image_weights
+from lmd.methods.method import Method, one_epoch
+from lmd.methods.settings import Candidates, Count, NonNegative, Positive
+from lmd.methods.stage import Epoch, Rate, Stage, Stages, Task
+from lmd.methods.supervised import Supervised
+from lmd.methods.weighting import image_weights
 from lmd.model import Model
 from lmd.scoring.sample import mean_recall
 

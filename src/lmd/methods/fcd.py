@@ -2,7 +2,7 @@
 
 Li et al., Flat-Aware Cross-Stage Distilled Framework for Imbalanced Medical Image Classification,
 MICCAI 2022. Neither code nor formulas were available: this is built from the paper's title and
-from descriptions by others. Stage 1 is sharpness-aware (``lmd.contract.sam``); stage 2 fine-tunes
+from descriptions by others. Stage 1 is sharpness-aware (``lmd.methods.sam``); stage 2 fine-tunes
 the classifier on class-balanced images and stays near the stage-1 classifier by distillation.
 """
 
@@ -12,11 +12,11 @@ from typing import Annotated
 from torch import Tensor
 from torch.nn import functional as F
 
-from lmd.contract.method import Method
-from lmd.contract.settings import Count, NonNegative, Positive
-from lmd.contract.stage import Batch, Rate, Stage, Stages, Task, Terms
-from lmd.contract.supervised import Flat
-from lmd.contract.weighting import image_weights
+from lmd.methods.method import Method
+from lmd.methods.settings import Count, NonNegative, Positive
+from lmd.methods.stage import Batch, Rate, Stage, Stages, Task, Terms
+from lmd.methods.supervised import Flat
+from lmd.methods.weighting import image_weights
 from lmd.model import Model
 
 BATCH = 512  # for which the learning rate of stage 2 is given

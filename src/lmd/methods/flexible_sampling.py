@@ -12,11 +12,11 @@ from typing import Annotated
 
 from torch import Tensor
 
-from lmd.contract.method import Method, always
-from lmd.contract.settings import Count, NonNegative, Positive
-from lmd.contract.stage import Epoch, Rate, Stages, Task
-from lmd.contract.supervised import Supervised
-from lmd.contract.weighting import image_weights
+from lmd.methods.method import Method, always
+from lmd.methods.settings import Count, NonNegative, Positive
+from lmd.methods.stage import Epoch, Rate, Stages, Task
+from lmd.methods.supervised import Supervised
+from lmd.methods.weighting import image_weights
 from lmd.model import Model
 
 BATCH = 512  # for which the learning rate of stage 2 is given

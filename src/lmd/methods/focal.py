@@ -6,10 +6,10 @@ from typing import Annotated
 import torch
 from torch import Tensor
 
-from lmd.contract.method import Method
-from lmd.contract.settings import NonNegative
-from lmd.contract.stage import Stages, Task
-from lmd.contract.supervised import Supervised
+from lmd.methods.method import Method
+from lmd.methods.settings import NonNegative
+from lmd.methods.stage import Stages, Task
+from lmd.methods.supervised import Supervised
 from lmd.model import Model
 
 

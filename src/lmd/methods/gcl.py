@@ -13,10 +13,10 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from lmd.base.errors import LmdError
-from lmd.contract.method import Method
-from lmd.contract.settings import Count, NonNegative, Positive
-from lmd.contract.stage import Batch, Rate, Schedule, Stage, Stages, Task, Terms
-from lmd.contract.weighting import image_weights
+from lmd.methods.method import Method
+from lmd.methods.settings import Count, NonNegative, Positive
+from lmd.methods.stage import Batch, Rate, Schedule, Stage, Stages, Task, Terms
+from lmd.methods.weighting import image_weights
 from lmd.model import CosineClassifier, Model
 
 Form = Literal["angular", "cosine"]

@@ -9,10 +9,10 @@ from torch.nn import functional as F
 from torch.optim import Optimizer
 
 from lmd.base.errors import LmdError
-from lmd.contract.method import Method, by_effective_number
-from lmd.contract.settings import BelowOne, NonNegative, Positive, Share
-from lmd.contract.stage import Batch, Epoch, Stage, Stages, Task, Terms
-from lmd.contract.weighting import class_balanced_weights, deferred
+from lmd.methods.method import Method, by_effective_number
+from lmd.methods.settings import BelowOne, NonNegative, Positive, Share
+from lmd.methods.stage import Batch, Epoch, Stage, Stages, Task, Terms
+from lmd.methods.weighting import class_balanced_weights, deferred
 from lmd.model import CosineClassifier, Model
 
 Rule = Literal["rs", "drs", "drw"]

@@ -7,11 +7,11 @@ import torch
 from torch import Tensor
 from torch.optim import Optimizer
 
-from lmd.contract.method import Method, one_epoch
-from lmd.contract.settings import Candidates
-from lmd.contract.stage import Epoch, Stage, Stages, Task
-from lmd.contract.supervised import Supervised
-from lmd.contract.weighting import log_priors
+from lmd.methods.method import Method, one_epoch
+from lmd.methods.settings import Candidates
+from lmd.methods.stage import Epoch, Stage, Stages, Task
+from lmd.methods.supervised import Supervised
+from lmd.methods.weighting import log_priors
 from lmd.model import Model
 from lmd.scoring.sample import mean_recall
 

@@ -2,11 +2,11 @@
 
 from typing import Annotated
 
-from lmd.contract.method import Method, above
-from lmd.contract.settings import Share
-from lmd.contract.stage import Stages, Task
-from lmd.contract.supervised import Supervised, View
-from lmd.contract.weighting import image_weights
+from lmd.methods.method import Method, above
+from lmd.methods.settings import Share
+from lmd.methods.stage import Stages, Task
+from lmd.methods.supervised import Supervised, View
+from lmd.methods.weighting import image_weights
 from lmd.model import Model
 
 

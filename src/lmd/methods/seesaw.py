@@ -8,10 +8,10 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from lmd.base.errors import LmdError
-from lmd.contract.method import Method
-from lmd.contract.settings import NonNegative, Positive
-from lmd.contract.stage import Stages, Task
-from lmd.contract.supervised import Supervised
+from lmd.methods.method import Method
+from lmd.methods.settings import NonNegative, Positive
+from lmd.methods.stage import Stages, Task
+from lmd.methods.supervised import Supervised
 from lmd.model import CosineClassifier, Model
 
 

@@ -5,11 +5,11 @@ from typing import Annotated
 from torch import Tensor
 from torch.nn import functional as F
 
-from lmd.contract.method import Method, above
-from lmd.contract.settings import NonNegative
-from lmd.contract.stage import Stages, Task
-from lmd.contract.supervised import PerClass, Supervised
-from lmd.contract.weighting import log_priors
+from lmd.methods.method import Method, above
+from lmd.methods.settings import NonNegative
+from lmd.methods.stage import Stages, Task
+from lmd.methods.supervised import PerClass, Supervised
+from lmd.methods.weighting import log_priors
 from lmd.model import Model
 
 

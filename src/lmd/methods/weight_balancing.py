@@ -13,11 +13,11 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 from torch.optim import Optimizer
 
-from lmd.contract.method import Method, by_effective_number
-from lmd.contract.settings import BelowOne, Count, NonNegative, Positive, Share
-from lmd.contract.stage import Batch, Epoch, Rate, Stage, Stages, Task, Terms
-from lmd.contract.supervised import PerClass, Supervised
-from lmd.contract.weighting import class_balanced_weights
+from lmd.methods.method import Method, by_effective_number
+from lmd.methods.settings import BelowOne, Count, NonNegative, Positive, Share
+from lmd.methods.stage import Batch, Epoch, Rate, Stage, Stages, Task, Terms
+from lmd.methods.supervised import PerClass, Supervised
+from lmd.methods.weighting import class_balanced_weights
 from lmd.model import Model
 
 Loss = Literal["softmax_bce", "cross_entropy"]

@@ -10,8 +10,8 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from lmd.base.errors import LmdError
+from lmd.base.rules import MAX_IMAGE_SIZE
 from lmd.model import backbones
-from lmd.protocol import MAX_IMAGE_SIZE
 
 HEADS = ("linear", "cosine")
 STRICT = ConfigDict(extra="forbid", allow_inf_nan=False)

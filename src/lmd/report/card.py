@@ -5,7 +5,7 @@ from dataclasses import dataclass
 from pathlib import PurePath
 from typing import get_args
 
-from lmd.charts.words import (
+from lmd.report.words import (
     NONE,
     fitted_on,
     interval,

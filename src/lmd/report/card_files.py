@@ -8,8 +8,8 @@ from typing import Any
 
 from lmd.base.errors import LmdError
 from lmd.base.files import atomic_write_all
-from lmd.charts.html import environment
 from lmd.report.card import Block, Bullets, Code, Grid, Section, card_sections, data_name, summary
+from lmd.report.html import environment
 from lmd.runs.record import Record
 from lmd.scoring.metrics import METRICS
 

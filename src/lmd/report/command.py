@@ -81,7 +81,7 @@ def report(
 ) -> None:
     """Write the report of a run, with other runs on the same test images side by side."""
     from lmd.base.files import check_output
-    from lmd.report import write_report
+    from lmd.report.page import write_report
     from lmd.runs.folder import RunFolder
 
     if out is not None:

@@ -6,10 +6,10 @@ from typing import Any
 
 from markupsafe import Markup
 
-from lmd.charts import bars as charts
-from lmd.charts import figures, view
-from lmd.charts.curves import Bin, reliability
-from lmd.charts.svg import savable
+from lmd.report import bars as charts
+from lmd.report import figures, view
+from lmd.report.curves import Bin, reliability
+from lmd.report.svg import savable
 from lmd.runs.folder import RunFiles, paired
 from lmd.scoring.comparing import compare, p_text
 from lmd.scoring.intervals import effective, wilson

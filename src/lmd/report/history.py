@@ -6,8 +6,8 @@ from itertools import count, groupby
 
 from markupsafe import Markup
 
-from lmd.charts.curves import curve
-from lmd.charts.svg import savable
+from lmd.report.curves import curve
+from lmd.report.svg import savable
 from lmd.runs.record import HistoryRow
 
 FIXED_COLUMNS = ("stage", "stage_name", "epoch", "lr", "seconds")

@@ -6,15 +6,15 @@ from typing import Any
 
 from lmd.base.errors import LmdError
 from lmd.base.files import atomic_write
-from lmd.charts import bars as charts
-from lmd.charts import figures, view, words
-from lmd.charts.html import environment
 from lmd.decisions.section import calibration_view, decisions_view, sets_view
 from lmd.evaluation.section import external_view
 from lmd.explain.examples import read_examples
 from lmd.explain.page import looks_view
+from lmd.report import bars as charts
+from lmd.report import figures, view, words
 from lmd.report.comparison import comparison, reliability_figure
 from lmd.report.history import curve_groups
+from lmd.report.html import environment
 from lmd.runs.folder import RunFiles
 from lmd.runs.record import Record
 from lmd.scoring.calibration import without_temperature

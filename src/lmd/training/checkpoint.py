@@ -25,8 +25,8 @@ from torch.optim import Optimizer
 from lmd.base.errors import LmdError
 from lmd.base.files import atomic_write
 from lmd.base.text import shorten
-from lmd.contract.settings import Settings
-from lmd.contract.stage import Rate, Stage
+from lmd.methods.settings import Settings
+from lmd.methods.stage import Rate, Stage
 from lmd.model import Model
 
 FORMAT = 3

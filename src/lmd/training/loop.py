@@ -21,7 +21,6 @@ from lmd.base.device import derive_seed
 from lmd.base.distributed import agree, all_reduce, check_same, rank, world
 from lmd.base.errors import DivergedError
 from lmd.base.progress import Display
-from lmd.contract.stage import Batch, ParameterGroups, Schedule, Stage, Stages, Terms, prepare
 from lmd.data.loaders import (
     ImageSet,
     Normalise,
@@ -34,9 +33,10 @@ from lmd.data.loaders import (
     signals_held,
     training_batches,
 )
+from lmd.methods.stage import Batch, ParameterGroups, Schedule, Stage, Stages, Terms, prepare
 from lmd.model import Model, channels_last
-from lmd.protocol import Protocol
 from lmd.runs.folder import RunFolder
+from lmd.runs.protocol import Protocol
 from lmd.runs.record import processor_time
 from lmd.scoring.sample import class_recalls, mean_over_classes
 from lmd.training.checkpoint import (
@@ -206,7 +206,7 @@ class TrainerEpoch:
         part: Literal["train", "validation"] = "train",
         view: Literal["eval", "weak", "strong"] = "eval",
     ) -> tuple[Tensor, Tensor]:
-        """See ``lmd.contract.stage.Epoch.features``."""
+        """See ``lmd.methods.stage.Epoch.features``."""
         images = self.trainer.train if part == "train" else self.trainer.validation
         with self.clock("features"):
             if images is None or len(images) == 0:

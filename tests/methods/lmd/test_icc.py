@@ -9,8 +9,8 @@ from torch.nn import functional as F
 from toys import FakeEpoch, small_model
 
 from lmd.base.errors import LmdError
-from lmd.contract.stage import Batch, Task, prepare
 from lmd.methods.lmd.icc import ICC, ICCSettings
+from lmd.methods.stage import Batch, Task, prepare
 from lmd.model import CosineClassifier, Model
 
 COUNTS = (40, 12, 5)

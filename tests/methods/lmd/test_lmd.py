@@ -8,10 +8,10 @@ from torch.nn import functional as F
 from toys import FakeEpoch, small_model
 
 from lmd.base.errors import LmdError
-from lmd.contract.stage import Task, prepare
-from lmd.contract.supervised import Flat
 from lmd.methods import find_method
 from lmd.methods.lmd import METHODS as LMD
+from lmd.methods.stage import Task, prepare
+from lmd.methods.supervised import Flat
 from lmd.model import CosineClassifier, Model, build_model
 
 

@@ -4,9 +4,9 @@ import torch
 from torch.nn import functional as F
 from toys import FakeEpoch, small_model
 
-from lmd.contract.stage import Batch, Task, prepare
 from lmd.methods.lmd.gaussians import discriminant, level_scale, pooled_covariance, shrunk_moments
 from lmd.methods.lmd.icc import ICC, ICCSettings
+from lmd.methods.stage import Batch, Task, prepare
 
 COUNTS = torch.tensor([30, 10, 1])
 

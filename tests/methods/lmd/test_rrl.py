@@ -6,7 +6,6 @@ from torch import nn
 from torch.nn import functional as F
 from toys import LOGITS, FakeEpoch, small_model
 
-from lmd.contract.stage import Batch, Task, prepare
 from lmd.methods.lmd.rrl import (
     RRL,
     RRLSettings,
@@ -15,6 +14,7 @@ from lmd.methods.lmd.rrl import (
     sample_relation_loss,
     teacher_decay,
 )
+from lmd.methods.stage import Batch, Task, prepare
 
 STUDENT = torch.tensor([[1.0, 0.5, 0.2], [0.3, 0.8, 0.1], [0.9, 0.1, 0.7], [0.2, 0.4, 1.1]])
 TEACHER = torch.tensor([[0.9, 0.6, 0.1], [0.2, 1.0, 0.0], [0.8, 0.2, 0.9], [0.3, 0.3, 1.0]])

@@ -10,8 +10,8 @@ from torch import Tensor, nn
 
 from lmd.base.errors import LmdError
 from lmd.benchmark.figures.style import COLOURS, GREY, Drawn, new_figure
-from lmd.contract.method import Method
-from lmd.contract.stage import Batch, Stage, Task, prepare
+from lmd.methods.method import Method
+from lmd.methods.stage import Batch, Stage, Task, prepare
 from lmd.model import Model, build_model
 
 if TYPE_CHECKING:

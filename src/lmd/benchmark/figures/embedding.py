@@ -66,7 +66,7 @@ def features_of(runs: Sequence[Path], records: Sequence[Record], asked: Asked) -
     """Features of the same test images in each run, at most ``per_class`` of a class."""
     from lmd.base.device import choose_device
     from lmd.data.dataset import prepare_data
-    from lmd.protocol import Protocol
+    from lmd.runs.protocol import Protocol
 
     device = choose_device(asked.device)
     ids, labels, found = None, None, []

@@ -8,7 +8,7 @@ from lmd.base.errors import LmdError
 from lmd.base.text import unknown
 from lmd.benchmark.plan import Row
 from lmd.benchmark.tables.results import Entry, Estimate, Results
-from lmd.protocol import OLD_NAMES
+from lmd.runs.protocol import OLD_NAMES
 from lmd.scoring.intervals import Difference, holm
 from lmd.scoring.metrics import METRICS
 from lmd.scoring.tiers import TIERS

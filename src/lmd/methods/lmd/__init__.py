@@ -13,12 +13,12 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from lmd.base.errors import LmdError
-from lmd.contract.method import Method
-from lmd.contract.stage import Stage, Stages, Task
-from lmd.contract.supervised import Criterion, Flat, PerClass, Supervised, View
-from lmd.contract.weighting import log_priors
 from lmd.methods.lmd.icc import ICC, ICCSettings, check_model
 from lmd.methods.lmd.rrl import RRL, RRLSettings
+from lmd.methods.method import Method
+from lmd.methods.stage import Stage, Stages, Task
+from lmd.methods.supervised import Criterion, Flat, PerClass, Supervised, View
+from lmd.methods.weighting import log_priors
 from lmd.model import Model
 
 # Without RRL, stage 1 is its label loss alone.

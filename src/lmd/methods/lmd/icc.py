@@ -16,9 +16,6 @@ from torch.nn.modules.batchnorm import _NormBase
 from torch.optim import Optimizer
 
 from lmd.base.errors import LmdError
-from lmd.contract.settings import BelowOne, Count, NonNegative, Positive, Settings, Share
-from lmd.contract.stage import Batch, Epoch, ParameterGroups, Stage, Task, Terms
-from lmd.contract.weighting import image_weights, log_priors
 from lmd.methods.lmd.calibrate import enough_draws, pays, sgd_pass, virtual_pass
 from lmd.methods.lmd.gaussians import (
     MOST_VIRTUAL_FEATURES,
@@ -40,6 +37,9 @@ from lmd.methods.lmd.selection import (
     VirtualFeatures,
     choose,
 )
+from lmd.methods.settings import BelowOne, Count, NonNegative, Positive, Settings, Share
+from lmd.methods.stage import Batch, Epoch, ParameterGroups, Stage, Task, Terms
+from lmd.methods.weighting import image_weights, log_priors
 from lmd.model import Model
 
 Depth = Annotated[int, Field(ge=0)]

@@ -13,11 +13,11 @@ from torch import Tensor
 from torch.nn import functional as F
 from torch.optim import Optimizer
 
-from lmd.contract.sam import ascent, perturb, restore, still_statistics
-from lmd.contract.settings import NonNegative, Settings, Share
-from lmd.contract.stage import Batch, Epoch, Stage, Task, Terms
-from lmd.contract.supervised import View
-from lmd.contract.weighting import image_weights, log_priors
+from lmd.methods.sam import ascent, perturb, restore, still_statistics
+from lmd.methods.settings import NonNegative, Settings, Share
+from lmd.methods.stage import Batch, Epoch, Stage, Task, Terms
+from lmd.methods.supervised import View
+from lmd.methods.weighting import image_weights, log_priors
 from lmd.model import Model
 
 Gram = Literal["normalised", "raw"]

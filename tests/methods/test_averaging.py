@@ -5,9 +5,9 @@ import torch
 from torch import nn
 from toys import MakeTrainer, assert_same, state, weights_of
 
-from lmd.contract.method import Method
-from lmd.contract.stage import Batch, Stage, Stages, Task, Terms
-from lmd.contract.supervised import RunningAverage, Supervised, averaging_decay, horizon_limit
+from lmd.methods.method import Method
+from lmd.methods.stage import Batch, Stage, Stages, Task, Terms
+from lmd.methods.supervised import RunningAverage, Supervised, averaging_decay, horizon_limit
 from lmd.model import Model
 
 

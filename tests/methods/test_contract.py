@@ -6,10 +6,10 @@ from rich.console import Console
 from toys import MakeTrainer, assert_same, quick, weights_of
 
 from lmd.base.progress import Display
-from lmd.contract.stage import Stage, Stages
 from lmd.methods import METHODS
+from lmd.methods.stage import Stage, Stages
 from lmd.model import CosineClassifier, Model
-from lmd.protocol import Protocol
+from lmd.runs.protocol import Protocol
 
 every_method = pytest.mark.parametrize("key", list(METHODS))
 

@@ -4,8 +4,8 @@ import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
-from lmd.charts.svg import chart, element, line, mark, shorten, text, tip, upright
-from lmd.charts.words import percent
+from lmd.report.svg import chart, element, line, mark, shorten, text, tip, upright
+from lmd.report.words import percent
 
 
 @dataclass(frozen=True)

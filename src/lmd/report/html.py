@@ -5,7 +5,7 @@ from pathlib import Path
 
 from jinja2 import Environment, FileSystemLoader, StrictUndefined
 
-from lmd.charts.words import moment, percent, signed, thousands
+from lmd.report.words import moment, percent, signed, thousands
 
 _PACKAGE = Path(__file__).parents[1]
 

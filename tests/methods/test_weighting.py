@@ -7,7 +7,7 @@ import pytest
 import torch
 
 from lmd.base.errors import LmdError
-from lmd.contract.weighting import class_balanced_weights, deferred, image_weights, log_priors
+from lmd.methods.weighting import class_balanced_weights, deferred, image_weights, log_priors
 
 COUNTS = torch.tensor([100, 40, 10, 4])
 

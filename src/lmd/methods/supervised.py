@@ -9,8 +9,8 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 from torch.optim import Optimizer
 
-from lmd.contract.sam import ascent, perturb, restore, still_statistics
-from lmd.contract.stage import Batch, Epoch, Rate, Schedule, Stage, Terms
+from lmd.methods.sam import ascent, perturb, restore, still_statistics
+from lmd.methods.stage import Batch, Epoch, Rate, Schedule, Stage, Terms
 from lmd.model import Model
 
 
@@ -186,7 +186,7 @@ class Supervised(Stage):
 class Flat(Stage):
     """``criterion`` on one view; the update is the gradient at the worst point nearby.
 
-    "Nearby" is within ``rho`` (sharpness-aware minimisation, ``lmd.contract.sam``). By default the
+    "Nearby" is within ``rho`` (sharpness-aware minimisation, ``lmd.methods.sam``). By default the
     view is the protocol's.
     """
 

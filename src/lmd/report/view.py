@@ -4,7 +4,7 @@ from collections import Counter
 from collections.abc import Sequence
 from typing import Any
 
-from lmd.charts.words import NONE, interval, measure, seconds, setting, thousands
+from lmd.report.words import NONE, interval, measure, seconds, setting, thousands
 from lmd.runs.record import Record
 from lmd.scoring.estimates import Estimate
 from lmd.scoring.tiers import TIERS

@@ -3,7 +3,7 @@
 import pytest
 from pages import Page
 
-from lmd.charts.bars import DotRow, Point, count_bars, dots
+from lmd.report.bars import DotRow, Point, count_bars, dots
 
 
 def test_marks_lie_where_their_values_are() -> None:

@@ -5,8 +5,8 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from lmd.charts.svg import chart, element, line, mark, shorten, text, tip, upright
-from lmd.charts.words import percent, thousands
+from lmd.report.svg import chart, element, line, mark, shorten, text, tip, upright
+from lmd.report.words import percent, thousands
 
 Row = Mapping[str, Any]
 NARROW = 500

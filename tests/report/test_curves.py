@@ -6,7 +6,7 @@ import pytest
 from pages import page, report_of
 from runs_on_disk import make_run
 
-from lmd.charts.curves import nice_ticks
+from lmd.report.curves import nice_ticks
 from lmd.report.history import curve_groups
 
 

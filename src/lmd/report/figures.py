@@ -5,10 +5,10 @@ from typing import Any
 
 from markupsafe import Markup
 
-from lmd.charts import bars as charts
-from lmd.charts.bars import MOST_RUNS, RUN_SHAPES, SHAPES, DotRow, Point, Row, against_counts
-from lmd.charts.svg import element, mark, savable
-from lmd.charts.words import percent
+from lmd.report import bars as charts
+from lmd.report.bars import MOST_RUNS, RUN_SHAPES, SHAPES, DotRow, Point, Row, against_counts
+from lmd.report.svg import element, mark, savable
+from lmd.report.words import percent
 from lmd.runs.record import Record
 
 WIDE, PHONE = 980.0, 342.0

@@ -9,9 +9,9 @@ import pytest
 
 import lmd
 from lmd.base.errors import LmdError
-from lmd.contract.method import Method
-from lmd.contract.settings import Candidates, NonNegative, Settings, Share, keywords_of
 from lmd.methods import METHODS
+from lmd.methods.method import Method
+from lmd.methods.settings import Candidates, NonNegative, Settings, Share, keywords_of
 
 PROFILES = [(key, name) for key, row in METHODS.items() for name in ("default", *row.profiles)]
 

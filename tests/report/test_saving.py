@@ -7,8 +7,8 @@ import pytest
 from pages import Page, page, report_of
 from runs_on_disk import SKIN, make_run
 
-from lmd.charts.svg import savable
 from lmd.report.history import curve_groups
+from lmd.report.svg import savable
 
 
 @pytest.fixture(scope="module")

@@ -6,8 +6,8 @@ from typing import Any, Literal
 
 from lmd.base.errors import LmdError
 from lmd.base.text import unknown
-from lmd.contract.settings import Setting, Settings, keywords_of
-from lmd.contract.stage import Stages, Task
+from lmd.methods.settings import Setting, Settings, keywords_of
+from lmd.methods.stage import Stages, Task
 from lmd.model import Model
 
 
@@ -53,7 +53,7 @@ def one_epoch(settings: Mapping[str, Any]) -> int | None:
 class Method:
     """One row: ``make(model, task, *, …)`` yields the stages of the method.
 
-    The keyword-only arguments of ``make`` are the settings (``lmd.contract.settings``). ``preset``
+    The keyword-only arguments of ``make`` are the settings (``lmd.methods.settings``). ``preset``
     holds the values that distinguish this row from its ``family``; an ``ablation`` leaves out a
     part of the family's method. ``profiles`` are named sets of values. ``prior`` is the class mix
     that the probabilities assume: uniform if training balances the classes, otherwise that of the

@@ -3,7 +3,7 @@ from pathlib import Path
 import pytest
 
 from lmd.base.errors import LmdError
-from lmd.protocol import Protocol, load_protocol, shipped_protocols
+from lmd.runs.protocol import Protocol, load_protocol, shipped_protocols
 
 
 @pytest.mark.parametrize("name", shipped_protocols())

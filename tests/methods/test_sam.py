@@ -6,7 +6,7 @@ import pytest
 import torch
 from torch import nn
 
-from lmd.contract.sam import ascent, perturb, restore, still_statistics
+from lmd.methods.sam import ascent, perturb, restore, still_statistics
 
 
 @pytest.fixture

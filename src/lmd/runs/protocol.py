@@ -19,12 +19,11 @@ from pydantic import (
 )
 
 from lmd.base.errors import LmdError, shown
-from lmd.base.rules import complaints
+from lmd.base.rules import MAX_IMAGE_SIZE, complaints
 from lmd.base.text import unknown
 from lmd.scoring.tiers import check_rule
 
 OLD_NAMES = {"groups": "tiers"}  # in older files and records
-MAX_IMAGE_SIZE = 4096  # a batch of 64 such images has 13 GB; larger ones are a mistake
 Count = Annotated[int, Field(ge=1, strict=True)]
 Size = Annotated[int, Field(ge=16, le=MAX_IMAGE_SIZE, strict=True)]
 Whole = Annotated[int, Field(strict=True)]

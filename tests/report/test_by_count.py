@@ -8,8 +8,8 @@ import pytest
 from runs_on_disk import SKIN, make_run
 
 from lmd.base.errors import LmdError
-from lmd.charts.bars import Point, against_counts
-from lmd.report import write_report
+from lmd.report.bars import Point, against_counts
+from lmd.report.page import write_report
 from lmd.runs.folder import RunFolder
 
 

@@ -1,1 +1,0 @@
-"""Draw the charts and numbers of reports."""

@@ -1,1 +1,0 @@
-"""What a method is to the training loop, and the parts that methods are made of."""
