@@ -12,7 +12,15 @@ from lmd.benchmark.plan import Plan
 from lmd.evaluation.evaluate import scored
 from lmd.runs.folder import RunFiles, RunFolder
 from lmd.runs.predictions import PartPredictions, Predictions
-from lmd.runs.record import DataInfo, Machine, MethodInfo, ModelInfo, Record, Request, StageInfo
+from lmd.runs.record import (
+    DataInfo,
+    Machine,
+    MethodInfo,
+    ModelInfo,
+    Record,
+    Request,
+    StageInfo,
+)
 from lmd.scoring.tiers import assign_tiers
 
 SKIN = [

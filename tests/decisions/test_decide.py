@@ -15,7 +15,7 @@ from lmd.model import ModelSpec, build_model, load_model, save_model
 from lmd.runs.folder import RunFolder
 from lmd.runs.predictions import Predictions
 from lmd.runs.record import Part
-from lmd.scoring.prevalence import class_mix
+from lmd.scoring.proportions import class_mix
 
 
 @pytest.fixture

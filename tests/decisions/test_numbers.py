@@ -10,10 +10,10 @@ from toys import toy_predictions
 from lmd.decisions.numbers import precision_recall, predictive, roc_points, score_decisions
 from lmd.decisions.parsing import Costs
 from lmd.decisions.policy import Policy
+from lmd.decisions.record import Decisions
+from lmd.decisions.section import format_decisions
 from lmd.scoring.conformal import Guarantee
-from lmd.scoring.definitions import format_decisions
-from lmd.scoring.estimates import Decisions
-from lmd.scoring.prevalence import class_mix, reweighted
+from lmd.scoring.proportions import class_mix, reweighted
 from lmd.scoring.sample import Sample
 
 CLASSES = list("abcde")

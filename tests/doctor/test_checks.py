@@ -24,7 +24,7 @@ from lmd.doctor.similar import (
     perceptual_hash,
     thumbnail,
 )
-from lmd.scoring.intervals import wilson
+from lmd.scoring.proportions import wilson
 
 RATIOS = (0.7, 0.1, 0.2)
 

@@ -18,7 +18,7 @@ from lmd.methods import METHODS
 from lmd.methods.stage import Stage, Task
 from lmd.model import CosineClassifier, Model
 from lmd.scoring.calibration import fit_temperature
-from lmd.scoring.prevalence import class_mix, mix_weights, reweighted
+from lmd.scoring.proportions import class_mix, mix_weights, reweighted
 from lmd.scoring.sample import class_recalls
 
 COUNTS = [1200, 400, 120]

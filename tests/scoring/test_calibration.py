@@ -5,7 +5,7 @@ import pytest
 
 from lmd.scoring.calibration import calibration, without_temperature
 from lmd.scoring.metrics import METRICS
-from lmd.scoring.prevalence import mix_weights
+from lmd.scoring.proportions import mix_weights
 from lmd.scoring.sample import Sample
 
 

@@ -8,14 +8,12 @@ from lmd.scoring.intervals import (
     combined,
     difference,
     draw,
-    effective,
     f1_interval,
     holm,
-    interval,
     paired_differences,
-    wilson,
 )
 from lmd.scoring.metrics import METRICS
+from lmd.scoring.proportions import effective, interval, wilson
 from lmd.scoring.sample import Sample, Weighted
 
 TIERS = ("head", "head", "medium", "tail", "tail")

@@ -2,7 +2,7 @@
 
 import numpy as np
 
-from lmd.scoring.prevalence import class_mix, mix_weights, reweighted
+from lmd.scoring.proportions import class_mix, mix_weights, reweighted
 
 
 def test_it_is_bayes_rule_on_a_known_posterior() -> None:

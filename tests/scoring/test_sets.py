@@ -4,8 +4,9 @@ import numpy as np
 import pytest
 from toys import toy_predictions
 
-from lmd.scoring.conformal import Guarantee, score_sets
-from lmd.scoring.intervals import wilson
+from lmd.decisions.numbers import score_sets
+from lmd.scoring.conformal import Guarantee
+from lmd.scoring.proportions import wilson
 from lmd.scoring.sample import Sample
 
 

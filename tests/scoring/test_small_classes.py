@@ -13,9 +13,9 @@ from lmd.scoring.intervals import (
     paired_differences,
     paired_limits,
     small_classes,
-    wilson,
 )
 from lmd.scoring.metrics import METRICS
+from lmd.scoring.proportions import wilson
 from lmd.scoring.sample import Sample
 from lmd.scoring.scores import metric_estimates, score
 from lmd.scoring.tiers import Tiers

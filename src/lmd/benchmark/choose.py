@@ -22,7 +22,7 @@ from lmd.data.splits import split
 from lmd.data.table import Table
 from lmd.methods import find_method
 from lmd.runs.protocol import Protocol, load_protocol
-from lmd.scoring.intervals import interval
+from lmd.scoring.proportions import interval
 
 METRIC = "balanced_accuracy"
 Blocks = Sequence[tuple[int, int]]  # a task and a seed

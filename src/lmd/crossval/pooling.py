@@ -9,6 +9,7 @@ import numpy as np
 
 from lmd.base.errors import LmdError
 from lmd.base.files import atomic_write
+from lmd.crossval.record import FoldRun, Folds
 from lmd.data.dataset import fingerprint
 from lmd.data.imbalance import imbalance_factor
 from lmd.fit.provenance import now
@@ -19,7 +20,7 @@ from lmd.report.card_files import write_card
 from lmd.report.page import write_report
 from lmd.runs.folder import FINAL, RunFiles, RunFolder
 from lmd.runs.predictions import PartPredictions, Predictions
-from lmd.runs.record import FoldRun, Folds, Record, TablePart
+from lmd.runs.record import Record, TablePart
 from lmd.scoring.tiers import assign_tiers
 
 Final = Literal["average", "refit", "none"]

@@ -5,14 +5,14 @@ from typing import Any
 
 from lmd.base.errors import LmdError
 from lmd.decisions.decide import Decide
-from lmd.decisions.numbers import score_decisions
+from lmd.decisions.numbers import score_decisions, score_sets
 from lmd.decisions.policy import Basis, make_policy
 from lmd.methods import ALSO, METHODS
 from lmd.model import HeldOut, Prior
 from lmd.runs.predictions import Predictions
 from lmd.runs.record import Part, Record
-from lmd.scoring.conformal import score_sets, true_probabilities
-from lmd.scoring.prevalence import Kind, class_mix
+from lmd.scoring.conformal import true_probabilities
+from lmd.scoring.proportions import Kind, class_mix
 from lmd.scoring.sample import Sample
 
 COVERAGE = 0.9  # of the report's prediction sets, unless another one is asked for

@@ -8,11 +8,12 @@ from numpy.typing import NDArray
 
 from lmd.decisions.parsing import Costs
 from lmd.decisions.policy import Policy
-from lmd.scoring.conformal import share_of
-from lmd.scoring.estimates import ClassDecision, Decisions, Estimate
-from lmd.scoring.intervals import effective, interval
-from lmd.scoring.prevalence import mix_weights
-from lmd.scoring.sample import Floats, Probabilities, Sample
+from lmd.decisions.record import ClassDecision, ClassSets, Decisions, SetScores
+from lmd.scoring.conformal import Guarantee, prediction_sets
+from lmd.scoring.estimates import Estimate
+from lmd.scoring.proportions import Floats, Probabilities, effective, interval, mix_weights
+from lmd.scoring.sample import Sample
+from lmd.scoring.scores import mean_estimate, resampled_sums, share_of
 
 FIXED_SPECIFICITY = 0.9
 _DRAWS = 1000
@@ -37,7 +38,7 @@ def score_decisions(
     per_class = []
     for k, name in enumerate(classes):
         own, unknown = sample.rows[k], Estimate(value=None)
-        groups = None if sample.groups is None else sample.groups[own]
+        groups = sample.groups_in(own)
         rates = {"specificity": unknown, "ppv": unknown, "npv": unknown}
         if known is not None and draws is not None:
             values, spread = predictive(shares, known, k), predictive(draws, known, k)
@@ -119,11 +120,10 @@ def _fixed(sample: Sample, probabilities: Probabilities, mix: Floats, k: int) ->
     allowed = points[points[:, 0] <= 1 - FIXED_SPECIFICITY + 1e-9]
     hits = round(float(allowed[-1, 1]) * int(sample.support[k]))
     own = sample.rows[k]
-    groups = None if sample.groups is None else sample.groups[own]
     best = np.argsort(-probabilities[own, k], kind="stable")[:hits]
     outcomes = np.zeros(int(sample.support[k]), bool)
     outcomes[best] = True
-    return share_of(outcomes, groups)
+    return share_of(outcomes, sample.groups_in(own))
 
 
 def _rates(sample: Sample, chosen: NDArray[np.integer[Any]]) -> Floats:
@@ -143,7 +143,7 @@ def _rate_draws(sample: Sample, chosen: NDArray[np.integer[Any]]) -> Floats:
     generator, size = np.random.default_rng(0), len(sample.support)
     draws = np.zeros((_DRAWS, size, size + 1))
     for j, own in enumerate(sample.rows):
-        groups = None if sample.groups is None else sample.groups[own]
+        groups = sample.groups_in(own)
         for k in range(size + 1):
             hits, trials = effective(chosen[own] == k, groups)
             share = 1 / 2 if j == k else 1 / (size + 1)
@@ -167,3 +167,49 @@ def _mean_cost(costs: Costs | None, rates: Floats, mix: Floats | None) -> float 
     refer = np.zeros(len(mix)) if costs.refer is None else costs.refer
     table = np.concatenate([costs.table, refer[:, None]], axis=1)
     return float(mix @ (rates * table).sum(axis=1))
+
+
+def score_sets(
+    sample: Sample, found: Sequence[Guarantee], classes: Sequence[str], requested: float
+) -> SetScores:
+    """Coverage with Wilson's intervals and mean size with bootstrap intervals.
+
+    Coverage counts what is guaranteed: every patient or lesion once if the thresholds do.
+    """
+    sets = prediction_sets(
+        sample.probabilities.astype(np.float32), [one.threshold for one in found]
+    )
+    covered = sets[np.arange(len(sets)), sample.labels]
+    sizes = sets.sum(axis=1).astype(np.float64)
+    drawn, total = resampled_sums(sample, sizes)
+    once = any(one.groups is not None for one in found)
+    per_class = [
+        ClassSets(
+            name=name,
+            guarantee=found[k].level,
+            images=found[k].images,
+            group_count=found[k].groups,
+            threshold=found[k].threshold,
+            expected=Estimate(value=found[k].mean, low=found[k].low, high=found[k].high),
+            coverage=_coverage(covered[own], sample.groups_in(own), once),
+            size=mean_estimate(sizes[own], drawn[:, k], total[:, k]),
+        )
+        for k, (name, own) in enumerate(zip(classes, sample.rows, strict=True))
+    ]
+    return SetScores(
+        requested=requested,
+        coverage=_coverage(covered, sample.groups, once),
+        size=mean_estimate(sizes, drawn.sum(axis=1), total.sum(axis=1)),
+        empty=float((sizes == 0).mean()),
+        per_class=per_class,
+    )
+
+
+def _coverage(
+    covered: NDArray[np.bool_], groups: NDArray[np.integer] | None, once: bool
+) -> Estimate:
+    """A share of images, or with ``once`` the mean over groups of their shares."""
+    if groups is None or not once:
+        return share_of(covered, groups)
+    _, index, sizes = np.unique(groups, return_inverse=True, return_counts=True)
+    return share_of(np.bincount(index, covered) / sizes, None)

@@ -14,8 +14,7 @@ from numpy.typing import NDArray
 from lmd.base.errors import LmdError
 from lmd.base.text import shorten, unknown
 from lmd.decisions.decide import CostTable, Prevalence
-from lmd.scoring.prevalence import class_mix
-from lmd.scoring.sample import Floats, Probabilities
+from lmd.scoring.proportions import Floats, Probabilities, class_mix
 
 PREVALENCE_OPTION = "--prevalence"
 TOLERANCE = 1e-3  # how far from 1 the shares may sum

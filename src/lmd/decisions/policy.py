@@ -11,8 +11,7 @@ from lmd.base.errors import LmdError
 from lmd.decisions.decide import Decide
 from lmd.decisions.parsing import Costs, parse_costs, parse_prevalence
 from lmd.scoring.conformal import Guarantee, Held, guarantees, prediction_sets
-from lmd.scoring.prevalence import reweighted
-from lmd.scoring.sample import Floats, Probabilities
+from lmd.scoring.proportions import Floats, Probabilities, reweighted
 
 
 @dataclass(frozen=True)

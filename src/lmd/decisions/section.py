@@ -7,17 +7,18 @@ from typing import Any
 import numpy as np
 from markupsafe import Markup
 
+from lmd.base.text import text_table
 from lmd.decisions.numbers import precision_recall, roc_points
+from lmd.decisions.record import ClassDecision, Decisions, SetScores
 from lmd.report import figures
 from lmd.report.bars import SHAPES
 from lmd.report.svg import chart, element, line, mark, savable, text, tip
 from lmd.report.view import Row
 from lmd.report.words import NONE, fitted_on, interval, percent
 from lmd.runs.folder import RunFiles
-from lmd.scoring.definitions import UNPRICED
-from lmd.scoring.estimates import ClassDecision, Estimate
-from lmd.scoring.prevalence import class_mix, reweighted
-from lmd.scoring.sample import Floats, Sample
+from lmd.scoring.estimates import Estimate, number_text
+from lmd.scoring.proportions import Floats, class_mix, reweighted
+from lmd.scoring.sample import Sample
 
 SIZE, LEFT, TOP = 132.0, 30.0, 8.0
 Pairs = Sequence[tuple[float, float]]
@@ -141,6 +142,7 @@ GUARANTEES = {
     "all": "all images",
     "always": "in every set",
 }
+UNPRICED = "the costs have no column refer, which says what referring an image costs"
 COLUMNS = ("recall", "specificity", "fixed", "ppv", "npv")
 
 
@@ -253,3 +255,31 @@ def _plain(found: Estimate) -> Row:
         return {"text": NONE, "interval": "", "value": -1}
     span = f"{found.low:.2f}–{found.high:.2f}" if found.low is not None else ""
     return {"text": f"{found.value:.2f}", "interval": span, "value": found.value}
+
+
+def format_decisions(decisions: Decisions, sets: SetScores | None) -> str:
+    """Decisions and prediction sets of each class as plain text."""
+    fixed = f"sens. at {100 * decisions.fixed_specificity:g} % spec."
+    head = ("Class", "prevalence", "recall", "interval", "referred", "specificity", "PPV", "NPV")
+    table: list[Sequence[str] | None] = [(*head, fixed), None]
+    for row in decisions.per_class:
+        rest = (row.referred, row.specificity, row.ppv, row.npv, row.fixed)
+        numbers = (*row.recall.cells(), *(one.value_text() for one in rest))
+        table.append((row.name, number_text(row.prevalence), *numbers))
+    how = "least expected cost" if decisions.costs else "highest probability"
+    lines = [f"Decisions by the {how}; prevalence: {decisions.prevalence}", text_table(table)]
+    lines.append(f"Referred: {100 * decisions.referred:.1f} % of images at this prevalence")
+    if decisions.unpriced:
+        lines.append(f"Mean cost of one image: not known, because {UNPRICED}")
+    elif decisions.mean_cost is not None:
+        lines.append(f"Mean cost of one image at this prevalence: {decisions.mean_cost:.4g}")
+    if sets is None:
+        return "\n".join(lines)
+    rows: list[Sequence[str]] = [
+        (one.name, one.guarantee, str(one.images), *one.coverage.cells(), *one.size.cells())
+        for one in sets.per_class
+    ]
+    rows.append(("All images", "", "", *sets.coverage.cells(), *sets.size.cells()))
+    top = ("Class", "guaranteed for", "by images", "coverage", "interval", "set size", "interval")
+    lines += ["", f"Prediction sets with a coverage of {100 * sets.requested:g} %"]
+    return "\n".join([*lines, text_table([top, None, *rows])])

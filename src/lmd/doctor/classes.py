@@ -10,7 +10,7 @@ from lmd.data.imbalance import imbalance_factor
 from lmd.data.sources.scan import Scan, class_order
 from lmd.data.splits import part_sizes
 from lmd.data.table import PARTS
-from lmd.scoring.intervals import wilson
+from lmd.scoring.proportions import wilson
 
 Counts = dict[str, dict[str, int]]
 # The ratio of the largest to the smallest class from which on a tail is reported as long.

@@ -85,10 +85,11 @@ def evaluate(
     With --tta, the images are read and predicted again, and the numbers go to the folder RUN-tta.
     """
     from lmd.decisions.decide import Decide
+    from lmd.decisions.section import format_decisions
     from lmd.evaluation.evaluate import compare_runs
     from lmd.evaluation.evaluate import evaluate as evaluate_run
+    from lmd.evaluation.section import format_external
     from lmd.runs.folder import RunFolder
-    from lmd.scoring.definitions import format_decisions, format_external
 
     made = evaluate_run(
         run, data, part=part, skip_unknown=skip_unknown, columns=given_columns(context),

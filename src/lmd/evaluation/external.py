@@ -17,6 +17,7 @@ from lmd.data.source import Columns
 from lmd.data.table import Table
 from lmd.decisions.answers import basis_of, with_prior
 from lmd.decisions.decide import Decide
+from lmd.decisions.numbers import score_sets
 from lmd.decisions.policy import make_policy
 from lmd.evaluation.images import (
     Answers,
@@ -26,6 +27,7 @@ from lmd.evaluation.images import (
     predicted,
     unknown_classes,
 )
+from lmd.evaluation.record import External
 from lmd.evaluation.shift import (
     class_shifts,
     compare_metrics,
@@ -43,8 +45,7 @@ from lmd.report.page import write_report
 from lmd.runs.folder import RunFiles, RunFolder, matched, paired, scored_part
 from lmd.runs.predictions import PartPredictions, Predictions
 from lmd.runs.record import Machine, Part, Record
-from lmd.scoring.conformal import score_sets
-from lmd.scoring.estimates import Estimate, External
+from lmd.scoring.estimates import Estimate
 from lmd.scoring.sample import Sample
 
 

@@ -19,12 +19,12 @@ from lmd.data.loaders import evaluation_batches
 from lmd.data.reading import FileImages
 from lmd.data.sources import open_table
 from lmd.data.table import PARTS, Table
+from lmd.evaluation.record import UnknownClass
 from lmd.fit.recording import NO_VALIDATION, data_info, file_digest
 from lmd.predict.predictor import Predictor
 from lmd.runs.folder import RunFiles, trainings_of
 from lmd.runs.protocol import Protocol
 from lmd.runs.record import DataInfo, Record
-from lmd.scoring.estimates import UnknownClass
 
 
 def refuse_own_data(run: RunFiles, data: str) -> None:

@@ -3,10 +3,13 @@
 from collections.abc import Sequence
 from typing import Any
 
+from lmd.base.text import text_table
+from lmd.decisions.record import SetScores
+from lmd.evaluation.record import External
 from lmd.report.view import Row
 from lmd.report.words import NONE, interval, listing, measure, percent, signed
 from lmd.runs.record import Record
-from lmd.scoring.estimates import Estimate, External
+from lmd.scoring.estimates import Estimate
 from lmd.scoring.metrics import METRICS
 
 FAR = 0.1  # a distance of class mixes, or a change of a share, that is worth a sentence
@@ -121,3 +124,45 @@ def _plain_sign(value: float) -> str:
     '−0.012'
     """
     return f"{value:+.3f}".replace("-", "−")
+
+
+def format_external(found: External, sets: SetScores | None) -> str:
+    """What differs between the images of another place and the run's own, as plain text."""
+    home = f"{found.run}, {found.home_part}"
+    rows: list[Sequence[str] | None] = [
+        ("", home, "interval", "here", "interval", "difference", "interval"),
+        None,
+    ]
+    for key, one in found.metrics.items():
+        numbers = (*one.home.cells(), *one.here.cells(), *one.difference.cells())
+        rows.append((METRICS[key].title, *numbers))
+    mean = found.confidence
+    pairs = {"Mean confidence": (mean.home, mean.here)}
+    if found.coverage is not None and sets is not None:
+        title = f"Coverage of {100 * sets.requested:g} % sets, all images"
+        pairs[title] = (found.coverage, sets.coverage)
+    for title, both in pairs.items():
+        rows.append((title, *both[0].cells(), *both[1].cells(), "", ""))
+    lines = [f"Here and in {home} part, on the classes that both have", text_table(rows)]
+    shares: list[Sequence[str] | None] = [("Class", "train", found.home_part, "here"), None]
+    shares += [
+        (one.name, *(f"{100 * share:.1f} %" for share in (one.train, one.home, one.here)))
+        for one in found.classes
+    ]
+    apart = f"differs by {100 * found.mix_distance:.0f} % (0: the same, 100: no class in common)"
+    lines += ["", f"Class mix: {apart}", text_table(shares)]
+    lines.append(
+        f"If {home} part had the class mix of here, its mean confidence would be "
+        f"{mean.expected:.3f}."
+    )
+    if found.flagged is not None:
+        lines.append(f"Unlike the training images: {found.flagged.text()}")
+    for other in found.unknown:
+        flags = ""
+        if other.flagged is not None:
+            flags = f", unlike the training images: {other.flagged:.3f}"
+        lines.append(
+            f"Not scored, unknown to the model: {other.name} ({other.images} images, mean "
+            f"confidence {other.confidence:.3f}{flags})"
+        )
+    return "\n".join(lines)

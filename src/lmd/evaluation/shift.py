@@ -6,13 +6,13 @@ import numpy as np
 from numpy.typing import NDArray
 
 from lmd.base.errors import LmdError
-from lmd.scoring.conformal import mean_estimate, resampled_sums
-from lmd.scoring.estimates import ClassShift, Compared, ConfidenceShift, Estimate
-from lmd.scoring.intervals import bootstrap, interval, too_small
+from lmd.evaluation.record import ClassShift, ConfidenceShift, MetricShift
+from lmd.scoring.estimates import Estimate
+from lmd.scoring.intervals import bootstrap, too_small
 from lmd.scoring.metrics import METRICS
-from lmd.scoring.prevalence import mix_weights
-from lmd.scoring.sample import Floats, Sample
-from lmd.scoring.scores import metric_estimates
+from lmd.scoring.proportions import Floats, interval, mix_weights
+from lmd.scoring.sample import Sample
+from lmd.scoring.scores import mean_estimate, metric_estimates, resampled_sums
 
 COMPARED = (
     "balanced_accuracy",
@@ -57,8 +57,8 @@ def shared(home: Sample, here: Sample) -> tuple[Sample, Sample]:
 
 def _within(sample: Sample, classes: NDArray[np.bool_]) -> Sample:
     rows = classes[sample.labels]
-    groups = None if sample.groups is None else sample.groups[rows]
-    return Sample(sample.labels[rows], sample.probabilities[rows], sample.tiers.tolist(), groups)
+    tiers, groups = sample.tiers.tolist(), sample.groups_in(rows)
+    return Sample(sample.labels[rows], sample.probabilities[rows], tiers, groups)
 
 
 def mix_distance(shifts: Sequence[ClassShift]) -> float:
@@ -73,7 +73,7 @@ def mix_distance(shifts: Sequence[ClassShift]) -> float:
     return 0.5 * sum(abs(one.here - one.home) for one in shifts)
 
 
-def compare_metrics(home: Sample, here: Sample, *, resamples: int = 1000) -> dict[str, Compared]:
+def compare_metrics(home: Sample, here: Sample, *, resamples: int = 1000) -> dict[str, MetricShift]:
     """Metrics in both places, which should have the same classes (``shared``).
 
     The two places have different images, so that their resamples are independent. With small
@@ -92,7 +92,7 @@ def compare_metrics(home: Sample, here: Sample, *, resamples: int = 1000) -> dic
         gap = Estimate(value=b - a, low=low, high=high)
         if low == high or any(too_small(sample, METRICS[key]) for sample in both):
             gap = independent_difference(values[1][key], values[0][key])
-        found[key] = Compared(home=values[0][key], here=values[1][key], difference=gap)
+        found[key] = MetricShift(home=values[0][key], here=values[1][key], difference=gap)
     return found
 
 

@@ -21,7 +21,7 @@ from lmd.predict.engines import TorchEngine
 from lmd.predict.predictor import Predictor, load
 from lmd.runs.folder import RunFolder
 from lmd.runs.predictions import Predictions
-from lmd.scoring.sample import Labels, Probabilities
+from lmd.scoring.proportions import Labels, Probabilities
 
 EACH = 8
 

@@ -24,9 +24,10 @@ from lmd.predict.novelty import (
     save_novelty,
 )
 from lmd.predict.predictor import load
+from lmd.predict.record import NoveltyInfo
 from lmd.runs.folder import RunFolder, of_one_model, several_models
 from lmd.runs.protocol import Protocol
-from lmd.runs.record import NoveltyInfo, Record, Request
+from lmd.runs.record import Record, Request
 from lmd.scoring.estimates import Estimate
 
 BATCH = 64

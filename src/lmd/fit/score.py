@@ -11,7 +11,7 @@ from lmd.runs.predictions import PARTS, PartPredictions, Predictions
 from lmd.runs.record import Part, Record
 from lmd.scoring.calibration import calibration, fit_temperature
 from lmd.scoring.definitions import definitions
-from lmd.scoring.prevalence import mix_weights
+from lmd.scoring.proportions import mix_weights
 from lmd.scoring.sample import Sample
 from lmd.scoring.scores import score
 from lmd.training import Trainer

@@ -32,7 +32,8 @@ from lmd.methods.decoupling import tau_normalise
 from lmd.methods.lmd import METHODS as LMD
 from lmd.methods.logit_adjustment import PAPER as ADJUSTMENT
 from lmd.methods.weighting import log_priors
-from lmd.scoring.sample import Labels, mean_recall
+from lmd.scoring.proportions import Labels
+from lmd.scoring.sample import mean_recall
 
 Right = NDArray[np.bool_]
 

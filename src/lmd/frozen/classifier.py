@@ -11,7 +11,7 @@ from numpy.typing import NDArray
 
 from lmd.base.errors import LmdError
 from lmd.base.files import atomic_write
-from lmd.runs.record import Candidate
+from lmd.frozen.record import Candidate
 
 NAME = "classifier.npz"
 _ARRAYS = ("weight", "bias", "temperature", "prior", "classes", "class_counts")

@@ -21,11 +21,12 @@ from lmd.frozen.choose import (
 )
 from lmd.frozen.classifier import FeatureClassifier
 from lmd.frozen.features import FeatureTable
+from lmd.frozen.record import Candidate
 from lmd.runs.predictions import PartPredictions, Predictions
-from lmd.runs.record import Candidate, Part
+from lmd.runs.record import Part
 from lmd.scoring.calibration import fit_temperature
 from lmd.scoring.estimates import Estimate
-from lmd.scoring.prevalence import class_mix, mix_weights
+from lmd.scoring.proportions import class_mix, mix_weights
 from lmd.scoring.sample import Sample
 from lmd.scoring.scores import metric_estimates
 

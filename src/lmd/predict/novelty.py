@@ -15,7 +15,7 @@ from safetensors.numpy import save
 from lmd.base.errors import LmdError
 from lmd.base.files import atomic_write
 from lmd.model import weights_digest
-from lmd.scoring.intervals import effective, wilson
+from lmd.scoring.proportions import effective, wilson
 
 Floats = NDArray[np.float64]
 DIRECTIONS = 128  # at most; all other directions share one variance

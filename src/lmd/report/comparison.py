@@ -12,8 +12,8 @@ from lmd.report.curves import Bin, reliability
 from lmd.report.svg import savable
 from lmd.runs.folder import RunFiles, paired
 from lmd.scoring.comparing import compare, p_text
-from lmd.scoring.intervals import effective, wilson
 from lmd.scoring.metrics import METRICS
+from lmd.scoring.proportions import effective, wilson
 from lmd.scoring.sample import ECE_BINS, Sample
 
 
@@ -32,9 +32,8 @@ def reliability_bins(sample: Sample) -> list[Bin]:
     result = []
     for i in range(ECE_BINS):
         inside = sample.bins == i
-        groups = None if sample.groups is None else sample.groups[inside]
         count, hits = int(inside.sum()), int(sample.right[inside].sum())
-        low, high = wilson(*effective(sample.right[inside], groups))
+        low, high = wilson(*effective(sample.right[inside], sample.groups_in(inside)))
         mean = float(sample.confidence[inside].mean()) if count else (i + 0.5) / ECE_BINS
         share = hits / count if count else 0.0
         result.append(Bin(i / ECE_BINS, (i + 1) / ECE_BINS, count, mean, share, low, high))

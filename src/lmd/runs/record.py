@@ -6,16 +6,12 @@ from typing import Any, Literal, Self
 
 from pydantic import Field, field_validator, model_validator
 
-from lmd.scoring.estimates import (
-    Calibration,
-    ClassScore,
-    Decisions,
-    Definition,
-    Estimate,
-    External,
-    Plain,
-    SetScores,
-)
+from lmd.crossval.record import Folds
+from lmd.decisions.record import Decisions, SetScores
+from lmd.evaluation.record import External
+from lmd.frozen.record import Candidate
+from lmd.predict.record import NoveltyInfo
+from lmd.scoring.estimates import Calibration, ClassScore, Definition, Estimate, Plain
 from lmd.scoring.tiers import Tiers
 
 FORMAT: Literal[2] = 2
@@ -108,53 +104,6 @@ class StageInfo(Plain):
     schedule: str | None = Field(default=None, description="how the learning rate changes")
     views: list[str] = Field(default=[], description="the views of each image it trained on")
     chosen: dict[str, float] = Field(default={}, description="values chosen on validation")
-
-
-class NoveltyInfo(Plain):
-    """Images that the shipped model flags as unlike the training images."""
-
-    above: float = Field(
-        description="share of the validation images that are nearer than the threshold"
-    )
-    threshold: float = Field(description="an image farther from the training images is flagged")
-    images: int = Field(description="validation images that gave the threshold")
-    flagged: Estimate | None = Field(
-        default=None, description="share of the test images that are flagged: false flags"
-    )
-
-
-class Candidate(Plain):
-    """One of the classifiers that ``lmd calibrate`` compared on the same frozen features."""
-
-    key: str
-    title: str
-    chosen: bool = Field(description="whether it is the shipped one")
-    settings: dict[str, float] = Field(description="chosen on held-out images")
-    held_out: Estimate | None = Field(
-        description="balanced accuracy where the choice was made; null if it may know these images"
-    )
-    test: Estimate | None = Field(description="balanced accuracy of the test part, if there is one")
-    worst_class: str | None = Field(description="with the lowest recall, of test or else held out")
-    worst_recall: float | None
-
-
-class FoldRun(Plain):
-    """One fold of a cross-validation, in a run folder of its own."""
-
-    name: str = Field(description="name of its run folder, inside this one")
-    images: dict[TablePart, int] = Field(description="number of images, by part")
-    temperature: float = Field(description="of its model, from its validation part; 1 without one")
-    balanced_accuracy: float | None = Field(description="of its own test part")
-
-
-class Folds(Plain):
-    """A cross-validation: the test part of the record has every fold's test images."""
-
-    runs: list[FoldRun] = Field(min_length=2)
-    final: Literal["average", "refit", "none"] = Field(
-        description="the shipped model: the mean answer of the folds' models, one model trained on "
-        "all images, or none"
-    )
 
 
 class Machine(Plain):

@@ -6,10 +6,10 @@ import numpy as np
 from numpy.typing import NDArray
 
 from lmd.scoring.estimates import Calibration, Estimate
-from lmd.scoring.intervals import bootstrap, interval
+from lmd.scoring.intervals import bootstrap
 from lmd.scoring.metrics import METRICS
-from lmd.scoring.prevalence import mix_weights
-from lmd.scoring.sample import Floats, Probabilities, Sample, Weighted
+from lmd.scoring.proportions import Floats, Probabilities, interval, mix_weights
+from lmd.scoring.sample import Sample, Weighted
 
 LOWEST, HIGHEST = 0.05, 20.0
 # With few images, all right or all wrong, the best T would be 0 or infinite. So 1 / T has a Gamma

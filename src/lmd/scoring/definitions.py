@@ -4,18 +4,10 @@ import textwrap
 from collections.abc import Mapping, Sequence
 
 from lmd.base.text import text_table
-from lmd.scoring.estimates import (
-    Decisions,
-    Definition,
-    External,
-    PartScores,
-    SetScores,
-    number_text,
-)
-from lmd.scoring.intervals import LEVEL, SMALL_CLASS
+from lmd.scoring.estimates import Definition, PartScores
+from lmd.scoring.intervals import SMALL_CLASS
 from lmd.scoring.metrics import METRICS, PER_CLASS
-
-UNPRICED = "the costs have no column refer, which says what referring an image costs"
+from lmd.scoring.proportions import LEVEL
 
 
 def definitions(resamples: int = 1000, grouped: bool = False) -> dict[str, Definition]:
@@ -84,76 +76,6 @@ def format_scores(scores: PartScores, texts: Mapping[str, Definition]) -> str:
 def format_definitions(texts: Mapping[str, Definition]) -> str:
     """Return what each number means as plain text."""
     return "\n".join(_wrapped(f"{text.title}: {text.definition}", "- ") for text in texts.values())
-
-
-def format_decisions(decisions: Decisions, sets: SetScores | None) -> str:
-    """Decisions and prediction sets of each class as plain text."""
-    fixed = f"sens. at {100 * decisions.fixed_specificity:g} % spec."
-    head = ("Class", "prevalence", "recall", "interval", "referred", "specificity", "PPV", "NPV")
-    table: list[Sequence[str] | None] = [(*head, fixed), None]
-    for row in decisions.per_class:
-        rest = (row.referred, row.specificity, row.ppv, row.npv, row.fixed)
-        numbers = (*row.recall.cells(), *(one.value_text() for one in rest))
-        table.append((row.name, number_text(row.prevalence), *numbers))
-    how = "least expected cost" if decisions.costs else "highest probability"
-    lines = [f"Decisions by the {how}; prevalence: {decisions.prevalence}", text_table(table)]
-    lines.append(f"Referred: {100 * decisions.referred:.1f} % of images at this prevalence")
-    if decisions.unpriced:
-        lines.append(f"Mean cost of one image: not known, because {UNPRICED}")
-    elif decisions.mean_cost is not None:
-        lines.append(f"Mean cost of one image at this prevalence: {decisions.mean_cost:.4g}")
-    if sets is None:
-        return "\n".join(lines)
-    rows: list[Sequence[str]] = [
-        (one.name, one.guarantee, str(one.images), *one.coverage.cells(), *one.size.cells())
-        for one in sets.per_class
-    ]
-    rows.append(("All images", "", "", *sets.coverage.cells(), *sets.size.cells()))
-    top = ("Class", "guaranteed for", "by images", "coverage", "interval", "set size", "interval")
-    lines += ["", f"Prediction sets with a coverage of {100 * sets.requested:g} %"]
-    return "\n".join([*lines, text_table([top, None, *rows])])
-
-
-def format_external(found: External, sets: SetScores | None) -> str:
-    """What differs between the images of another place and the run's own, as plain text."""
-    home = f"{found.run}, {found.home_part}"
-    rows: list[Sequence[str] | None] = [
-        ("", home, "interval", "here", "interval", "difference", "interval"),
-        None,
-    ]
-    for key, one in found.metrics.items():
-        numbers = (*one.home.cells(), *one.here.cells(), *one.difference.cells())
-        rows.append((METRICS[key].title, *numbers))
-    mean = found.confidence
-    pairs = {"Mean confidence": (mean.home, mean.here)}
-    if found.coverage is not None and sets is not None:
-        title = f"Coverage of {100 * sets.requested:g} % sets, all images"
-        pairs[title] = (found.coverage, sets.coverage)
-    for title, both in pairs.items():
-        rows.append((title, *both[0].cells(), *both[1].cells(), "", ""))
-    lines = [f"Here and in {home} part, on the classes that both have", text_table(rows)]
-    shares: list[Sequence[str] | None] = [("Class", "train", found.home_part, "here"), None]
-    shares += [
-        (one.name, *(f"{100 * share:.1f} %" for share in (one.train, one.home, one.here)))
-        for one in found.classes
-    ]
-    apart = f"differs by {100 * found.mix_distance:.0f} % (0: the same, 100: no class in common)"
-    lines += ["", f"Class mix: {apart}", text_table(shares)]
-    lines.append(
-        f"If {home} part had the class mix of here, its mean confidence would be "
-        f"{mean.expected:.3f}."
-    )
-    if found.flagged is not None:
-        lines.append(f"Unlike the training images: {found.flagged.text()}")
-    for other in found.unknown:
-        flags = ""
-        if other.flagged is not None:
-            flags = f", unlike the training images: {other.flagged:.3f}"
-        lines.append(
-            f"Not scored, unknown to the model: {other.name} ({other.images} images, mean "
-            f"confidence {other.confidence:.3f}{flags})"
-        )
-    return "\n".join(lines)
 
 
 def _wrapped(text: str, mark: str) -> str:

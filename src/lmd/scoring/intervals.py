@@ -18,7 +18,8 @@ from numpy.typing import NDArray
 
 from lmd.base.errors import LmdError
 from lmd.scoring.metrics import METRICS, PER_CLASS, Metric
-from lmd.scoring.sample import Floats, Sample, Weighted
+from lmd.scoring.proportions import LEVEL, Floats, effective, interval, wilson
+from lmd.scoring.sample import Sample, Weighted
 
 Draws = dict[str, Floats]
 
@@ -82,80 +83,6 @@ def _drawn(group: NDArray[np.integer[Any]], rows: int, generator: np.random.Gene
     drawn = drawn * rows + np.arange(rows)[:, None]
     times = np.bincount(drawn.ravel(), minlength=rows * n).reshape(n, rows)
     return (times if n == len(group) else times[group]).astype(np.float64)
-
-
-LEVEL = 0.95
-FEW_GROUPS = 10  # fewer are too few to estimate a design effect
-
-
-def interval(draws: Floats, value: float | None = None) -> tuple[float, float]:
-    """Percentile interval of bootstrap ``draws (R,)``; nan, nan if all draws are nan.
-
-    It is widened to contain ``value``: the resamples of a biased metric (ECE) can all lie on one
-    side of the value.
-
-    >>> [round(limit, 6) for limit in interval(np.arange(1001.0))]
-    [25.0, 975.0]
-    """
-    draws = draws[~np.isnan(draws)]
-    if len(draws) == 0:
-        return float("nan"), float("nan")
-    low, high = np.quantile(draws, [(1 - LEVEL) / 2, (1 + LEVEL) / 2])
-    if value is not None and not np.isnan(value):
-        low, high = min(low, value), max(high, value)
-    return float(low), float(high)
-
-
-def effective(outcomes: NDArray[Any], groups: NDArray[Any] | None) -> tuple[float, float]:
-    """Hits and trials of independent images with the same information as ``outcomes (N,)``.
-
-    An outcome is 0 or 1, or a share if it is a mean over runs.
-
-    Images of one patient or lesion, numbered by ``groups (N,)``, resemble each other, so hits and
-    trials are divided by the design effect (Rao and Scott 1992). It lies between 1 and its value
-    if all images of a group have the same outcome; that value is used if there are too few groups,
-    or too little variation, for an estimate.
-
-    >>> effective(np.array([True, True, False, False]), np.array([7, 7, 8, 9]))
-    (1.3333333333333333, 2.6666666666666665)
-    """
-    n, hits = len(outcomes), float(outcomes.sum())
-    if groups is None or n == 0:
-        return hits, n
-    group = np.unique(groups, return_inverse=True)[1]
-    sizes, each = np.bincount(group), np.bincount(group, weights=outcomes)
-    count, share = len(sizes), hits / n
-    most = float((sizes**2).sum() / n)
-    if count == n:
-        return hits, n
-    if count < FEW_GROUPS or hits in (0, n):
-        effect = most
-    else:
-        squares = float(((each - share * sizes) ** 2).sum())
-        effect = count / (count - 1) * squares / (n * share * (1 - share))
-        effect = min(max(effect, 1.0), most)
-    return hits / effect, n / effect
-
-
-def wilson(hits: float, trials: float, z: float | None = None) -> tuple[float, float]:
-    """Wilson's score interval for a proportion (Wilson 1927); 0 to 1 without trials.
-
-    Unlike a bootstrap interval, it has a width even if all trials have the same outcome. ``z`` is
-    the number of standard errors, by default those of ``LEVEL``.
-
-    >>> [round(limit, 3) for limit in wilson(1, 1)]
-    [0.207, 1.0]
-    """
-    if trials == 0:
-        return 0.0, 1.0
-    z2 = (NormalDist().inv_cdf((1 + LEVEL) / 2) if z is None else z) ** 2
-    share = hits / trials
-    centre = (share + z2 / (2 * trials)) / (1 + z2 / trials)
-    half = np.sqrt(z2 * (share * (1 - share) / trials + z2 / (4 * trials**2))) / (1 + z2 / trials)
-    # At the ends the limit is exactly 0 or 1; rounding must not exclude the share.
-    low = 0.0 if hits == 0 else float(centre - half)
-    high = 1.0 if hits == trials else float(centre + half)
-    return low, high
 
 
 def f1_interval(
@@ -405,4 +332,4 @@ def _mover(
 
 def _effective(sample: Sample, rows: NDArray[np.bool_], hits: NDArray[np.bool_]) -> Limits:
     """Hits among the chosen images and their number, counted as independent images."""
-    return effective(hits[rows], None if sample.groups is None else sample.groups[rows])
+    return effective(hits[rows], sample.groups_in(rows))

@@ -11,7 +11,8 @@ from typing import Literal
 
 import numpy as np
 
-from lmd.scoring.sample import ECE_BINS, Floats, Sample, Weighted, mean_over_classes
+from lmd.scoring.proportions import Floats
+from lmd.scoring.sample import ECE_BINS, Sample, Weighted, mean_over_classes
 from lmd.scoring.tiers import TIERS
 
 PER_CLASS = ("recall", "precision", "f1")  # of ``Weighted``; shown in per cent

@@ -14,9 +14,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from lmd.base.errors import LmdError
+from lmd.scoring.proportions import Floats, Labels, Probabilities
 
-Labels = NDArray[np.integer[Any]]
-Floats = NDArray[np.float64]
 Confusion = NDArray[np.int64] | Floats
 
 
@@ -85,8 +84,6 @@ def _share(part: Any, whole: Any, empty: float = np.nan) -> Floats:
     return found
 
 
-Probabilities = NDArray[np.floating[Any]]
-
 ECE_BINS = 15
 
 
@@ -146,6 +143,10 @@ class Sample:
     def members(self, tier: str | None) -> NDArray[np.bool_]:
         """Whether each class is of a tier, ``(K,)``; all are of ``None``."""
         return np.full(len(self.tiers), True) if tier is None else self.tiers == tier
+
+    def groups_in(self, rows: slice | NDArray[np.bool_]) -> NDArray[np.integer[Any]] | None:
+        """Return the groups of some rows, if groups are known."""
+        return None if self.groups is None else self.groups[rows]
 
     def groups_of(self, k: int) -> NDArray[np.intp]:
         """For each image of a class, the number of its patient or lesion, counted from 0."""

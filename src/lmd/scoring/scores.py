@@ -9,9 +9,10 @@ from numpy.typing import NDArray
 
 from lmd.base.errors import LmdError
 from lmd.scoring.estimates import ClassScore, Estimate, PartScores
-from lmd.scoring.intervals import bootstrap, class_limits, interval, limits_of, small_classes, units
+from lmd.scoring.intervals import bootstrap, class_limits, draw, limits_of, small_classes, units
 from lmd.scoring.metrics import METRICS, PER_CLASS
-from lmd.scoring.sample import Labels, Probabilities, Sample
+from lmd.scoring.proportions import Floats, Labels, Probabilities, effective, interval, wilson
+from lmd.scoring.sample import Sample
 from lmd.scoring.tiers import Tiers
 
 
@@ -156,3 +157,33 @@ def _small_class_note(sample: Sample, classes: Sequence[str]) -> str | None:
         "of the classes, because a bootstrap of so few images is too narrow. AUC has no such "
         "limits, and no interval."
     )
+
+
+_SUMS = 500  # resamples of a mean
+
+
+def share_of(outcomes: NDArray[Any], groups: NDArray[np.integer] | None) -> Estimate:
+    """A share of images with Wilson's interval; images of one patient or lesion count less."""
+    if not len(outcomes):
+        return Estimate(value=None)
+    low, high = wilson(*effective(outcomes, groups))
+    return Estimate(value=float(outcomes.mean()), low=low, high=high)
+
+
+def resampled_sums(sample: Sample, values: Floats) -> tuple[Floats, Floats]:
+    """Sums of the values, and numbers of images, of each class in each resample: ``(R, K)``."""
+    sums, images = [], []
+    for weights in draw(sample, _SUMS, 0):
+        sums.append(np.stack([weights[:, own] @ values[own] for own in sample.rows], axis=1))
+        images.append(np.stack([weights[:, own].sum(axis=1) for own in sample.rows], axis=1))
+    return np.concatenate(sums), np.concatenate(images)
+
+
+def mean_estimate(values: Floats, sums: Floats, images: Floats) -> Estimate:
+    """The mean of ``(n,)`` with its interval from resamples ``(R,)``."""
+    if not len(values):
+        return Estimate(value=None)
+    mean = float(values.mean())
+    low, high = interval(sums / images, mean)
+    # Where all resamples agree, nothing is known about how sure the mean is.
+    return Estimate(value=mean) if low == high else Estimate(value=mean, low=low, high=high)

@@ -18,7 +18,7 @@ from lmd.predict.average import AverageEngine
 from lmd.predict.engines import OnnxEngine, TorchEngine
 from lmd.predict.exported import exported, onnx_is_there
 from lmd.predict.predictor import Predictor, load
-from lmd.scoring.prevalence import class_mix
+from lmd.scoring.proportions import class_mix
 from lmd.serve.batching import Batcher
 from lmd.serve.limits import Limits
 from lmd.serve.measures import Measures

@@ -19,7 +19,8 @@ from lmd.benchmark.tables import make_tables, read_results
 from lmd.benchmark.tables.forms import Comparison, Value, build
 from lmd.runs.predictions import PartPredictions, Predictions
 from lmd.scoring import metrics
-from lmd.scoring.intervals import bootstrap, holm, interval, paired_differences, paired_limits
+from lmd.scoring.intervals import bootstrap, holm, paired_differences, paired_limits
+from lmd.scoring.proportions import interval
 from lmd.scoring.sample import Sample
 
 CLASSES = ("nevus", "melanoma", "wart", "DF_%", "a|b")

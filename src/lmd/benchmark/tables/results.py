@@ -22,12 +22,12 @@ from lmd.scoring.intervals import (
     bootstrap,
     bootstrap_all,
     difference,
-    interval,
     paired_limits,
     too_small,
 )
 from lmd.scoring.metrics import METRICS
-from lmd.scoring.sample import Floats, Sample
+from lmd.scoring.proportions import Floats, interval
+from lmd.scoring.sample import Sample
 
 
 @dataclass(frozen=True)
