@@ -8,7 +8,7 @@ from numpy.typing import NDArray
 
 import lmd
 from lmd.data.synthetic import render
-from lmd.runs.folder import RunFolder
+from lmd.runs.folder import Run
 
 SIZE = 16
 LABELS = (0, 2, 6)  # of the synthetic set: brown, red and dark
@@ -58,7 +58,7 @@ def skin_data(path: Path, counts: tuple[int, ...] = (40, 24, 12), held_out: int 
     return path
 
 
-def skin_run(folder: Path, **options: Any) -> RunFolder:
+def skin_run(folder: Path, **options: Any) -> Run:
     """A run on skin-like images in ``folder / "run"``."""
     data = skin_data(folder / "skin.npz")
     out = folder / "run"

@@ -5,7 +5,7 @@ from html.parser import HTMLParser
 from pathlib import Path
 
 from lmd.report.page import write_report
-from lmd.runs.folder import RunFolder
+from lmd.runs.folder import Run
 
 VOID = {"meta", "br", "img", "hr", "link", "input"}
 
@@ -45,7 +45,7 @@ class Page(HTMLParser):
 
 def report_of(folder: Path, *, compare: Sequence[Path] = ()) -> Path:
     """Write the report of a run folder from its files."""
-    run, *others = (RunFolder.open(each).read() for each in (folder, *compare))
+    run, *others = (Run.open(each) for each in (folder, *compare))
     return write_report(run, compare=others)
 
 

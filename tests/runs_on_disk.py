@@ -10,7 +10,7 @@ import numpy as np
 
 from lmd.benchmark.plan import Plan
 from lmd.evaluation.evaluate import scored
-from lmd.runs.folder import RunFiles, RunFolder
+from lmd.runs.folder import Run
 from lmd.runs.predictions import PartPredictions, Predictions
 from lmd.runs.record import (
     DataInfo,
@@ -90,7 +90,7 @@ def write_run(
     history: Sequence[dict[str, Any]] = (),
     *,
     resamples: int = 100,
-) -> RunFiles:
+) -> Run:
     """Score the predictions, finish the record and write a run folder."""
     size = len(predictions.classes)
     counts = record.data.counts | {
@@ -106,14 +106,14 @@ def write_run(
         history=list(history),
     )
     folder.mkdir(parents=True)
-    run = RunFolder(folder)
+    run = Run(folder)
     run.write_record(record)
     run.write_predictions(predictions)
     run.write_history(history)
-    return RunFiles(folder, record, predictions, record.history)
+    return Run(folder, record, predictions)
 
 
-def write_hits(folder: Path, hits: tuple[int, int], groups: int | None = None) -> RunFiles:
+def write_hits(folder: Path, hits: tuple[int, int], groups: int | None = None) -> Run:
     """A run of two classes that has the first ``hits`` images of each right, in both parts.
 
     ``groups`` is the number of successive images of one patient.

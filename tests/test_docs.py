@@ -13,19 +13,19 @@ from toys import ROOT, small_model
 
 from lmd.methods.stage import Task
 from lmd.methods.supervised import Supervised
-from lmd.runs.folder import RunFolder
+from lmd.runs.folder import Run
 
 QUICK = "\n".join(f"{key} = {str(value).lower() if isinstance(value, bool) else value!r}"
                   for key, value in SETTINGS.items())  # fmt: skip
 
 
 @pytest.fixture(scope="module")
-def trained(tmp_path_factory: pytest.TempPathFactory) -> RunFolder:
+def trained(tmp_path_factory: pytest.TempPathFactory) -> Run:
     return skin_run(tmp_path_factory.mktemp("docs"))
 
 
 @pytest.fixture
-def place(trained: RunFolder, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+def place(trained: Run, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """A working folder with the runs that the pages speak of."""
     (tmp_path / "runs").mkdir()
     for name in ("NAME", "skin-lmd-seed0"):
@@ -59,13 +59,13 @@ def test_external(place: Path) -> None:
     assert found["external"].classes[0].here == pytest.approx(1 / 3)
 
 
-def test_model_card(place: Path, trained: RunFolder) -> None:
+def test_model_card(place: Path, trained: Run) -> None:
     found = run_python("model-card.md")
     assert found["html"] == (trained.path / "model-card.html").read_text("utf-8")
 
 
-def test_record(place: Path, trained: RunFolder) -> None:
-    assert run_python("record.md")["record"] == trained.read_record()
+def test_record(place: Path, trained: Run) -> None:
+    assert run_python("record.md")["record"] == trained.record
 
 
 def test_design(place: Path) -> None:
@@ -76,7 +76,7 @@ def test_design(place: Path) -> None:
     assert stages[1].part is model.classifier
 
 
-def test_readme(place: Path, trained: RunFolder) -> None:
+def test_readme(place: Path, trained: Run) -> None:
     (place / "quick.toml").write_text(QUICK)
     (place / "new").mkdir()
     for i in (1, 2):
@@ -84,5 +84,5 @@ def test_readme(place: Path, trained: RunFolder) -> None:
     data = str(trained.path.parent / "skin.npz")
     replaced = {'"FOLDER"': repr(data), '"small"': '"quick.toml"', 'method="lmd"': 'method="ce"'}
     found = run_python("README.md", replaced=replaced)
-    assert found["run"].read_record().status == "finished"
+    assert found["run"].record.status == "finished"
     assert "lmd.load(run).predict" in page("README.md")

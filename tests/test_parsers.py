@@ -16,7 +16,7 @@ from lmd.base.errors import LmdError
 from lmd.benchmark.grid import load_grid
 from lmd.data.sources import scan_source
 from lmd.model import ModelSpec, Preprocessing, read_spec
-from lmd.runs.folder import RunFolder, read_record
+from lmd.runs.folder import Run, read_record
 from lmd.runs.protocol import Protocol, load_protocol
 from lmd.runs.record import Record
 
@@ -76,15 +76,15 @@ def only_lmd_errors(call: Callable[[], Any]) -> Any:
 
 
 @pytest.fixture(scope="module")
-def record(tmp_path_factory: pytest.TempPathFactory) -> tuple[RunFolder, dict[str, Any]]:
+def record(tmp_path_factory: pytest.TempPathFactory) -> tuple[Run, dict[str, Any]]:
     folder = tmp_path_factory.mktemp("parsers") / "run"
     make_run(folder, ["a", "b", "c"], epochs=(2, 1))
-    return RunFolder(folder), json.loads((folder / "record.json").read_text())
+    return Run(folder), json.loads((folder / "record.json").read_text())
 
 
 @few
 @given(st.data())
-def test_records(record: tuple[RunFolder, dict[str, Any]], data: st.DataObject) -> None:
+def test_records(record: tuple[Run, dict[str, Any]], data: st.DataObject) -> None:
     from lmd.evaluation.evaluate import rescore
 
     run, whole = record
@@ -100,9 +100,9 @@ def test_records(record: tuple[RunFolder, dict[str, Any]], data: st.DataObject) 
 @few
 @given(st.binary(max_size=200) | st.text(max_size=60).map(str.encode))
 def test_records_and_histories_of_any_bytes(tmp_path: Path, content: bytes) -> None:
-    run = RunFolder(tmp_path)
+    run = Run(tmp_path)
     for path, read in (
-        (run.record_path, run.read_record),
+        (run.record_path, lambda: run.record),
         (run.predictions_path, run.read_predictions),
         (run.history_path, run.read_history),
     ):

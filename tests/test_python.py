@@ -12,7 +12,7 @@ from PIL import Image
 from toys import ROOT, toy_images
 
 import lmd
-from lmd.runs.folder import RunFolder
+from lmd.runs.folder import Run
 
 PAGE = (ROOT / "docs" / "python.md").read_text(encoding="utf-8")
 
@@ -63,9 +63,9 @@ def test_the_first_page_is_the_one_that_was_taken(said: dict[str, Any]) -> None:
 
 
 def test_metrics_are_those_of_the_record(said: dict[str, Any]) -> None:
-    run: RunFolder = said["run"]
-    record = RunFolder(said["folder"] / "runs" / "skin").read_record()
-    assert dict(record.metrics["test"]) == RunFolder(said["folder"] / run.path).metrics
+    run: Run = said["run"]
+    record = Run(said["folder"] / "runs" / "skin").record
+    assert dict(record.metrics["test"]) == Run(said["folder"] / run.path).metrics
     assert {"auc", "balanced_accuracy", "bacc_tail"} <= record.metrics["test"].keys()
 
 
@@ -82,7 +82,7 @@ def test_representations_help(said: dict[str, Any]) -> None:
     assert first == "<prediction of 7 images"
     assert re.fullmatch(r"  new/22\.png: class\d \d\.\d{3}", rows[0])
     assert last == "  and 2 more>"
-    assert repr(RunFolder(said["folder"])) == (f"<run {said['folder']}: it has no readable record>")
+    assert repr(Run(said["folder"])) == (f"<run {said['folder']}: it has no readable record>")
 
 
 def test_dicom_without_a_suffix_is_seen_in_a_folder(said: dict[str, Any], tmp_path: Path) -> None:

@@ -29,7 +29,7 @@ from lmd.benchmark.planning import plan_grid
 from lmd.benchmark.progress import Snapshot, open_board
 from lmd.benchmark.run import Outcome, last_words, run_plan
 from lmd.benchmark.state import Progress, identify, inspect, progress
-from lmd.runs.folder import RunFolder
+from lmd.runs.folder import Run
 
 app = Typer()
 app.command()(benchmark)
@@ -62,7 +62,7 @@ def test_a_failing_run_is_reported_and_the_others_finish(half_done: tuple[Path, 
     assert "failed: ce-lr=1e+30-seed0: loss term 'loss' is" in said
     assert str(log) in said
     assert "error: loss term 'loss' is" in log.read_text()
-    record = RunFolder(out / "ce-lr=0.05-seed0").read_record()
+    record = Run(out / "ce-lr=0.05-seed0").record
     assert record.status == "finished"
     assert record.command.startswith("lmd train ")
     assert record.machine.threads == 1 or len(os.sched_getaffinity(0)) != 2

@@ -20,7 +20,7 @@ from lmd.base.errors import LmdError
 from lmd.evaluation.evaluate import rescore
 from lmd.fit.train import train
 from lmd.methods import METHODS
-from lmd.runs.folder import RunFolder
+from lmd.runs.folder import Run
 from lmd.runs.predictions import Predictions
 
 QUICK = {
@@ -82,7 +82,7 @@ def test_a_run_folder_is_complete(trained: Path) -> None:
         "checkpoint", "report.html", "novelty.safetensors", "examples.npz", "model-card.md",
         "model-card.html",
     }  # fmt: skip
-    found = RunFolder(trained).read()
+    found = Run(trained)
     record = found.record
     assert record.status == "finished"
     assert record.command.startswith("lmd train")
@@ -93,7 +93,7 @@ def test_a_run_folder_is_complete(trained: Path) -> None:
     data = (trained.parent / "toy.npz").read_bytes()
     assert record.data.file_sha256 == hashlib.sha256(data).hexdigest()
     assert len(record.data.fingerprint) == 64
-    assert record.history == RunFolder(trained).read_history()
+    assert record.history == Run(trained).read_history()
     assert [stage.views for stage in record.stages] == [["weak"]]
     assert found.predictions is not None
     probabilities = found.predictions.parts["test"].probabilities
@@ -127,7 +127,7 @@ def test_the_intervals_know_which_images_are_of_one_patient(tmp_path: Path) -> N
     data.write_text("\n".join(["image,label,group", *rows]))
     settings = QUICK | {"split": (0.5, 0.1, 0.4)}
     made = train(data, method="ce", settings=settings, out=tmp_path / "run", quiet=True)
-    record, predictions = made.read_record(), made.read_predictions()
+    record, predictions = made.record, made.read_predictions()
     test = predictions.parts["test"]
     assert test.groups is not None
     assert np.issubdtype(test.groups.dtype, np.integer)
@@ -139,7 +139,7 @@ def test_the_intervals_know_which_images_are_of_one_patient(tmp_path: Path) -> N
     done = run("evaluate", str(made.path))
     assert "images (lesions, patients)" in done.stdout
     assert " 16 (4) " in done.stdout
-    assert made.read_record() == record
+    assert made.record == record
     # Without the groups the same predictions look surer than they are.
     parts = {**predictions.parts, "test": replace(test, groups=None)}
     made.write_predictions(Predictions(predictions.classes, parts))
@@ -242,7 +242,7 @@ def test_truncated_image_is_named_and_can_be_skipped(tmp_path: Path) -> None:
     bad.write_bytes(bad.read_bytes()[:60])
     fails(r"7\.png(.|\n)*skip_bad=True", data, out=tmp_path / "run")
     done = train(data, method="ce", settings=QUICK, out=tmp_path / "b", skip_bad=True, quiet=True)
-    record = done.read_record()
+    record = done.record
     assert len(record.data.skipped) == 1
     assert "7.png" in record.data.skipped[0]
     assert any("1 images could not be used" in note for note in record.notes)
@@ -304,7 +304,7 @@ def test_a_run_killed_before_its_record_can_start_again(tmp_path: Path) -> None:
     (tmp_path / "run" / "checkpoint").mkdir(parents=True)
     data = write_npz(tmp_path / "toy.npz")
     done = train(data, method="ce", settings=QUICK, out=tmp_path / "run", resume=True, quiet=True)
-    assert done.read_record().status == "finished"
+    assert done.record.status == "finished"
 
 
 def test_resume_refuses_other_settings(trained: Path) -> None:
@@ -335,7 +335,7 @@ def test_a_model_that_is_not_ours(tmp_path: Path) -> None:
 
 
 def test_unfinished_run_cannot_be_evaluated(tmp_path: Path) -> None:
-    folder = RunFolder.create(tmp_path / "run")
+    folder = Run.create(tmp_path / "run")
     folder.write_record(begun("run", ["a", "b"], [3, 2]))
     done = run("evaluate", str(folder.path))
     assert done.returncode == 1

@@ -27,7 +27,7 @@ from lmd.evaluation.external import evaluate_external
 from lmd.explain.features import build_index
 from lmd.frozen.calibrate import calibrate_run
 from lmd.predict.exported import export_onnx
-from lmd.runs.folder import RunFolder
+from lmd.runs.folder import Run
 from lmd.runs.record import Record
 from lmd.scoring.calibration import without_temperature
 from lmd.scoring.metrics import METRICS
@@ -93,7 +93,7 @@ def folder(toy: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def test_the_record_is_of_all_test_parts(folder: Path, toy: Path) -> None:
-    run = RunFolder.open(folder).read()
+    run = Run.open(folder)
     assert run.predictions is not None
     test, record = run.predictions.parts["test"], run.record
     # The only image of d is never tested; all others are, once.
@@ -104,7 +104,7 @@ def test_the_record_is_of_all_test_parts(folder: Path, toy: Path) -> None:
     assert len(np.unique(test.groups)) == sum(COUNTS) - 2  # two images are of one patient
     # Each prediction is that of the fold that was blind to the image.
     for name in FOLDS:
-        part = RunFolder.open(folder / name).read_predictions().parts["test"]
+        part = Run.open(folder / name).read_predictions().parts["test"]
         rows = [test.ids.tolist().index(one) for one in part.ids.tolist()]
         np.testing.assert_array_equal(test.probabilities[rows], part.probabilities)
         np.testing.assert_array_equal(test.labels[rows], part.labels)
@@ -121,10 +121,10 @@ def test_the_record_is_of_all_test_parts(folder: Path, toy: Path) -> None:
 
 def test_each_fold_has_its_own_temperature(folder: Path) -> None:
     """What the temperatures change is computed with that of each fold."""
-    record = RunFolder.open(folder).read_record()
+    record = Run.open(folder).record
     labels, raw = [], []
     for name in FOLDS:
-        run = RunFolder.open(folder / name).read()
+        run = Run.open(folder / name)
         assert run.predictions is not None
         part = run.predictions.parts["test"]
         labels.append(part.labels)
@@ -136,7 +136,7 @@ def test_each_fold_has_its_own_temperature(folder: Path) -> None:
 
 
 def test_folds_divide_the_images(folder: Path) -> None:
-    records = [RunFolder.open(folder / name).read_record() for name in FOLDS]
+    records = [Run.open(folder / name).record for name in FOLDS]
     for number, record in enumerate(records, 1):
         assert record.protocol["fold"] == [number, 3]
         assert "--set 'fold=[" in record.command
@@ -153,10 +153,10 @@ def test_the_report_shows_the_folds(folder: Path) -> None:
 
 
 def test_evaluate_keeps_what_is_known_about_folds(folder: Path) -> None:
-    before = RunFolder.open(folder).read_record()
+    before = Run.open(folder).record
     done = CliRunner().invoke(app, ["evaluate", str(folder)])
     assert done.exit_code == 0, done.exception
-    after = RunFolder.open(folder).read_record()
+    after = Run.open(folder).record
     assert after.folds == before.folds
     assert after.notes == before.notes
     assert after.metrics == before.metrics
@@ -167,7 +167,7 @@ def test_evaluate_keeps_what_is_known_about_folds(folder: Path) -> None:
 
 
 def test_refit_ships_a_model_of_all_images(folder: Path) -> None:
-    record = RunFolder.open(folder / "final").read_record()
+    record = Run.open(folder / "final").record
     assert sum(map(sum, record.data.counts.values())) == sum(COUNTS)
     assert sum(record.data.counts["test"]) == 0
     images = toy_images(COUNTS).pixels[:4]
@@ -183,7 +183,7 @@ def test_a_resumed_folder_keeps_what_is_not_said_again(folder: Path, toy: Path) 
         app, words(toy, folder, "--resume", "--quiet", "--log", "tensorboard")
     )
     assert done.exit_code == 0, done.exception
-    record = RunFolder.open(folder).read_record()
+    record = Run.open(folder).record
     assert record.folds is not None
     assert record.folds.final == "refit"
     assert stamps(folder) == before
@@ -202,7 +202,7 @@ def test_what_is_about_one_model_uses_that_of_refit(folder: Path, tmp_path: Path
     image = toy_images(COUNTS).pixels[0]
     assert lmd.load(tmp_path / "cv").explain(image).neighbours
     calibrated = calibrate_run(tmp_path / "cv", out=tmp_path / "new", quiet=True)
-    assert calibrated.read_record().candidates
+    assert calibrated.record.candidates
     with pytest.raises(LmdError, match="cv/fold-1 or cv/final"):
         read_records([folder])
 
@@ -214,7 +214,7 @@ def test_resuming_by_the_default_folder_keeps_the_model(
     shutil.copytree(folder, tmp_path / "runs" / "toy-ce-folds3-seed0")
     run = cross_validate(toy, method="ce", settings=SETTINGS, folds=3, resume=True, quiet=True)
     assert run.path.resolve() == tmp_path / "runs" / "toy-ce-folds3-seed0"
-    found = run.read_record().folds
+    found = run.record.folds
     assert found is not None
     assert found.final == "refit"
     assert (run.path / "model.safetensors").exists()
@@ -226,13 +226,13 @@ def elsewhere(folder: Path, place: Path) -> Record:
     names = np.array(["a", "b", "c", "d"])[images.labels]
     np.savez(place / "clinic.npz", images=images.pixels, labels=names)
     out = evaluate_external(folder, place / "clinic.npz", out=place / "out", quiet=True)
-    return out.read_record()
+    return out.record
 
 
 def test_refit_is_tested_elsewhere_with_its_own_temperature(folder: Path, tmp_path: Path) -> None:
     external = elsewhere(folder, tmp_path)
     assert external.folds is None
-    final = RunFolder.open(folder / "final").read_record()
+    final = Run.open(folder / "final").record
     assert external.model.temperature == final.model.temperature
     assert "and so has the shipped model" in (folder / "model-card.md").read_text()
 
@@ -330,6 +330,6 @@ def test_old_folds_are_not_taken_for_new_ones(folder: Path, toy: Path, tmp_path:
     (tmp_path / "cv" / "folds.json").unlink()
     cross_validate(toy, method="ce", settings=SETTINGS, folds=2, out=tmp_path / "cv",
                    final="none", overwrite=True, quiet=True)  # fmt: skip
-    created = [RunFolder(tmp_path / "cv" / name).read_record().created for name in FOLDS[:2]]
-    assert min(created) > RunFolder(folder / "fold-3").read_record().created
+    created = [Run(tmp_path / "cv" / name).record.created for name in FOLDS[:2]]
+    assert min(created) > Run(folder / "fold-3").record.created
     assert not (tmp_path / "cv" / "fold-3").exists()

@@ -12,41 +12,40 @@ from lmd.decisions.answers import answers_of
 from lmd.decisions.decide import Decide
 from lmd.evaluation.evaluate import rescore
 from lmd.model import ModelSpec, build_model, load_model, save_model
-from lmd.runs.folder import RunFolder
+from lmd.runs.folder import Run
 from lmd.runs.predictions import Predictions
 from lmd.runs.record import Part
 from lmd.scoring.proportions import class_mix
 
 
 @pytest.fixture
-def run(tmp_path: Path) -> RunFolder:
+def run(tmp_path: Path) -> Run:
     make_run(tmp_path / "run", SKIN)
-    return RunFolder(tmp_path / "run")
+    return Run(tmp_path / "run")
 
 
 @pytest.mark.parametrize("kind", ["uniform", "training"])
-def test_the_prior_of_the_file_is_that_of_the_method(run: RunFolder, kind: str) -> None:
-    files = run.read()
-    assert files.predictions is not None
-    model = files.record.model.model_copy(update={"prior": kind})
-    prior, held_out = answers_of(files.record.replaced(model=model), files.predictions)
+def test_the_prior_of_the_file_is_that_of_the_method(run: Run, kind: str) -> None:
+    assert run.predictions is not None
+    model = run.record.model.model_copy(update={"prior": kind})
+    prior, held_out = answers_of(run.record.replaced(model=model), run.predictions)
     assert prior is not None
     assert prior.kind == kind
-    counts = files.record.data.counts["train"]
+    counts = run.record.data.counts["train"]
     np.testing.assert_allclose(prior.shares, class_mix(prior.kind, counts))
     assert held_out is not None
-    of = files.predictions.parts["validation"]
+    of = run.predictions.parts["validation"]
     for k, values in enumerate(held_out.probabilities):
         own = np.sort(of.probabilities[of.labels == k, k])
         assert (np.array(values, np.float32) == own).all()
-    assert held_out.tiers == files.record.tiers.assignment
+    assert held_out.tiers == run.record.tiers.assignment
 
 
-def test_evaluate_completes_a_run_of_an_earlier_version(run: RunFolder) -> None:
+def test_evaluate_completes_a_run_of_an_earlier_version(run: Run) -> None:
     with edited(run.path) as record:
         del record["model"]["prior"], record["sets"], record["decisions"], record["calibration"]
     model, preprocessing = build_model("resnet8", "none", len(SKIN), "linear", image_size=16)
-    counts = tuple(run.read_record().data.counts["train"])
+    counts = tuple(run.record.data.counts["train"])
     width = model.classifier.in_features
     spec = ModelSpec(tuple(SKIN), "resnet8", "linear", width, preprocessing, "LMD", counts)
     save_model(model, run.path, spec)
@@ -72,13 +71,13 @@ def test_evaluate_completes_a_run_of_an_earlier_version(run: RunFolder) -> None:
         rescore(run.path, decide=Decide(prevalence="uniform"))
 
 
-def test_a_method_that_became_another_name_keeps_its_prior(run: RunFolder) -> None:
+def test_a_method_that_became_another_name_keeps_its_prior(run: Run) -> None:
     with edited(run.path) as record:
         record["method"]["key"], record["model"]["prior"] = "logit_adjust", None
     assert rescore(run.path).model.prior == "uniform"
 
 
-def keep_part(run: RunFolder, predictions: Predictions, part: Part) -> None:
+def keep_part(run: Run, predictions: Predictions, part: Part) -> None:
     """Make it a run that has this part alone beside the training part."""
     run.write_predictions(replace(predictions, parts={part: predictions.parts[part]}))
     with edited(run.path) as values:
@@ -86,7 +85,7 @@ def keep_part(run: RunFolder, predictions: Predictions, part: Part) -> None:
         values["data"]["counts"] = {key: counts[key] for key in ("train", part)}
 
 
-def test_sets_are_scored_on_the_test_part_with_thresholds_of_validation(run: RunFolder) -> None:
+def test_sets_are_scored_on_the_test_part_with_thresholds_of_validation(run: Run) -> None:
     record = rescore(run.path, decide=Decide(coverage=0.95))
     assert record.sets is not None
     assert record.sets.requested == 0.95
@@ -95,7 +94,7 @@ def test_sets_are_scored_on_the_test_part_with_thresholds_of_validation(run: Run
     for k, one in enumerate(record.sets.per_class):
         own = test.probabilities[test.labels == k, k]
         assert one.coverage.value == pytest.approx((own >= np.float32(one.threshold)).mean())
-    counts = run.read_record().data.counts
+    counts = run.record.data.counts
     keep_part(run, predictions, "validation")
     with pytest.raises(LmdError, match="coverage needs a test part"):
         rescore(run.path, decide=Decide(coverage=0.95))
@@ -116,7 +115,7 @@ def test_sets_are_scored_on_the_test_part_with_thresholds_of_validation(run: Run
         (dict.fromkeys(SKIN, 1 / len(SKIN)), "as given for each class"),
     ],
 )
-def test_the_stated_mix_is_in_the_record(run: RunFolder, given: object, words: str) -> None:
+def test_the_stated_mix_is_in_the_record(run: Run, given: object, words: str) -> None:
     record = rescore(run.path, decide=Decide(prevalence=given))  # type: ignore[arg-type]
     assert record.decisions is not None
     assert record.decisions.prevalence == words

@@ -135,7 +135,7 @@ def test_the_cleaned_manifest_of_a_ruin_trains(patient: Patient, tmp_path: Path)
         device="cpu",
         quiet=True,
     )
-    record = run.read_record()
+    record = run.record
     assert record.status == "finished"
     assert sum(sum(n) for n in record.data.counts.values()) == len(cleaned.cases)
 

@@ -21,11 +21,11 @@ from lmd.evaluation.evaluate import rescore
 from lmd.evaluation.external import evaluate_external
 from lmd.export.export import export_run
 from lmd.frozen.calibrate import calibrate_run
-from lmd.runs.folder import RunFolder
+from lmd.runs.folder import Run
 
 
 @pytest.fixture(scope="module")
-def run(tmp_path_factory: pytest.TempPathFactory) -> RunFolder:
+def run(tmp_path_factory: pytest.TempPathFactory) -> Run:
     return skin_run(tmp_path_factory.mktemp("external"))
 
 
@@ -34,7 +34,7 @@ def arrays(counts: tuple[int, ...] = (24, 12, 6), **more: Any) -> dict[str, Any]
     return {"images": np.concatenate(images), "labels": np.repeat(np.arange(3), counts), **more}
 
 
-def evaluated(run: RunFolder, data: Path, out: Path, **options: Any) -> RunFolder:
+def evaluated(run: Run, data: Path, out: Path, **options: Any) -> Run:
     return evaluate_external(run.path, data, out=out, resamples=50, quiet=True, **options)
 
 
@@ -43,7 +43,7 @@ def content(folder: Path) -> dict[Path, bytes]:
 
 
 def test_the_numbers_are_those_of_the_shipped_model_and_the_run_stays(
-    run: RunFolder, tmp_path: Path
+    run: Run, tmp_path: Path
 ) -> None:
     given = arrays(groups=np.repeat(np.arange(21), 2))
     np.savez(tmp_path / "clinic.npz", **given)
@@ -59,14 +59,14 @@ def test_the_numbers_are_those_of_the_shipped_model_and_the_run_stays(
     found = lmd.load(run.path).predict(list(given["images"]))
     np.testing.assert_allclose(saved.probabilities, found.probabilities, atol=1e-6)
     np.testing.assert_array_equal(saved.labels, given["labels"])
-    record, external = made.read_record(), made.read_record().external
+    record, external = made.record, made.record.external
     assert external is not None
     assert record.data.counts["test"] == [24, 12, 6]
-    assert record.data.counts["train"] == run.read_record().data.counts["train"]
+    assert record.data.counts["train"] == run.record.data.counts["train"]
     right = found.probabilities.argmax(1) == given["labels"]
     recalls = [right[given["labels"] == k].mean() for k in range(3)]
     assert record.metrics["test"]["balanced_accuracy"].value == pytest.approx(np.mean(recalls))
-    home = run.read_record().metrics["test"]
+    home = run.record.metrics["test"]
     assert external.metrics["balanced_accuracy"].home.value == home["balanced_accuracy"].value
     assert [round(one.here, 3) for one in external.classes] == [0.571, 0.286, 0.143]
     assert external.mix_distance == pytest.approx(0.571 - 1 / 3, abs=1e-3)
@@ -79,13 +79,13 @@ def test_the_numbers_are_those_of_the_shipped_model_and_the_run_stays(
     assert sets is not None
     covered = sets[np.arange(42), given["labels"]].mean()
     assert record.sets.coverage.value == pytest.approx(covered)
-    own = run.read_record().sets
+    own = run.record.sets
     assert own is not None
     assert external.coverage == own.coverage
 
 
 def test_images_of_another_kind_are_flagged_and_unknown_classes_follow_the_rule(
-    run: RunFolder, tmp_path: Path
+    run: Run, tmp_path: Path
 ) -> None:
     given = arrays((10, 10, 0))
     given["images"] = np.concatenate([given["images"], endoscopy(12)])
@@ -95,7 +95,7 @@ def test_images_of_another_kind_are_flagged_and_unknown_classes_follow_the_rule(
         evaluated(run, tmp_path / "mixed.npz", tmp_path / "out")
     assert not (tmp_path / "out").exists()
     made = evaluated(run, tmp_path / "mixed.npz", tmp_path / "out", skip_unknown=True)
-    record = made.read_record()
+    record = made.record
     assert record.external is not None
     (polyp,) = record.external.unknown
     assert (polyp.name, polyp.images) == ("polyp", 12)
@@ -114,7 +114,7 @@ def test_images_of_another_kind_are_flagged_and_unknown_classes_follow_the_rule(
     assert "What is different here" in page
     assert "No images of 2 are here" in page
     # Sets and flags are of all images, also of classes that only one place has; the rows say so.
-    own, coverage = run.read_record().sets, record.external.coverage
+    own, coverage = run.record.sets, record.external.coverage
     assert own is not None
     assert coverage == own.coverage
     assert coverage.value == pytest.approx(np.mean([one.coverage.value for one in own.per_class]))
@@ -143,7 +143,7 @@ def test_images_with_the_names_of_the_runs_own_are_counted(tmp_path: Path) -> No
     names = {Path(name).name for of in parts for name in of.ids}
     shared = [path.name for path in (tmp_path / "clinic").rglob("*.png") if path.name in names]
     assert shared
-    (note,) = [note for note in made.read_record().notes if "the name of a validation or" in note]
+    (note,) = [note for note in made.record.notes if "the name of a validation or" in note]
     assert note.startswith(f"{len(shared)} image")
 
 
@@ -157,7 +157,7 @@ def test_a_misspelt_class_gets_a_hint(tmp_path: Path) -> None:
         known_rows(table, ("melanoma", "nevus"), False)
 
 
-def test_a_manifest_with_its_columns_and_one_part(run: RunFolder, tmp_path: Path) -> None:
+def test_a_manifest_with_its_columns_and_one_part(run: Run, tmp_path: Path) -> None:
     rows = []
     for label in range(3):
         for i, pixels in enumerate(skin(LABELS[label], 4, 600)):
@@ -176,7 +176,7 @@ def test_a_manifest_with_its_columns_and_one_part(run: RunFolder, tmp_path: Path
     assert "external images" in done.output
     assert "Class mix:" in done.output
     assert "Coverage of 80 % sets, all images" in done.output
-    record = RunFolder.open(tmp_path / "out").read_record()
+    record = Run.open(tmp_path / "out").record
     assert record.data.counts["test"] == [3, 3, 3]
     assert "--label-column dx" in record.command
     assert "--part test" in record.command
@@ -201,8 +201,8 @@ def test_without_a_test_part_there_is_no_coverage_to_compare_with(tmp_path: Path
     home = lmd.train(
         tmp_path / "home.npz", method="ce", settings=settings, out=tmp_path / "final", quiet=True
     )
-    assert home.read_record().part == "validation"
-    record = evaluated(home, tmp_path / "clinic.npz", tmp_path / "out").read_record()
+    assert home.record.part == "validation"
+    record = evaluated(home, tmp_path / "clinic.npz", tmp_path / "out").record
     assert record.sets is not None
     assert record.external is not None
     assert record.external.home_part == "validation"
@@ -211,15 +211,15 @@ def test_without_a_test_part_there_is_no_coverage_to_compare_with(tmp_path: Path
     assert "% sets, all images" not in page
 
 
-def test_a_calibrated_model_can_be_tested_elsewhere_too(run: RunFolder, tmp_path: Path) -> None:
+def test_a_calibrated_model_can_be_tested_elsewhere_too(run: Run, tmp_path: Path) -> None:
     new = calibrate_run(run.path, out=tmp_path / "new", quiet=True)
     np.savez(tmp_path / "clinic.npz", **arrays((6, 6, 6)))
-    record = evaluated(new, tmp_path / "clinic.npz", tmp_path / "out").read_record()
+    record = evaluated(new, tmp_path / "clinic.npz", tmp_path / "out").record
     assert record.external is not None
     assert record.external.run == "new"
     assert record.external.flagged is not None
     assert record.candidates == []
-    saved = RunFolder.open(tmp_path / "out").read_predictions().parts["test"].probabilities
+    saved = Run.open(tmp_path / "out").read_predictions().parts["test"].probabilities
     found = lmd.load(new.path).predict(list(arrays((6, 6, 6))["images"])).probabilities
     np.testing.assert_allclose(saved, found, atol=1e-6)
     values = json.loads(new.record_path.read_text(encoding="utf-8"))
@@ -240,10 +240,10 @@ def test_a_calibrated_model_can_be_tested_elsewhere_too(run: RunFolder, tmp_path
     assert "load_classifier" in (only.path / "model-card.md").read_text(encoding="utf-8")
 
 
-def test_the_folder_can_be_scored_again(run: RunFolder, tmp_path: Path) -> None:
+def test_the_folder_can_be_scored_again(run: Run, tmp_path: Path) -> None:
     np.savez(tmp_path / "clinic.npz", **arrays())
     made = evaluated(run, tmp_path / "clinic.npz", tmp_path / "out")
-    first = made.read_record()
+    first = made.record
     again = rescore(made.path, resamples=50)
     assert again.metrics == first.metrics
     assert again.external == first.external
@@ -270,9 +270,7 @@ def test_the_folder_can_be_scored_again(run: RunFolder, tmp_path: Path) -> None:
         ({"data": "clinic.npz", "out": "other", "overwrite": "yes"}, "holds a training"),
     ],
 )
-def test_mistakes_leave_nothing_behind(
-    run: RunFolder, options: dict[str, str], message: str
-) -> None:
+def test_mistakes_leave_nothing_behind(run: Run, options: dict[str, str], message: str) -> None:
     folder = run.path.parent
     (folder / "copy.npz").write_bytes((folder / "skin.npz").read_bytes())
     np.savez(folder / "clinic.npz", **arrays((4, 4, 4)))
@@ -285,18 +283,18 @@ def test_mistakes_leave_nothing_behind(
     assert content(folder) == before
 
 
-def test_the_command_of_the_record_repeats_the_numbers(run: RunFolder, tmp_path: Path) -> None:
+def test_the_command_of_the_record_repeats_the_numbers(run: Run, tmp_path: Path) -> None:
     np.savez(tmp_path / "clinic.npz", **arrays((8, 8, 8)))
     (tmp_path / "costs.csv").write_text("class,cost\n0,1\n1,5\n2,20\n")
     mix = {"0": 0.7, "1": 0.2, "2": 0.1}
     decide = Decide(mix, tmp_path / "costs.csv", 0.8, 1)
     options: dict[str, Any] = {"decide": decide, "quiet": True}
     out = tmp_path / "out"
-    first = evaluate_external(run.path, tmp_path / "clinic.npz", out=out, **options).read_record()
+    first = evaluate_external(run.path, tmp_path / "clinic.npz", out=out, **options).record
     _, *words = shlex.split(first.command)
     done = CliRunner().invoke(app, [*words, "--overwrite"])
     assert done.exit_code == 0, done.exception
-    again = RunFolder.open(out).read_record()
+    again = Run.open(out).record
     assert again.command == first.command
     assert first.decisions is not None
     assert first.decisions.costs is not None
@@ -304,7 +302,7 @@ def test_the_command_of_the_record_repeats_the_numbers(run: RunFolder, tmp_path:
     assert again.sets == first.sets
 
 
-def test_options_for_other_images_need_them(run: RunFolder) -> None:
+def test_options_for_other_images_need_them(run: Run) -> None:
     for words in (["--part", "test"], ["--skip-unknown"], ["--out", "x"], ["--root", "x"]):
         done = CliRunner().invoke(app, ["evaluate", str(run.path), *words])
         assert isinstance(done.exception, LmdError)
@@ -312,7 +310,7 @@ def test_options_for_other_images_need_them(run: RunFolder) -> None:
 
 
 def test_a_run_that_cannot_be_compared_is_refused_before_anything_is_computed(
-    run: RunFolder, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    run: Run, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     np.savez(tmp_path / "clinic.npz", **arrays((6, 6, 6)))
     np.savez(tmp_path / "other.npz", **arrays((5, 7, 6)))  # other labels for the same names
@@ -342,7 +340,7 @@ def test_a_run_that_cannot_be_compared_is_refused_before_anything_is_computed(
 
 
 def test_images_that_cannot_be_read_are_in_neither_of_two_compared_runs(
-    run: RunFolder, tmp_path: Path
+    run: Run, tmp_path: Path
 ) -> None:
     for k, label in enumerate(LABELS):
         (tmp_path / "clinic" / str(k)).mkdir(parents=True)

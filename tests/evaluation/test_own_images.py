@@ -13,7 +13,7 @@ import lmd
 from lmd.base.errors import LmdError
 from lmd.crossval.pooling import Final, write_pooled
 from lmd.evaluation.external import evaluate_external
-from lmd.runs.folder import RunFolder
+from lmd.runs.folder import Run
 
 ONE_EPOCH = SETTINGS | {"epochs": 1}
 
@@ -27,12 +27,12 @@ def write_folder(root: Path, start: int = 0) -> Path:
     return root
 
 
-def trained(data: Path | str, out: Path, **changes: Any) -> RunFolder:
+def trained(data: Path | str, out: Path, **changes: Any) -> Run:
     settings = ONE_EPOCH | changes.pop("settings", {})
     return lmd.train(data, method="ce", settings=settings, out=out, quiet=True, **changes)
 
 
-def evaluated(run: RunFolder, data: Path | str, out: Path, **options: Any) -> RunFolder:
+def evaluated(run: Run, data: Path | str, out: Path, **options: Any) -> Run:
     return evaluate_external(run.path, data, out=out, resamples=20, quiet=True, **options)
 
 
@@ -53,7 +53,7 @@ def test_training_images_are_refused_whatever_lists_them(tmp_path: Path) -> None
     tested = run.read_predictions().parts["test"].ids.tolist()
     with pytest.raises(LmdError, match=r"was trained on .* of these images"):
         evaluated(run, listed(root, "all.csv", all_files(root)), tmp_path / "out")
-    made = evaluated(run, listed(root, "test.csv", tested), tmp_path / "out").read_record()
+    made = evaluated(run, listed(root, "test.csv", tested), tmp_path / "out").record
     assert any("have the name of a validation or test image" in note for note in made.notes)
 
 
@@ -62,8 +62,8 @@ def test_images_left_out_of_training_do_not_hide_the_others(tmp_path: Path) -> N
     whole = listed(root, "all.csv", all_files(root))
     (root / "a" / "broken.png").write_bytes(b"no image")
     run = trained(root, tmp_path / "run", skip_bad=True)
-    assert len(run.read_record().data.skipped) == 1
-    counts = run.read_record().data.counts["train"]
+    assert len(run.record.data.skipped) == 1
+    counts = run.record.data.counts["train"]
     with pytest.raises(LmdError, match=rf"was trained on {sum(counts)} of these images"):
         evaluated(run, whole, tmp_path / "out")
     shutil.copytree(root, tmp_path / "copy")
@@ -104,7 +104,7 @@ def test_data_of_the_same_name_elsewhere_is_other_data(
         evaluated(run, tmp_path / "copy", tmp_path / "out")
     monkeypatch.chdir(tmp_path / "clinic")
     made = evaluated(run, "skin", tmp_path / "out")
-    assert sum(made.read_record().data.counts["test"]) == 36
+    assert sum(made.record.data.counts["test"]) == 36
 
 
 def test_a_file_of_the_same_name_elsewhere_is_another_file(

@@ -14,7 +14,7 @@ from lmd.base.errors import LmdError
 from lmd.cli.commands import app
 from lmd.evaluation.evaluate import evaluate_tta
 from lmd.predict.images import mirrored
-from lmd.runs.folder import RunFolder
+from lmd.runs.folder import Run
 
 SETTINGS = {"backbone": "resnet8", "weights": "none", "image_size": 16, "epochs": 1, "workers": 0}
 
@@ -73,8 +73,8 @@ def test_evaluate_writes_a_folder_beside_the_run(run: Path) -> None:
     assert done.exit_code == 0, (done.output, done.exception)
     assert "run-tta minus run" in done.output
     assert {p.name: p.read_bytes() for p in run.iterdir() if p.is_file()} == before
-    made = RunFolder.open(run.parent / "run-tta").read()
-    own = RunFolder.open(run).read()
+    made = Run.open(run.parent / "run-tta")
+    own = Run.open(run)
     assert made.record.tta == "flips"
     assert own.record.tta is None
     assert made.record.command == f"lmd evaluate {run} --tta"
@@ -89,7 +89,7 @@ def test_evaluate_writes_a_folder_beside_the_run(run: Path) -> None:
     # The numbers are those of the predictions beside them, also when they are computed again.
     again = CliRunner().invoke(app, ["evaluate", str(run.parent / "run-tta")])
     assert again.exit_code == 0, again.exception
-    after = RunFolder.open(run.parent / "run-tta").read_record()
+    after = Run.open(run.parent / "run-tta").record
     assert after.metrics == made.record.metrics
     assert after.tta == "flips"
     # A mean of probabilities has no temperature that could be undone.
@@ -142,7 +142,7 @@ def test_images_may_have_moved(run: Path, tmp_path: Path) -> None:
     here, there = run.parent / "toy.npz", tmp_path / "moved.npz"
     shutil.move(here, there)
     try:
-        made = lmd.evaluate(run, there, tta=True, resamples=10, quiet=True).read_record()
+        made = lmd.evaluate(run, there, tta=True, resamples=10, quiet=True).record
         with pytest.raises(LmdError, match="needs data without tta=True"):
             lmd.evaluate(run, there, tta=True, part="test")
     finally:
@@ -155,7 +155,7 @@ def test_the_command_has_what_was_asked_for(run: Path) -> None:
     asked = {"prevalence": "uniform", "coverage": 0.8, "refer_above": 2}
     made = lmd.evaluate(run, tta=True, resamples=10, quiet=True, **asked)
     words = "--prevalence uniform --coverage 0.8 --refer-above 2"
-    assert made.read_record().command == f"lmd evaluate {run} --tta {words}"
+    assert made.record.command == f"lmd evaluate {run} --tta {words}"
 
 
 def test_a_mistake_in_a_decision_is_found_before_images_are_read(

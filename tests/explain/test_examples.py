@@ -9,15 +9,15 @@ from typer.testing import CliRunner
 
 from lmd.cli.commands import app
 from lmd.explain.examples import read_examples
-from lmd.runs.folder import RunFolder
+from lmd.runs.folder import Run
 
 
 @pytest.fixture(scope="module")
-def run(tmp_path_factory: pytest.TempPathFactory) -> RunFolder:
+def run(tmp_path_factory: pytest.TempPathFactory) -> Run:
     return skin_run(tmp_path_factory.mktemp("examples"))
 
 
-def test_they_are_the_test_images_with_heat_maps_of_the_prediction(run: RunFolder) -> None:
+def test_they_are_the_test_images_with_heat_maps_of_the_prediction(run: Run) -> None:
     import lmd
 
     found, of = read_examples(run.path), run.read_predictions().parts["test"]
@@ -42,12 +42,12 @@ def test_no_images_leaves_no_picture_anywhere(tmp_path: Path) -> None:
     quiet = skin_run(tmp_path, images=False)
     assert not (quiet.path / "examples.npz").exists()
     assert "<img" not in (quiet.path / "report.html").read_text(encoding="utf-8")
-    record = quiet.read_record()
+    record = quiet.record
     assert record.request.images is False
     assert " --no-images" in record.command
 
 
-def test_commands_write_pages_with_and_without(run: RunFolder, tmp_path: Path) -> None:
+def test_commands_write_pages_with_and_without(run: Run, tmp_path: Path) -> None:
     def written(*words: str) -> str:
         found = CliRunner().invoke(app, list(words))
         assert found.exit_code == 0, found.exception or found.output

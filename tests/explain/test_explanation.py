@@ -12,15 +12,15 @@ import lmd
 from lmd.base.errors import LmdError
 from lmd.predict.engines import OnnxEngine
 from lmd.predict.predictor import Predictor
-from lmd.runs.folder import RunFolder
+from lmd.runs.folder import Run
 
 
 @pytest.fixture(scope="module")
-def run(tmp_path_factory: pytest.TempPathFactory) -> RunFolder:
+def run(tmp_path_factory: pytest.TempPathFactory) -> Run:
     return skin_run(tmp_path_factory.mktemp("explain"), keep_features=True)
 
 
-def test_the_answers_are_those_of_predict(run: RunFolder) -> None:
+def test_the_answers_are_those_of_predict(run: Run) -> None:
     predictor, image = lmd.load(run.path), skin(2, 1, 300)[0]
     predicted = predictor.predict([image])
     found = predictor.explain(image)
@@ -37,7 +37,7 @@ def test_the_answers_are_those_of_predict(run: RunFolder) -> None:
     [((16, 16), (256, 256)), ((300, 200), (300, 200)), ((500, 2000), (192, 768))],
 )
 def test_maps_have_the_size_of_the_image_within_bounds(
-    run: RunFolder, shape: tuple[int, int], shown: tuple[int, int]
+    run: Run, shape: tuple[int, int], shown: tuple[int, int]
 ) -> None:
     image = np.random.default_rng(0).integers(0, 256, (*shape, 3)).astype(np.uint8)
     found = lmd.load(run.path).explain(image)
@@ -52,7 +52,7 @@ def test_maps_have_the_size_of_the_image_within_bounds(
     assert found.heat[best, int(y * shown[0]), int(x * shown[1])] == 1
 
 
-def test_files_are_explained_as_they_are_predicted(run: RunFolder, tmp_path: Path) -> None:
+def test_files_are_explained_as_they_are_predicted(run: Run, tmp_path: Path) -> None:
     # A large JPEG is decoded at a fraction of its size, in both.
     large = Image.fromarray(skin(0, 1)[0]).resize((1200, 900))
     large.save(tmp_path / "large.jpg")
@@ -64,7 +64,7 @@ def test_files_are_explained_as_they_are_predicted(run: RunFolder, tmp_path: Pat
     assert found.name == str(tmp_path / "large.jpg")
 
 
-def test_a_training_image_is_its_own_nearest_case(run: RunFolder) -> None:
+def test_a_training_image_is_its_own_nearest_case(run: Run) -> None:
     with np.load(run.path.parent / "skin.npz") as data:
         images, labels = data["train_images"], data["train_labels"][:, 0]
     predictor = lmd.load(run.path)
@@ -81,7 +81,7 @@ def test_a_training_image_is_its_own_nearest_case(run: RunFolder) -> None:
 
 
 def test_without_the_file_there_are_no_cases_unless_they_are_asked_for(
-    run: RunFolder, tmp_path: Path
+    run: Run, tmp_path: Path
 ) -> None:
     folder = shutil.copytree(run.path, tmp_path / "copy")
     (folder / "neighbours.npz").unlink()
@@ -91,7 +91,7 @@ def test_without_the_file_there_are_no_cases_unless_they_are_asked_for(
         predictor.explain(skin(0, 1)[0], neighbours=3)
 
 
-def test_wrong_arguments_are_named(run: RunFolder, tmp_path: Path) -> None:
+def test_wrong_arguments_are_named(run: Run, tmp_path: Path) -> None:
     predictor = lmd.load(run.path)
     with pytest.raises(LmdError, match="classes must be at least 1; it is 0"):
         predictor.explain(skin(0, 1)[0], classes=0)

@@ -8,18 +8,18 @@ from explained import SETTINGS, skin_data
 
 import lmd
 from lmd.evaluation.evaluate import rescore
-from lmd.runs.folder import RunFolder
+from lmd.runs.folder import Run
 
 
 @pytest.fixture(scope="module")
-def run(tmp_path_factory: pytest.TempPathFactory) -> RunFolder:
+def run(tmp_path_factory: pytest.TempPathFactory) -> Run:
     folder = tmp_path_factory.mktemp("features")
     data = skin_data(folder / "skin.npz", counts=(12, 8, 4), held_out=6)
     return lmd.train(data, method="ce", settings=SETTINGS, out=folder / "run", quiet=True)
 
 
-def test_false_flags_are_in_record_and_report(run: RunFolder) -> None:
-    record = run.read_record()
+def test_false_flags_are_in_record_and_report(run: Run) -> None:
+    record = run.record
     assert record.novelty is not None
     assert record.novelty.images == 18
     with np.load(run.path.parent / "skin.npz") as data:
@@ -38,10 +38,10 @@ def test_false_flags_are_in_record_and_report(run: RunFolder) -> None:
     assert rescore(run.path, resamples=20).novelty == record.novelty
 
 
-def test_features_are_kept_only_if_asked_for(run: RunFolder) -> None:
+def test_features_are_kept_only_if_asked_for(run: Run) -> None:
     assert (run.path / "novelty.safetensors").exists()
     assert not (run.path / "neighbours.npz").exists()
-    assert "--keep-features" not in run.read_record().command
+    assert "--keep-features" not in run.record.command
 
 
 def test_without_validation_images_there_is_no_flag(tmp_path: Path) -> None:
@@ -59,8 +59,8 @@ def test_without_validation_images_there_is_no_flag(tmp_path: Path) -> None:
         quiet=True,
         keep_features=True,
     )
-    assert made.read_record().novelty is None
-    assert "--keep-features" in made.read_record().command
+    assert made.record.novelty is None
+    assert "--keep-features" in made.record.command
     assert not (out / "novelty.safetensors").exists()
     assert (out / "neighbours.npz").exists()
     assert "Images unlike the training images" not in (out / "report.html").read_text()

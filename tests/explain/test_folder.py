@@ -15,11 +15,11 @@ from typer.testing import CliRunner
 import lmd
 from lmd.base.errors import LmdError
 from lmd.cli.commands import app
-from lmd.runs.folder import RunFolder
+from lmd.runs.folder import Run
 
 
 @pytest.fixture(scope="module")
-def run(tmp_path_factory: pytest.TempPathFactory) -> RunFolder:
+def run(tmp_path_factory: pytest.TempPathFactory) -> Run:
     return skin_run(tmp_path_factory.mktemp("explain"), keep_features=True)
 
 
@@ -41,7 +41,7 @@ def explained(*words: object) -> tuple[int, str]:
 
 
 def test_every_image_gets_a_picture_a_place_in_the_page_and_numbers(
-    run: RunFolder, images: Path, tmp_path: Path
+    run: Run, images: Path, tmp_path: Path
 ) -> None:
     out = tmp_path / "deep" / "out"
     code, output = explained(run.path, images, "--out", out)
@@ -73,9 +73,7 @@ def test_every_image_gets_a_picture_a_place_in_the_page_and_numbers(
     assert page.count("Unlike the training images: do not rely") == 1
 
 
-def test_names_are_shown_only_if_they_were_kept(
-    run: RunFolder, images: Path, tmp_path: Path
-) -> None:
+def test_names_are_shown_only_if_they_were_kept(run: Run, images: Path, tmp_path: Path) -> None:
     folder = shutil.copytree(run.path, tmp_path / "copy")
     one, out = images / "tube.png", tmp_path / "out"
     words = ["index", str(folder), "--quiet"]
@@ -98,7 +96,7 @@ def test_names_are_shown_only_if_they_were_kept(
     assert all(near["name"] in (out / "index.html").read_text() for near in nearest)
 
 
-def test_an_index_needs_the_data_of_the_run(run: RunFolder, tmp_path: Path) -> None:
+def test_an_index_needs_the_data_of_the_run(run: Run, tmp_path: Path) -> None:
     other = skin_data(tmp_path / "other.npz", counts=(9, 8, 7))
     words = ["index", str(run.path), "--overwrite", "--quiet", "--data", str(other)]
     before = (run.path / "neighbours.npz").read_bytes()
@@ -107,9 +105,7 @@ def test_an_index_needs_the_data_of_the_run(run: RunFolder, tmp_path: Path) -> N
     assert (run.path / "neighbours.npz").read_bytes() == before
 
 
-def test_a_command_that_fails_leaves_nothing_behind(
-    run: RunFolder, images: Path, tmp_path: Path
-) -> None:
+def test_a_command_that_fails_leaves_nothing_behind(run: Run, images: Path, tmp_path: Path) -> None:
     out = tmp_path / "out"
     (images / "zz.png").write_bytes(b"not an image")
     for words, message in (
@@ -128,7 +124,7 @@ def test_a_command_that_fails_leaves_nothing_behind(
 
 
 def test_earlier_explanations_are_replaced_only_if_asked(
-    run: RunFolder, images: Path, tmp_path: Path
+    run: Run, images: Path, tmp_path: Path
 ) -> None:
     out = tmp_path / "out"
     assert explained(run.path, images, "--out", out)[0] == 0
@@ -145,7 +141,7 @@ def test_earlier_explanations_are_replaced_only_if_asked(
 
 
 def test_the_example_of_the_docs_runs(
-    run: RunFolder, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    run: Run, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     Image.fromarray(skin(0, 1)[0]).save(tmp_path / "image.jpg")
     (tmp_path / "runs").mkdir()

@@ -10,13 +10,13 @@ from runs_on_disk import SKIN, make_run
 from lmd.base.errors import LmdError
 from lmd.explain.examples import Examples, confident_mistakes, uncertain_hits
 from lmd.report.page import write_report
-from lmd.runs.folder import RunFolder
+from lmd.runs.folder import Run
 
 
 def made(folder: Path, heat: bool = True) -> list[int]:
     """A run with pictures of two mistakes and two hits; returns their places."""
     make_run(folder, SKIN, epochs=(1,))
-    of = RunFolder(folder).read_predictions().parts["test"]
+    of = Run(folder).read_predictions().parts["test"]
     both = (confident_mistakes, uncertain_hits)
     chosen = [int(i) for pick in both for i in pick(of.labels, of.probabilities, 2)]
     shades = np.arange(4, dtype=np.uint8)[:, None, None, None] * np.ones((8, 8, 3), np.uint8)
@@ -47,7 +47,7 @@ def test_it_shows_the_pictures_and_what_was_said(tmp_path: Path, heat: bool) -> 
     sources = [value for tag, key, value in found.attributes if (tag, key) == ("img", "src")]
     assert len(sources) == 4 * (1 + heat)
     assert all(source.startswith("data:image/jpeg;base64,") for source in sources)
-    of = RunFolder(tmp_path / "run").read_predictions().parts["test"]
+    of = Run(tmp_path / "run").read_predictions().parts["test"]
     text = found.text[found.text.index("Most confident mistakes") :]
     for i in chosen:
         said, true = of.probabilities[i].argmax(), of.labels[i]
@@ -62,7 +62,7 @@ def test_it_shows_the_pictures_and_what_was_said(tmp_path: Path, heat: bool) -> 
 
 def test_no_images_means_none(tmp_path: Path) -> None:
     made(tmp_path / "run")
-    run = RunFolder(tmp_path / "run").read()
+    run = Run(tmp_path / "run")
     html = write_report(run, images=False).read_text(encoding="utf-8")
     assert "<img" not in html
     assert "Images worth a look" not in html

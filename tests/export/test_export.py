@@ -11,7 +11,7 @@ import lmd
 from lmd.base.errors import LmdError
 from lmd.cli.commands import app
 from lmd.report.card_files import card_page
-from lmd.runs.folder import RunFolder
+from lmd.runs.folder import Run
 from lmd.scoring.intervals import Difference
 from lmd.scoring.metrics import METRICS
 
@@ -24,7 +24,7 @@ from lmd.export.export import NO_INTERVAL, Change, export_run  # noqa: E402
 
 
 @pytest.fixture(scope="module")
-def run(tmp_path_factory: pytest.TempPathFactory) -> RunFolder:
+def run(tmp_path_factory: pytest.TempPathFactory) -> Run:
     return skin_run(tmp_path_factory.mktemp("export"))
 
 
@@ -33,7 +33,7 @@ def change(lost: float, ratio: float) -> Change:
     return Change(10, {"balanced_accuracy": 0.8}, metrics, 1.0, (4.0, 1.0), ratio)
 
 
-def test_the_card_is_beside_the_file(run: RunFolder, tmp_path: Path) -> None:
+def test_the_card_is_beside_the_file(run: Run, tmp_path: Path) -> None:
     _, measured = export_run(run.path, tmp_path / "skin.onnx")
     assert measured is None
     assert {p.name for p in tmp_path.iterdir()} == {"skin.onnx", "skin-card.md", "skin-card.html"}
@@ -43,7 +43,7 @@ def test_the_card_is_beside_the_file(run: RunFolder, tmp_path: Path) -> None:
     assert text.split("## How to use it")[0] == own.split("## How to use it")[0]
 
 
-def test_int8_is_measured_before_it_is_written(run: RunFolder, tmp_path: Path) -> None:
+def test_int8_is_measured_before_it_is_written(run: Run, tmp_path: Path) -> None:
     path, measured = export_run(run.path, tmp_path / "skin.onnx", quantise="int8", anyway=True)
     assert measured is not None
     assert set(measured.metrics) == set(METRICS)
@@ -76,7 +76,7 @@ def test_int8_is_measured_before_it_is_written(run: RunFolder, tmp_path: Path) -
 
 
 def test_what_does_not_pay_is_said_and_not_written(
-    run: RunFolder, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    run: Run, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     assert change(0.0, 2.0).objections() == []
     assert change(0.01, 1.1).objections() == []
@@ -92,7 +92,7 @@ def test_what_does_not_pay_is_said_and_not_written(
     assert list(tmp_path.iterdir()) == []
 
 
-def test_a_change_without_an_interval_has_no_numbers_for_it(run: RunFolder, tmp_path: Path) -> None:
+def test_a_change_without_an_interval_has_no_numbers_for_it(run: Run, tmp_path: Path) -> None:
     nan = float("nan")
     known, unknown = change(0.005, 2.0), change(0.005, 2.0)
     unknown.metrics["auc"], unknown.before["auc"] = Difference(0.01, nan, nan, nan), 0.9
@@ -109,7 +109,7 @@ def test_a_change_without_an_interval_has_no_numbers_for_it(run: RunFolder, tmp_
         assert "nan" not in text
 
 
-def test_mistakes_are_named(run: RunFolder, tmp_path: Path) -> None:
+def test_mistakes_are_named(run: Run, tmp_path: Path) -> None:
     target = tmp_path / "m.onnx"
     for options, message in (
         ({"quantise": "int4"}, "quantise must be int8; it is 'int4'"),
@@ -127,7 +127,7 @@ def test_mistakes_are_named(run: RunFolder, tmp_path: Path) -> None:
     assert not target.exists()
 
 
-def test_a_file_in_the_run_folder_leaves_the_card_of_the_run(run: RunFolder) -> None:
+def test_a_file_in_the_run_folder_leaves_the_card_of_the_run(run: Run) -> None:
     own = (run.path / "model-card.md").read_text(encoding="utf-8")
     try:
         export_run(run.path, run.path / "model.onnx")

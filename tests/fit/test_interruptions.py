@@ -11,7 +11,7 @@ from toys import write_npz
 import lmd
 from lmd.base.errors import LmdError
 from lmd.base.lock import locked
-from lmd.runs.folder import REQUIRED, RunFolder
+from lmd.runs.folder import REQUIRED, Run
 
 QUICK: dict[str, Any] = {
     "backbone": "resnet8",
@@ -31,17 +31,17 @@ class Killed(BaseException):
 
 
 @pytest.fixture
-def train(tmp_path: Path) -> Callable[..., RunFolder]:
+def train(tmp_path: Path) -> Callable[..., Run]:
     data = write_npz(tmp_path / "toy.npz", (6, 4))
 
-    def call(**options: Any) -> RunFolder:
+    def call(**options: Any) -> Run:
         options = {"out": tmp_path / "run", "resume": True} | options
         return lmd.train(data, method="ce", settings=QUICK, quiet=True, **options)
 
     return call
 
 
-def content(run: RunFolder) -> dict[str, bytes]:
+def content(run: Run) -> dict[str, bytes]:
     names = ("model.safetensors", "model.json", "predictions.npz")
     return {name: (run.path / name).read_bytes() for name in names}
 
@@ -52,7 +52,7 @@ def inside(folder: Path) -> set[str]:
 
 @pytest.mark.parametrize("options", [{"resume": False}, {}, {"resume": False, "overwrite": True}])
 def test_a_running_training_is_not_disturbed(
-    train: Callable[..., RunFolder], tmp_path: Path, options: dict[str, bool]
+    train: Callable[..., Run], tmp_path: Path, options: dict[str, bool]
 ) -> None:
     out = tmp_path / "run"
     with locked(out, "training"), pytest.raises(LmdError, match=rf"process {os.getpid()} on"):
@@ -72,7 +72,7 @@ def test_a_training_that_cannot_start_leaves_nothing(tmp_path: Path) -> None:
 
 
 def test_a_run_is_not_lost_to_one_that_cannot_start(
-    train: Callable[..., RunFolder], tmp_path: Path
+    train: Callable[..., Run], tmp_path: Path
 ) -> None:
     run = train()
     before = content(run)
@@ -82,7 +82,7 @@ def test_a_run_is_not_lost_to_one_that_cannot_start(
     again = lmd.train(
         tmp_path / "toy.npz", method="rs", settings=QUICK, out=run.path, overwrite=True, quiet=True
     )
-    assert again.read_record().method.key == "rs"
+    assert again.record.method.key == "rs"
     assert content(run) != before
 
 
@@ -97,7 +97,7 @@ def test_a_run_is_not_lost_to_one_that_cannot_start(
     ],
 )
 def test_what_is_given_without_data_must_be_what_was_run(
-    train: Callable[..., RunFolder], given: dict[str, Any], said: str
+    train: Callable[..., Run], given: dict[str, Any], said: str
 ) -> None:
     run = train()
     with pytest.raises(LmdError, match="started with other settings") as caught:
@@ -109,7 +109,7 @@ def test_what_is_given_without_data_must_be_what_was_run(
 
 @pytest.mark.parametrize("removed", [False, True])
 def test_interrupted_before_the_first_checkpoint(
-    train: Callable[..., RunFolder],
+    train: Callable[..., Run],
     monkeypatch: pytest.MonkeyPatch,
     tmp_path: Path,
     removed: bool,
@@ -124,11 +124,11 @@ def test_interrupted_before_the_first_checkpoint(
     assert (tmp_path / "run" / "checkpoint").is_dir()
     if removed:
         (tmp_path / "run" / "checkpoint").rmdir()
-    assert train().read_record().status == "finished"
+    assert train().record.status == "finished"
 
 
 def test_killed_at_every_write_and_resumed(
-    train: Callable[..., RunFolder], monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+    train: Callable[..., Run], monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
     whole = content(train(out=tmp_path / "whole"))
     replace, unlink, left = Path.replace, Path.unlink, 0
@@ -164,7 +164,7 @@ def test_killed_at_every_write_and_resumed(
     "name", sorted({CHECKPOINT, "novelty.safetensors", *REQUIRED} - {"record.json"})
 )
 def test_resuming_a_finished_run_makes_what_is_missing(
-    train: Callable[..., RunFolder], name: str
+    train: Callable[..., Run], name: str
 ) -> None:
     run = train()
     before, expected = content(run), inside(run.path)
@@ -178,9 +178,9 @@ def test_resuming_a_finished_run_makes_what_is_missing(
     assert content(run) == before
 
 
-def test_a_record_with_another_request_is_one_line(train: Callable[..., RunFolder]) -> None:
+def test_a_record_with_another_request_is_one_line(train: Callable[..., Run]) -> None:
     run = train()
-    record = run.read_record()
+    record = run.record
     protocol = record.request.protocol | {"lr": "fast"}
     request = record.request.model_copy(update={"protocol": protocol})
     run.write_record(record.replaced(request=request, status="running"))

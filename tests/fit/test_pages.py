@@ -9,7 +9,7 @@ import pytest
 from PIL import Image
 from toys import ROOT, toy_images
 
-from lmd.runs.folder import RunFolder
+from lmd.runs.folder import Run
 
 # What is quick enough for a test; the pages say "small" and "lmd".
 QUICK = """
@@ -53,7 +53,7 @@ def run_page(name: str, names: dict[str, Any]) -> dict[str, Any]:
 
 def test_small_data(skin: tuple[list[str], list[str]]) -> None:
     found = run_page("small-data.md", {})
-    record = RunFolder.open(Path("runs/cv")).read_record()
+    record = Run.open(Path("runs/cv")).record
     assert found["record"] == record
     assert record.data.counts["test"] == [6, 8, 12]
 

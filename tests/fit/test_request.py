@@ -65,13 +65,13 @@ def test_the_run_prints_and_records_it(tmp_path: Path, capsys: pytest.CaptureFix
         f"Protocol {protocol} sets lambda_1 = 1; profile official has 10.",
         f"Protocol {protocol} sets virtual_features = 40; profile official has 50000.",
     ]
-    assert [note for note in run.read_record().notes if note in notes] == notes
+    assert [note for note in run.record.notes if note in notes] == notes
     assert "sets lambda_1 = 1" in " ".join(capsys.readouterr().err.split())
     assert [note for note in rescore(out, resamples=20).notes if note in notes] == notes
     # A resumed run is asked for nothing, and keeps what its record says.
-    run.write_record(run.read_record().replaced(status="running", notes=[]))
+    run.write_record(run.record.replaced(status="running", notes=[]))
     again = lmd.train(out=out, resume=True, quiet=True)
-    assert [note for note in again.read_record().notes if note in notes] == notes
+    assert [note for note in again.record.notes if note in notes] == notes
 
 
 def test_settings_of_a_family_leave_what_defines_a_row(tmp_path: Path) -> None:

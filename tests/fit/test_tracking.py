@@ -13,7 +13,7 @@ import lmd
 from lmd.base.errors import LmdError
 from lmd.fit import tracking
 from lmd.fit import tracking as trackers
-from lmd.runs.folder import RunFolder
+from lmd.runs.folder import Run
 from lmd.runs.record import Record
 
 SETTINGS = {"backbone": "resnet8", "weights": "none", "image_size": 16, "epochs": 2, "workers": 0}
@@ -40,12 +40,12 @@ NAMES = ("tensorboard", "mlflow", "wandb")
 
 
 def curves(run: Path) -> dict[str, list[float]]:
-    rows = RunFolder.open(run).read_history()
+    rows = Run.open(run).read_history()
     return {key: [float(row[key] or 0) for row in rows] for key in ("loss", "lr", "val_bacc")}
 
 
 def balanced_accuracy(run: Path) -> float:
-    value = RunFolder.open(run).read_record().metrics["test"]["balanced_accuracy"].value
+    value = Run.open(run).record.metrics["test"]["balanced_accuracy"].value
     assert value is not None
     return value
 
@@ -68,7 +68,7 @@ def test_tensorboard_has_the_run(run: Path) -> None:
 def test_tensorboard_shows_the_new_run_after_an_old_one(run: Path, tmp_path: Path) -> None:
     from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
-    record = RunFolder.open(run).read_record()
+    record = Run.open(run).record
     for known, values in ((0, (0.5, 0.4, 0.3)), (0, (0.9, 0.8)), (2, (0.7,))):
         tracker = trackers.TensorBoard(tmp_path, record, known)
         for step, value in enumerate(values, known + 1):
@@ -190,7 +190,7 @@ def test_a_failing_tracker_warns_once_and_training_goes_on(
 ) -> None:
     seen = use(Broken)
     run = trained(tmp_path)
-    assert RunFolder.open(run).read_record().status == "finished"
+    assert Run.open(run).record.status == "finished"
     said = capsys.readouterr().err
     assert said.count("--log tensorboard failed") == 1
     assert "ConnectionError: the server is away" in said
@@ -203,7 +203,7 @@ def test_a_slow_tracker_does_not_hold_up_the_run(
     use(Slow)
     monkeypatch.setattr(tracking, "PATIENCE", 0.2)
     run = trained(tmp_path)
-    assert sum(row["seconds"] for row in RunFolder.open(run).read_record().history) < 30  # type: ignore[misc]
+    assert sum(row["seconds"] for row in Run.open(run).record.history) < 30  # type: ignore[misc]
     assert "it takes too long to write" in capsys.readouterr().err
 
 
@@ -231,7 +231,7 @@ def test_a_resumed_run_goes_on_and_needs_no_tracker(
     run = trained(tmp_path, resume=True, quiet=True)
     assert seen == [begun, ("epoch", 2), ("end", ["test/accuracy"])]
     # Trackers are no part of what was asked for.
-    assert "log" not in RunFolder.open(run).read_record().request.model_dump()
+    assert "log" not in Run.open(run).record.request.model_dump()
     assert trained(tmp_path, resume=True, quiet=True, log=None) == run
 
 

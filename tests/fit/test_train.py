@@ -20,7 +20,7 @@ from lmd.base.errors import DivergedError, LmdError
 from lmd.cli.commands import app
 from lmd.data.loaders import Normalise
 from lmd.model import load_model
-from lmd.runs.folder import RunFolder
+from lmd.runs.folder import Run
 from lmd.runs.record import Record
 from lmd.scoring.calibration import fit_temperature
 
@@ -36,15 +36,15 @@ QUICK: dict[str, Any] = {
 
 
 @pytest.fixture(scope="module")
-def run(tmp_path_factory: pytest.TempPathFactory) -> RunFolder:
+def run(tmp_path_factory: pytest.TempPathFactory) -> Run:
     folder = tmp_path_factory.mktemp("trained")
     data = write_npz(folder / "toy.npz")
     return lmd.train(data, method="ce", settings=QUICK, out=folder / "run", quiet=True)
 
 
-def test_the_fitted_temperature_is_shipped_used_and_scored(run: RunFolder) -> None:
+def test_the_fitted_temperature_is_shipped_used_and_scored(run: Run) -> None:
     model, spec = load_model(run.path)
-    temperature = run.read_record().model.temperature
+    temperature = run.record.model.temperature
     assert json.loads((run.path / "model.json").read_text())["temperature"] == temperature
     assert abs(temperature - 1) > 0.05  # else the rest would show nothing
     with np.load(run.path.parent / "toy.npz") as data:
@@ -71,7 +71,7 @@ def test_the_fitted_temperature_is_shipped_used_and_scored(run: RunFolder) -> No
 
 @pytest.mark.parametrize("command", ["predict", "export"])
 def test_a_shipped_model_is_used_without_methods_and_training(
-    run: RunFolder, command: str, tmp_path: Path
+    run: Run, command: str, tmp_path: Path
 ) -> None:
     image = tmp_path / "image.png"
     Image.fromarray(toy_images((1,)).pixels[0]).save(image)
@@ -125,7 +125,7 @@ def repeated(record: Record, out: Path) -> Record:
     assert words[:2] == ["lmd", "train"]
     done = CliRunner().invoke(app, [*words[1:], "--out", str(out), "--quiet"])
     assert done.exit_code == 0, (done.output, done.exception)
-    return RunFolder(out).read_record()
+    return Run(out).record
 
 
 def test_a_run_from_python_has_a_command_that_repeats_it(manifest: Path, tmp_path: Path) -> None:
@@ -151,7 +151,7 @@ def test_a_run_from_python_has_a_command_that_repeats_it(manifest: Path, tmp_pat
         out=tmp_path / "run",
         quiet=True,
     )
-    record = run.read_record()
+    record = run.record
     assert record.request.protocol["imbalance"] is None
     assert record.request.settings["lambda_1"] == 3
     assert len(record.data.skipped) == 1
@@ -169,7 +169,7 @@ def test_a_run_from_the_command_line_has_a_command_that_repeats_it(
         words += ["--set", f"{key}={value}"]
     done = CliRunner().invoke(app, [*words, "--out", str(tmp_path / "run"), "--quiet"])
     assert done.exit_code == 0, (done.output, done.exception)
-    record = RunFolder(tmp_path / "run").read_record()
+    record = Run(tmp_path / "run").record
     assert record.request.settings == {"gamma": 1.5}
     assert f"--out {tmp_path / 'run'}" in record.command
     again = repeated(record, tmp_path / "again")
@@ -191,14 +191,14 @@ def test_a_first_stage_is_shared_only_between_the_same_images(tmp_path: Path) ->
     other = other_pixels(tmp_path / "other.npz", data)
     given: dict[str, Any] = {"method": "ce", "settings": QUICK, "quiet": True}
     given |= {"first_stages": tmp_path / "stages", "images": False}
-    first = lmd.train(data, out=tmp_path / "first", **given).read_record()
-    same = lmd.train(data, out=tmp_path / "same", **given).read_record()
-    different = lmd.train(other, out=tmp_path / "different", **given).read_record()
+    first = lmd.train(data, out=tmp_path / "first", **given).record
+    same = lmd.train(data, out=tmp_path / "same", **given).record
+    different = lmd.train(other, out=tmp_path / "different", **given).record
     assert (same.stage_1_from, different.stage_1_from) == ("first", None)
     assert first.data.fingerprint == different.data.fingerprint
     assert first.data.pixels == same.data.pixels != different.data.pixels
     # A run of one stage that it did not train itself is complete all the same.
-    assert len(RunFolder(tmp_path / "same").read_history()) == QUICK["epochs"]
+    assert len(Run(tmp_path / "same").read_history()) == QUICK["epochs"]
     assert (tmp_path / "same" / "checkpoint" / "state.safetensors").exists()
 
 
@@ -231,7 +231,7 @@ def test_without_validation_images_no_epoch_is_chosen(tmp_path: Path) -> None:
     run = lmd.train(
         tmp_path / "d.npz", method="tau_norm", settings=settings, out=tmp_path / "run", quiet=True
     )
-    assert run.read_record().model.selected == "the last epoch of each stage"
+    assert run.record.model.selected == "the last epoch of each stage"
 
 
 @pytest.mark.parametrize("validation", [0.1, 0])

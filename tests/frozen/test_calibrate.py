@@ -23,7 +23,7 @@ from lmd.frozen.calibrate import calibrate_run
 from lmd.frozen.choose import Chosen, Linear
 from lmd.frozen.encode import Asked
 from lmd.frozen.frozen import mix_of
-from lmd.runs.folder import RunFolder
+from lmd.runs.folder import Run
 from lmd.runs.protocol import Protocol
 
 PAGE = page("calibrate.md")
@@ -81,7 +81,7 @@ def test_a_file_of_features_becomes_a_run(tmp_path: Path) -> None:
     given["classes"] = np.array(["nv", "mel", "df"])
     np.savez(tmp_path / "f.npz", **given)
     run = calibrate_run(tmp_path / "f.npz", out=tmp_path / "run", quiet=True)
-    record = run.read_record()
+    record = run.record
     assert record.status == "finished"
     assert record.data.counts == {part: list(counts) for part, counts in PARTS.items()}
     keys = [row.key for row in record.candidates]
@@ -143,7 +143,7 @@ def test_without_validation_groups_stay_together_and_small_classes_are_named(
     given = arrays({"train": (40, 20, 1)})
     np.savez(tmp_path / "f.npz", **given, groups=np.arange(61) // 2)
     run = calibrate_run(tmp_path / "f.npz", out=tmp_path / "run", quiet=True)
-    record = run.read_record()
+    record = run.record
     notes = " ".join(record.notes)
     assert "Only one training image of df" in notes
     assert "cross-validation" in notes
@@ -162,13 +162,13 @@ def test_without_validation_groups_stay_together_and_small_classes_are_named(
 def test_a_run_gets_a_new_classifier(tmp_path: Path, images: Path) -> None:
     old = lmd.train(images, method="ce", settings=QUICK, out=tmp_path / "old", quiet=True)
     run = calibrate_run(old.path, out=tmp_path / "new", quiet=True)
-    record = run.read_record()
-    assert record.data.fingerprint == old.read_record().data.fingerprint
+    record = run.record
+    assert record.data.fingerprint == old.record.data.fingerprint
     before, saved = old.read_predictions().parts["test"], run.read_predictions().parts["test"]
     np.testing.assert_array_equal(saved.ids, before.ids)
     existing = record.candidates[0].test
     assert existing is not None
-    expected = old.read_record().metrics["test"]["balanced_accuracy"].value
+    expected = old.record.metrics["test"]["balanced_accuracy"].value
     assert existing.value == pytest.approx(expected)
     paths = [images / name for name in saved.ids]
     found = lmd.load(run.path).predict(paths)
@@ -202,7 +202,7 @@ def test_a_backbone_with_images(tmp_path: Path, images: Path) -> None:
     settings = {"image_size": 16, "split": [0.5, 0.25, 0.25]}
     asked = Asked(data=str(images), weights="none", settings=settings)
     run = calibrate_run("resnet8", asked=asked, out=tmp_path / "run", quiet=True)
-    record = run.read_record()
+    record = run.record
     assert record.model.backbone == "resnet8"
     assert "--data" in record.command
     saved = run.read_predictions().parts["test"]
@@ -344,7 +344,7 @@ def test_an_existing_classifier_gets_no_number_on_its_own_training_images(
     command = ["calibrate", str(tmp_path / "f.npz"), "--out", str(tmp_path / "run")]
     done = CliRunner().invoke(app, command, catch_exceptions=False)
     assert "has no cross-validated number" in done.output
-    existing, *others = RunFolder.open(tmp_path / "run").read_record().candidates
+    existing, *others = Run.open(tmp_path / "run").record.candidates
     assert existing.key == "existing"
     assert existing.held_out is None
     assert all(row.held_out is not None for row in others)
@@ -382,7 +382,7 @@ def test_the_tiers_of_a_run_stay(tmp_path: Path, images: Path) -> None:
     settings = QUICK | {"tiers": "head=nv;tail=mel,df"}
     run = lmd.train(images, method="ce", settings=settings, out=tmp_path / "run", quiet=True)
     new = calibrate_run(run.path, out=tmp_path / "new", quiet=True)
-    assert new.read_record().tiers == run.read_record().tiers
+    assert new.record.tiers == run.record.tiers
 
 
 def test_images_of_a_run_may_have_moved(tmp_path: Path, images: Path) -> None:
@@ -393,7 +393,7 @@ def test_images_of_a_run_may_have_moved(tmp_path: Path, images: Path) -> None:
     with pytest.raises(LmdError, match="say where they are now with"):
         calibrate_run(old.path, out=tmp_path / "new", quiet=True)
     run = calibrate_run(old.path, asked=Asked(data=str(now)), out=tmp_path / "new", quiet=True)
-    record = run.read_record()
-    assert record.data.fingerprint == old.read_record().data.fingerprint
+    record = run.record
+    assert record.data.fingerprint == old.record.data.fingerprint
     assert record.request.data == str(now)
     assert f"--data {now}" in record.command

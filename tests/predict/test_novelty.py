@@ -16,20 +16,20 @@ from lmd.base.errors import LmdError
 from lmd.cli.commands import app
 from lmd.model import weights_digest
 from lmd.predict.novelty import CHECKSUM, FILE
-from lmd.runs.folder import RunFolder
+from lmd.runs.folder import Run
 
 
 @pytest.fixture(scope="module")
-def run(tmp_path_factory: pytest.TempPathFactory) -> RunFolder:
+def run(tmp_path_factory: pytest.TempPathFactory) -> Run:
     return skin_run(tmp_path_factory.mktemp("novelty"))
 
 
 @pytest.fixture
-def copied(run: RunFolder, tmp_path: Path) -> Path:
+def copied(run: Run, tmp_path: Path) -> Path:
     return shutil.copytree(run.path, tmp_path / "copy")
 
 
-def test_another_kind_of_image_is_flagged_and_the_same_kind_is_not(run: RunFolder) -> None:
+def test_another_kind_of_image_is_flagged_and_the_same_kind_is_not(run: Run) -> None:
     predictor = lmd.load(run.path)
     familiar = np.concatenate([skin(label, 30, 400) for label in LABELS])
     flags = predictor.predict(list(familiar)).unlike_training
@@ -40,7 +40,7 @@ def test_another_kind_of_image_is_flagged_and_the_same_kind_is_not(run: RunFolde
     assert strange.mean() > 0.9
 
 
-def test_the_share_can_be_chosen(run: RunFolder) -> None:
+def test_the_share_can_be_chosen(run: Run) -> None:
     predictor = lmd.load(run.path)
     images = list(np.concatenate([skin(label, 30, 400) for label in LABELS]))
     rates = []
@@ -55,7 +55,7 @@ def test_the_share_can_be_chosen(run: RunFolder) -> None:
             predictor.predict(images, unlike_above=wrong)
 
 
-def test_the_flag_changes_no_probability(run: RunFolder, copied: Path) -> None:
+def test_the_flag_changes_no_probability(run: Run, copied: Path) -> None:
     (copied / FILE).unlink()
     images = [*skin(0, 3), *endoscopy(3)]
     with_flag, without = lmd.load(run.path).predict(images), lmd.load(copied).predict(images)
@@ -82,7 +82,7 @@ def test_the_column_is_written_and_absent_without_the_file(copied: Path, tmp_pat
     assert "--unlike-above: the model has no novelty.safetensors" in str(refused.exception)
 
 
-def test_the_file_is_small_and_plain(run: RunFolder) -> None:
+def test_the_file_is_small_and_plain(run: Run) -> None:
     found = load_file(run.path / FILE)
     assert found["means"].shape == (3, 128)
     assert found["basis"].shape == (128, 127)

@@ -10,7 +10,7 @@ from runs_on_disk import SKIN, make_run
 from lmd.base.errors import LmdError
 from lmd.report.bars import Point, against_counts
 from lmd.report.page import write_report
-from lmd.runs.folder import RunFolder
+from lmd.runs.folder import Run
 
 
 def point(value: float) -> Point:
@@ -33,7 +33,7 @@ def test_a_report_of_several_runs_is_written_where_asked(tmp_path: Path) -> None
     runs = []
     for i in range(3):
         make_run(tmp_path / f"run{i}", SKIN[:3], epochs=(1,), skill=1.0 + i)
-        runs.append(RunFolder(tmp_path / f"run{i}").read())
+        runs.append(Run(tmp_path / f"run{i}"))
     path = write_report(runs[0], compare=runs[1:], out=tmp_path / "three.html")
     page = path.read_text(encoding="utf-8")
     assert path == tmp_path / "three.html"
@@ -47,7 +47,7 @@ def test_a_report_of_several_runs_is_written_where_asked(tmp_path: Path) -> None
 
 def test_reliability_is_drawn_without_the_temperature_too(tmp_path: Path) -> None:
     make_run(tmp_path / "run", SKIN[:3], epochs=(1,))
-    run = RunFolder(tmp_path / "run").read()
+    run = Run(tmp_path / "run")
     page = write_report(run, out=tmp_path / "one.html").read_text(encoding="utf-8")
     assert "reliability-before" not in page
     model = run.record.model.model_copy(update={"temperature": 2.0})

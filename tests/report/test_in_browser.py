@@ -14,7 +14,7 @@ from runs_on_disk import SKIN, make_run
 
 from lmd.data.synthetic import render
 from lmd.explain.examples import Examples, confident_mistakes, uncertain_hits
-from lmd.runs.folder import RunFolder
+from lmd.runs.folder import Run
 
 pytestmark = [
     pytest.mark.slow,
@@ -28,7 +28,7 @@ def report(tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("report")
     make_run(folder / "lmd", SKIN)
     make_run(folder / "ce", SKIN, skill=1.0, title="CE")
-    of = RunFolder(folder / "lmd").read_predictions().parts["test"]
+    of = Run(folder / "lmd").read_predictions().parts["test"]
     both = (confident_mistakes, uncertain_hits)
     chosen = [int(i) for pick in both for i in pick(of.labels, of.probabilities)]
     pictures = np.stack([render(0, int(of.labels[i]), i, 64) for i in chosen])

@@ -11,7 +11,7 @@ from runs_on_disk import SKIN, begun, edited, make_run
 
 from lmd.base.errors import LmdError
 from lmd.report.page import write_report
-from lmd.runs.folder import RunFolder
+from lmd.runs.folder import Run
 from lmd.runs.record import Record
 
 
@@ -177,7 +177,7 @@ def test_without_a_test_part_the_validation_part_is_shown_and_said_so(tmp_path: 
 
 
 def test_a_run_that_has_just_begun(tmp_path: Path) -> None:
-    run = RunFolder.create(tmp_path / "run")
+    run = Run.create(tmp_path / "run")
     run.write_record(begun("run", SKIN, [100 - k for k in range(len(SKIN))]))
     text = page(report_of(run.path)).text
     assert "Not finished." in text
@@ -195,7 +195,9 @@ def test_synthetic_data_are_announced(tmp_path: Path) -> None:
 def test_rereads_nothing_of_a_run_that_was_just_made(tmp_path: Path) -> None:
     make_run(tmp_path / "run", SKIN)
     from_disk = report_of(tmp_path / "run").read_bytes()
-    run = RunFolder(tmp_path / "run").read()
+    run = Run(tmp_path / "run")
+    assert run.record.status == "finished"
+    assert run.predictions is not None
     for name in ("record.json", "predictions.npz", "history.csv"):
         (tmp_path / "run" / name).unlink()
     assert write_report(run).read_bytes() == from_disk

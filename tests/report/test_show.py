@@ -11,7 +11,7 @@ from typer.testing import CliRunner
 from lmd.base.errors import LmdError
 from lmd.cli.commands import app
 from lmd.report.command import run_lines, state_of
-from lmd.runs.folder import RunFolder
+from lmd.runs.folder import Run
 
 
 def test_a_run_is_a_table_of_eighty_columns(tmp_path: Path) -> None:
@@ -40,7 +40,7 @@ def test_definitions_are_shown_on_request(tmp_path: Path) -> None:
 
 def test_runs_are_listed_with_their_state(tmp_path: Path) -> None:
     make_run(tmp_path / "group" / "done", SKIN[:3], epochs=(1,))
-    old = RunFolder.create(tmp_path / "old")
+    old = Run.create(tmp_path / "old")
     old.write_record(begun("old", SKIN[:3], [9, 5, 2]))
     (tmp_path / "bad").mkdir()
     (tmp_path / "bad" / "record.json").write_text("{")
@@ -55,7 +55,7 @@ def test_runs_are_listed_with_their_state(tmp_path: Path) -> None:
 
 
 def test_a_slow_epoch_is_not_an_interruption(tmp_path: Path) -> None:
-    run = RunFolder.create(tmp_path / "slow")
+    run = Run.create(tmp_path / "slow")
     run.write_history([{"stage": 1, "epoch": 1, "seconds": 3000.0}])
     then = time.time() - 4000
     for path in (run.path, *run.path.glob("*")):

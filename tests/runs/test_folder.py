@@ -10,14 +10,14 @@ import pytest
 from runs_on_disk import begun, edited, edited_arrays, fake_history, make_run
 
 from lmd.base.errors import LmdError
-from lmd.runs.folder import RunFolder
+from lmd.runs.folder import Run
 from lmd.runs.predictions import PartPredictions, Predictions
 
 
 @pytest.fixture
-def run(tmp_path: Path) -> RunFolder:
+def run(tmp_path: Path) -> Run:
     make_run(tmp_path / "run", ["a", "b", "c"])
-    return RunFolder(tmp_path / "run")
+    return Run(tmp_path / "run")
 
 
 def part(**changes: Any) -> PartPredictions:
@@ -30,7 +30,7 @@ def part(**changes: Any) -> PartPredictions:
 
 
 def test_predictions_are_read_as_written(tmp_path: Path) -> None:
-    run = RunFolder.create(tmp_path / "run")
+    run = Run.create(tmp_path / "run")
     given = Predictions(
         ("nevus", "wart"), {"validation": part(), "test": part(groups=np.array([7, 7]))}
     )
@@ -75,14 +75,14 @@ def test_class_names_must_differ(names: tuple[str, ...]) -> None:
         Predictions(names, {})
 
 
-def test_truncated_predictions_are_one_line(run: RunFolder) -> None:
+def test_truncated_predictions_are_one_line(run: Run) -> None:
     whole = run.predictions_path.read_bytes()
     for size in (0, 1, 10, 100, len(whole) // 2, len(whole) - 30, len(whole) - 1):
         run.predictions_path.write_bytes(whole[:size])
         _one_line(run)
 
 
-def test_predictions_with_changed_bytes_are_one_line_or_still_whole(run: RunFolder) -> None:
+def test_predictions_with_changed_bytes_are_one_line_or_still_whole(run: Run) -> None:
     whole = run.predictions_path.read_bytes()
     generator = np.random.default_rng(0)
     for place in generator.integers(len(whole), size=300):
@@ -93,7 +93,7 @@ def test_predictions_with_changed_bytes_are_one_line_or_still_whole(run: RunFold
             run.read_predictions()
 
 
-def test_foreign_files_are_one_line(run: RunFolder) -> None:
+def test_foreign_files_are_one_line(run: Run) -> None:
     run.predictions_path.write_bytes(b"not a zip file")
     _one_line(run)
     np.savez(run.predictions_path, x=np.arange(3))
@@ -105,28 +105,28 @@ def test_foreign_files_are_one_line(run: RunFolder) -> None:
     _one_line(run, "No such file")
 
 
-def test_a_missing_array_is_named(run: RunFolder) -> None:
+def test_a_missing_array_is_named(run: Run) -> None:
     with edited_arrays(run.path) as arrays:
         del arrays["test_probabilities"]
     _one_line(run, "no array 'test_probabilities'")
 
 
-def test_predictions_of_another_run_are_refused(run: RunFolder) -> None:
+def test_predictions_of_another_run_are_refused(run: Run) -> None:
     with edited(run.path) as record:
         record["data"]["classes"] = ["a", "b", "d"]
     with pytest.raises(LmdError, match="other classes"):
-        run.read()
+        _ = run.predictions
 
 
-def test_predictions_of_fewer_images_are_refused(run: RunFolder) -> None:
+def test_predictions_of_fewer_images_are_refused(run: Run) -> None:
     with edited_arrays(run.path) as arrays:
         for key in [key for key in arrays if key.startswith("validation")]:
             del arrays[key]
     with pytest.raises(LmdError, match="another number of validation images"):
-        run.read()
+        _ = run.predictions
 
 
-def test_declared_sizes_are_checked_before_memory_is_taken(run: RunFolder) -> None:
+def test_declared_sizes_are_checked_before_memory_is_taken(run: Run) -> None:
     for shape in ("(10000000000000,)", "(3, 3000000000000)", "(-1,)"):
         header = f"{{'descr': '<f4', 'fortran_order': False, 'shape': {shape}, }}"
         header = header.ljust(117) + "\n"
@@ -136,7 +136,7 @@ def test_declared_sizes_are_checked_before_memory_is_taken(run: RunFolder) -> No
         _one_line(run, r"array 'classes\.npy' declares")
 
 
-def test_zip_files_of_other_things_are_one_line(run: RunFolder) -> None:
+def test_zip_files_of_other_things_are_one_line(run: Run) -> None:
     with zipfile.ZipFile(run.predictions_path, "w") as archive:
         archive.writestr("classes.txt", "nevus")
     _one_line(run, r"its entry 'classes\.txt' is no array")
@@ -156,9 +156,7 @@ def test_zip_files_of_other_things_are_one_line(run: RunFolder) -> None:
         (np.full((4, 3), 7.0), "must be from 0 to 1"),
     ],
 )
-def test_probabilities_that_are_none_are_one_line(
-    run: RunFolder, array: np.ndarray, words: str
-) -> None:
+def test_probabilities_that_are_none_are_one_line(run: Run, array: np.ndarray, words: str) -> None:
     with edited_arrays(run.path) as arrays:
         n = len(arrays["test_labels"])
         arrays["test_probabilities"] = np.resize(array, (n, 3))
@@ -166,7 +164,7 @@ def test_probabilities_that_are_none_are_one_line(
 
 
 def test_history_is_read_as_written(tmp_path: Path) -> None:
-    run = RunFolder(tmp_path)
+    run = Run(tmp_path)
     assert run.read_history() == []
     rows = fake_history((2, 1), np.random.default_rng(0))
     run.write_history(rows)
@@ -188,16 +186,15 @@ def test_history_is_read_as_written(tmp_path: Path) -> None:
     ],
 )
 def test_a_damaged_history_is_one_line(tmp_path: Path, content: bytes) -> None:
-    run = RunFolder(tmp_path)
+    run = Run(tmp_path)
     run.history_path.write_bytes(content)
     with pytest.raises(LmdError, match=r"history\.csv") as caught:
         run.read_history()
     assert "\n" not in str(caught.value)
 
 
-def test_the_whole_run(run: RunFolder) -> None:
-    found = run.read()
-    assert found.record == run.read_record()
+def test_the_whole_run(run: Run) -> None:
+    found = run
     assert found.predictions is not None
     assert list(found.predictions.classes) == found.record.data.classes
     assert found.history == found.record.history
@@ -205,14 +202,14 @@ def test_the_whole_run(run: RunFolder) -> None:
 
 
 def test_a_run_that_has_just_begun_has_no_predictions(tmp_path: Path) -> None:
-    run = RunFolder.create(tmp_path / "run")
+    run = Run.create(tmp_path / "run")
     run.write_record(begun("run", ["a", "b"], [3, 2]))
-    found = run.read()
+    found = Run(run.path)
     assert found.predictions is None
     assert found.history == []
 
 
-def _one_line(run: RunFolder, words: str = "cannot be read") -> None:
+def _one_line(run: Run, words: str = "cannot be read") -> None:
     with pytest.raises(LmdError, match=words) as caught:
         run.read_predictions()
     assert "\n" not in str(caught.value)
@@ -231,12 +228,12 @@ def test_what_an_interruption_leaves_can_be_written_over(tmp_path: Path) -> None
 
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(Path, "unlink", remembered)
-        RunFolder.create(tmp_path / "run", overwrite=True)
+        Run.create(tmp_path / "run", overwrite=True)
     assert [name for name in order if not name.startswith(".")][-1] == "record.json"
     # An evaluation that was killed between its two files.
     left = tmp_path / "left"
-    RunFolder.create(left).write_predictions(Predictions(("a", "b"), {"test": part()}))
-    RunFolder.check_free(left)
+    Run.create(left).write_predictions(Predictions(("a", "b"), {"test": part()}))
+    Run.check_free(left)
     (left / "notes.txt").write_text("mine")
     with pytest.raises(LmdError, match="is not a run folder"):
-        RunFolder.check_free(left)
+        Run.check_free(left)

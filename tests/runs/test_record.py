@@ -1,4 +1,4 @@
-"""The record: typed, readable in both formats, and clear about what is wrong with a damaged one."""
+"""The record: typed, and clear about what is wrong with a damaged one."""
 
 import json
 import re
@@ -8,15 +8,13 @@ from typing import Any
 
 import pytest
 from pydantic import ValidationError
+from record_page import page
 from runs_on_disk import begun, edited, make_run
 from toys import ROOT
 
 from lmd.base.errors import LmdError
-from lmd.runs.folder import RunFolder, read_record, upgrade
+from lmd.runs.folder import Run, read_record
 from lmd.runs.record import Record
-from lmd.runs.schema import page
-
-OLD = Path(__file__).parent / "old_records"  # of format 1
 
 
 def test_published_records_load() -> None:
@@ -28,50 +26,16 @@ def test_published_records_load() -> None:
         assert record.request.method == record.method.key
 
 
-def test_old_records_load_with_their_values() -> None:
-    paths = sorted(OLD.iterdir())
-    assert len(paths) == 3
-    for path in paths:
-        raw, record = json.loads(path.read_text()), read_record(path)
-        assert record.format == 2
-        assert record.status == "finished"
-        assert record.part == "test"
-        assert record.method.key == raw["request"]["method"] == record.request.method
-        for part, metrics in raw["metrics"].items():
-            assert {k: v.model_dump() for k, v in record.metrics[part].items()} == metrics
-            assert record.confusion[part] == raw["confusion"][part]
-            for row, before in zip(record.per_class[part], raw["per_class"][part], strict=True):
-                assert row.tier == before.pop("group")
-                assert row.model_dump(include=set(before)) == before
-        assert list(record.tiers.assignment) == raw["groups"]["assignment"]
-        assert record.tiers.rule == raw["groups"]["rule"]
-        assert record.timings == raw["timings"]
-        assert [stage.seconds for stage in record.stages] == [s["seconds"] for s in raw["stages"]]
-        assert record.notes == raw["notes"]
-
-
-def test_an_old_record_in_detail() -> None:
-    record = read_record(OLD / "ham10000-lt-lmd-seed0.json")
-    assert record.method.settings["shrinkage"] == "validation"
-    assert record.method.chosen == {}  # not recorded at the time
-    assert record.history == []
-    assert record.data.grouped
-    assert record.per_class["test"][0].units is not None
-    assert "groups" not in record.protocol
-    assert record.protocol["tiers"] == record.request.protocol["tiers"]
-
-
 def test_what_is_written_is_read(tmp_path: Path) -> None:
     record = make_run(tmp_path / "run", ["a", "b", "c"])
-    assert RunFolder(tmp_path / "run").read_record() == record
+    assert Run(tmp_path / "run").record == record
     assert len(record.history) == 50
-    assert upgrade(record.model_dump()) == record.model_dump()
 
 
 def test_a_running_run_is_valid_and_has_no_part(tmp_path: Path) -> None:
-    run = RunFolder.create(tmp_path / "run")
+    run = Run.create(tmp_path / "run")
     run.write_record(begun("run", ["a", "b"], [3, 2]))
-    found = run.read_record()
+    found = run.record
     assert (found.status, found.part, found.metrics) == ("running", None, {})
 
 
@@ -126,24 +90,19 @@ DAMAGE: list[tuple[Callable[[dict[str, Any]], None], str]] = [
     (_put([{"loss": [1]}], "history"), "field 'history.0.loss"),
     (_put(["head"], "tiers", "assignment"), "tiers.assignment has 1 entries for 3 classes"),
     (_put({"test": [[1, 2], [3, 4], [5, 6]]}, "confusion"), "confusion.test.0 has 2 entries"),
-    (_put(3, "format"), "'format' must be 1 or 2, it is 3; read it with the version"),
-    (_delete("format"), "'format' must be 1 or 2, it is None"),
+    (_put(3, "format"), "'format' must be 2, it is 3; read it with the version"),
+    (_delete("format"), "'format' must be 2, it is None"),
     (_put(json.loads("[" * 60 + "]" * 60), "protocol", "deep"), "nested too deeply"),
 ]
 
 
-@pytest.mark.parametrize("old", [False, True], ids=["format 2", "format 1"])
 @pytest.mark.parametrize(("damage", "words"), DAMAGE)
 def test_a_damaged_record_is_one_line(
-    tmp_path: Path, damage: Callable[[dict[str, Any]], None], words: str, old: bool
+    tmp_path: Path, damage: Callable[[dict[str, Any]], None], words: str
 ) -> None:
     make_run(tmp_path / "run", ["a", "b", "c"], epochs=(1,))
     with edited(tmp_path / "run") as record:
         damage(record)
-        if old and record.get("format") == 2:
-            record["format"] = 1
-            if "tiers" in record:
-                record["groups"] = record.pop("tiers")
     _one_line(tmp_path / "run" / "record.json", words)
 
 
@@ -158,9 +117,9 @@ def test_a_damaged_record_is_one_line(
         (b"[]", "a JSON list, not an object"),
         (b"null", "not an object"),
         (b'{"format": ' + b"9" * 5000 + b"}", "not valid JSON"),
-        (b'{"format": [1]}', "'format' must be 1 or 2"),
-        (b'{"format": 1}', "Field required"),
-        (b'{"format": 1, "request": 3, "protocol": 3, "groups": 3}', "Field required|valid dict"),
+        (b'{"format": [1]}', "'format' must be 2"),
+        (b'{"format": 2}', "Field required"),
+        (b'{"format": 2, "request": 3, "protocol": 3, "tiers": 3}', "Field required|valid dict"),
     ],
 )
 def test_a_file_that_is_no_record_is_one_line(tmp_path: Path, content: bytes, words: str) -> None:
@@ -180,7 +139,7 @@ def test_a_record_cut_anywhere_is_one_line(tmp_path: Path) -> None:
 def test_the_page_about_the_record_is_up_to_date() -> None:
     path = ROOT / "docs" / "record.md"
     assert path.read_text(encoding="utf-8") == page(), (
-        "run: python -m lmd.runs.schema > docs/record.md"
+        "run: python tests/record_page.py > docs/record.md"
     )
     for field in Record.model_fields:
         assert f"| `{field}` |" in page()

@@ -16,7 +16,7 @@ from lmd.methods import METHODS
 from lmd.methods.method import Method
 from lmd.methods.stage import Stages, Task
 from lmd.methods.supervised import Supervised
-from lmd.runs.folder import RunFolder
+from lmd.runs.folder import Run
 from lmd.training import FirstStages, Trainer
 
 ALIKE = {
@@ -144,9 +144,9 @@ def test_a_grid_trains_common_first_stages_once_with_the_same_result(tmp_path: P
     sources = {}
     for run in plan.runs:
         assert bytes_of(tmp_path / "True" / run.name) == bytes_of(tmp_path / "False" / run.name)
-        record = RunFolder(tmp_path / "True" / run.name).read_record()
+        record = Run(tmp_path / "True" / run.name).record
         sources[run.method] = record.stage_1_from
-        alone = RunFolder(tmp_path / "False" / run.name).read_record()
+        alone = Run(tmp_path / "False" / run.name).record
         assert alone.stage_1_from is None
         # What is known of a stage does not depend on who trained it.
         for mine, other in zip(record.stages, alone.stages, strict=True):
@@ -197,7 +197,7 @@ def test_a_benchmark_of_two_rows_shares_their_first_stage(tmp_path: Path) -> Non
     plan, out = plan_grid(grid), tmp_path / "out"
     out.mkdir()
     assert not run_plan(plan, out, lambda: Local(out, 1), quiet_board()).failed
-    assert RunFolder.open(out / "lmd-seed0").read_record().stage_1_from == "rs_strong-seed0"
+    assert Run.open(out / "lmd-seed0").record.stage_1_from == "rs_strong-seed0"
 
 
 @pytest.mark.parametrize(

@@ -8,7 +8,7 @@ from typing import Any, Literal
 from lmd.base.errors import LmdError
 from lmd.base.files import MISSING, what_is
 from lmd.benchmark.plan import Plan, PlannedRun
-from lmd.runs.folder import RunFolder
+from lmd.runs.folder import Run
 from lmd.runs.protocol import current_names
 from lmd.runs.record import Record
 
@@ -70,19 +70,19 @@ def _fingerprint(plan: Plan, request: Mapping[str, Any]) -> str | LmdError:
 
 def is_finished(run: Path) -> bool:
     """Whether a run folder has the record of a finished run."""
-    folder = RunFolder(run)
-    return folder.record_path.exists() and folder.read_record().status == "finished"
+    folder = Run(run)
+    return folder.record_path.exists() and folder.record.status == "finished"
 
 
 def inspect(plan: Plan, folder: Path) -> dict[str, OnDisk]:
     """The status of every run; an error names those that differ from the plan."""
     found, others = {}, []
     for run in plan.runs:
-        on_disk = RunFolder(folder / run.name)
+        on_disk = Run(folder / run.name)
         if not on_disk.record_path.exists():
             found[run.name] = OnDisk("missing")
             continue
-        record = on_disk.read_record()
+        record = on_disk.record
         done = record.status == "finished"
         if changes := changes_since(record, run):
             others.append(f"  {folder / run.name}: " + "; ".join(changes))
@@ -159,7 +159,7 @@ def progress(run: PlannedRun, folder: Path) -> Progress:
     later = run.last_epochs or protocol["stage2_epochs"]
     # A stage between the first and the last is a single pass.
     epochs = [protocol["epochs"], *[1] * (run.stages - 2), later][: run.stages]
-    rows = RunFolder(folder / run.name).read_history()
+    rows = Run(folder / run.name).read_history()
     if not rows:
         return Progress(0, sum(epochs), "starting")
     stage, epoch = (int(rows[-1][key] or 0) for key in ("stage", "epoch"))

@@ -14,7 +14,7 @@ from lmd.base.errors import LmdError
 from lmd.base.files import atomic_write
 from lmd.benchmark.plan import Plan, PlannedRun, Trial
 from lmd.benchmark.state import is_finished
-from lmd.runs.folder import RunFiles, RunFolder, paired
+from lmd.runs.folder import Run, paired
 from lmd.scoring.intervals import bootstrap
 from lmd.scoring.sample import Sample
 
@@ -93,7 +93,7 @@ def pick(scores: Sequence[Score], default: str) -> str:
     return max(known, key=lambda one: one.balanced_accuracy or 0.0).label
 
 
-def gain(run: RunFiles, default: RunFiles) -> tuple[float, float]:
+def gain(run: Run, default: Run) -> tuple[float, float]:
     """Balanced accuracy of a run minus that of the default on validation, and its standard error.
 
     The error is the standard deviation of the difference over stratified resamples, the same ones
@@ -187,12 +187,12 @@ def choices_path(folder: Path) -> Path:
 
 def _choose(plan: Plan, trial: Trial, folder: Path, diverged: Collection[str]) -> Choice | None:
     planned = trial_runs(plan, trial)
-    runs: dict[str, RunFiles | None] = {}
+    runs: dict[str, Run | None] = {}
     for run in planned:
         finished = is_finished(folder / run.name)
         if not finished and run.name not in diverged:
             return None
-        runs[run.tuned] = RunFolder(folder / run.name).read() if finished else None
+        runs[run.tuned] = Run(folder / run.name) if finished else None
     if not any(runs.values()):
         return None
     scores = [
@@ -210,9 +210,7 @@ def _choose(plan: Plan, trial: Trial, folder: Path, diverged: Collection[str]) -
     )
 
 
-def _scored(
-    label: str, value: Any, name: str, run: RunFiles | None, default: RunFiles | None
-) -> Score:
+def _scored(label: str, value: Any, name: str, run: Run | None, default: Run | None) -> Score:
     if run is None:
         return Score(label=label, value=value, run=name)
     better, se = gain(run, default) if default is not None else (None, None)
@@ -221,11 +219,11 @@ def _scored(
     )
 
 
-def _score(run: RunFiles) -> float:
+def _score(run: Run) -> float:
     found = run.record.metrics.get("validation", {}).get(METRIC)
     if found is None or found.value is None:
         raise LmdError(
-            f"{run.folder} has no balanced accuracy on a validation part, which [trials] needs: "
+            f"{run.path} has no balanced accuracy on a validation part, which [trials] needs: "
             "give the data a validation part, or remove [trials] from the grid"
         )
     return found.value

@@ -187,7 +187,7 @@ def train(
         run = train_folds(data, folds, final, workers, keep_features, asked)
     else:
         run = run_training(data, keep_features=keep_features, **asked)
-    print_scores(run.read_record())
+    print_scores(run.record)
     if keep_features:
         show_size(run.path / "neighbours.npz")
     typer.secho(f"\nThe report: {run.path / 'report.html'}", bold=True)

@@ -33,9 +33,9 @@ def run_demo(
         )
         for key in DEMO
     }
-    report = write_report(runs[method.key].read(), compare=[runs[baseline.key].read()])
+    report = write_report(runs[method.key], compare=[runs[baseline.key]])
     for key, run in runs.items():
-        metrics = run.read_record().metrics["test"]
+        metrics = run.record.metrics["test"]
         shown = [
             f"{title} {metrics[name].text('.1p')}"
             for name, title in (("balanced_accuracy", "balanced accuracy"), ("bacc_tail", "tail"))

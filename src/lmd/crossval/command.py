@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Any
 from lmd.base.errors import LmdError
 
 if TYPE_CHECKING:
-    from lmd.runs.folder import RunFolder
+    from lmd.runs.folder import Run
 
 
 def is_cross_validation(folds: int | None, out: Path | None, resume: bool, **only: object) -> bool:
@@ -26,7 +26,7 @@ def train_folds(
     workers: int | None,
     keep_features: bool,
     asked: dict[str, Any],
-) -> "RunFolder":
+) -> "Run":
     """Train all folds; what is not given when resuming is as it was."""
     from lmd.crossval.folds import cross_validate
 

@@ -24,7 +24,7 @@ from lmd.data.splits import fold_notes, make_folds, without_parts
 from lmd.fit.request import resolve, train_command
 from lmd.fit.tracking import Tracking, checked_trackers
 from lmd.methods import DEFAULT, find_method
-from lmd.runs.folder import FINAL, RUN_FILES, RunFolder
+from lmd.runs.folder import FINAL, RUN_FILES, Run
 from lmd.runs.protocol import Protocol
 from lmd.runs.record import Request
 
@@ -68,7 +68,7 @@ def cross_validate(
     device: str = "auto",
     quiet: bool = False,
     log: str | Sequence[str] | None = None,
-) -> RunFolder:
+) -> Run:
     """Train one model for each fold, side by side, and score all images by the one that is blind.
 
     Every image is in the test part of one of the ``folds``, by default 5. The folder gets record,
@@ -132,8 +132,8 @@ def cross_validate(
         command = _command(asked, folder)
         run = write_pooled(folder, names, asked.final, notes, command)
     say = partial(Console(stderr=True, quiet=quiet).print, markup=False, highlight=False)
-    with Tracking(trackers, folder, run.read_record(), say) as tracking:
-        tracking.finish(run.read_record())
+    with Tracking(trackers, folder, run.record, say) as tracking:
+        tracking.finish(run.record)
     return run
 
 
@@ -250,7 +250,7 @@ def _check_same(folder: Path, before: Asked, asked: Asked) -> None:
 
 def _check_free(folder: Path, *, overwrite: bool) -> None:
     if not (folder / NAME).exists():
-        RunFolder.check_free(folder, overwrite=overwrite)
+        Run.check_free(folder, overwrite=overwrite)
     elif not overwrite:
         raise LmdError(
             f"{folder} already holds a cross-validation: continue it with --resume, choose another "

@@ -18,7 +18,7 @@ from lmd.model import AVERAGE
 from lmd.predict.average import save_average
 from lmd.report.card_files import write_card
 from lmd.report.page import write_report
-from lmd.runs.folder import FINAL, RunFiles, RunFolder
+from lmd.runs.folder import FINAL, Run
 from lmd.runs.predictions import PartPredictions, Predictions
 from lmd.runs.record import Record, TablePart
 from lmd.scoring.tiers import assign_tiers
@@ -42,38 +42,38 @@ SHIPPED: dict[Final, str] = {
 
 def write_pooled(
     folder: Path, names: Sequence[str], final: Final, notes: Sequence[str], command: Sequence[str]
-) -> RunFolder:
+) -> Run:
     """Write one run folder from the finished folds ``names`` in it; the record comes last but one.
 
     ``notes`` are about the data; ``command`` are the words that repeat the cross-validation.
     """
-    runs = [RunFolder.open(folder / name).read() for name in names]
+    runs = [Run.open(folder / name) for name in names]
     for one in runs[1:]:
         if one.record.data.pixels != runs[0].record.data.pixels:
             raise LmdError(
-                f"the images have changed between {runs[0].folder.name} and {one.folder.name} of "
+                f"the images have changed between {runs[0].path.name} and {one.path.name} of "
                 f"{folder}, so that their answers are not of one data set: start again with "
                 "--overwrite"
             )
     predictions = pooled(runs)
     record = _record(folder, runs, predictions, final, notes, shlex.join(command))
-    run = RunFolder(folder)
+    run = Run(folder)
     _write_model(folder, names, record, final)
     run.write_predictions(predictions)
     run.write_record(record)
-    write_report(RunFiles(folder, record, predictions, ()))
+    write_report(run)
     write_card(record, folder)
     return run
 
 
-def pooled(runs: Sequence[RunFiles]) -> Predictions:
+def pooled(runs: Sequence[Run]) -> Predictions:
     """The test predictions of all folds together; groups, which stay whole, get new numbers."""
     parts: list[PartPredictions] = []
     taken = 0
     for run in runs:
         found = run.predictions.parts.get("test") if run.predictions is not None else None
         if found is None:
-            raise LmdError(f"{run.folder} has no test predictions: train this fold again")
+            raise LmdError(f"{run.path} has no test predictions: train this fold again")
         groups = None
         if found.groups is not None:
             groups = found.groups + taken
@@ -93,7 +93,7 @@ def pooled(runs: Sequence[RunFiles]) -> Predictions:
 
 def _record(
     folder: Path,
-    runs: Sequence[RunFiles],
+    runs: Sequence[Run],
     predictions: Predictions,
     final: Final,
     notes: Sequence[str],
@@ -142,12 +142,12 @@ def _record(
     return scored(record, predictions)
 
 
-def _fold(run: RunFiles) -> FoldRun:
+def _fold(run: Run) -> FoldRun:
     record = run.record
     parts: tuple[TablePart, ...] = ("train", "validation", "test")
     found = record.metrics["test"]["balanced_accuracy"]
     return FoldRun(
-        name=run.folder.name,
+        name=run.path.name,
         images={part: sum(record.data.counts.get(part, [])) for part in parts},
         temperature=record.model.temperature,
         balanced_accuracy=found.value,

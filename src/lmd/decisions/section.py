@@ -15,7 +15,7 @@ from lmd.report.bars import SHAPES
 from lmd.report.svg import chart, element, line, mark, savable, text, tip
 from lmd.report.view import Row
 from lmd.report.words import NONE, fitted_on, interval, percent
-from lmd.runs.folder import RunFiles
+from lmd.runs.folder import Run
 from lmd.scoring.estimates import Estimate, number_text
 from lmd.scoring.proportions import Floats, class_mix, reweighted
 from lmd.scoring.sample import Sample
@@ -33,7 +33,7 @@ class ClassCurves:
     share: float
 
 
-def class_curves(run: RunFiles) -> list[ClassCurves] | None:
+def class_curves(run: Run) -> list[ClassCurves] | None:
     """The curves of each class in the stated mix, or nothing where the mix is unknown."""
     record, part = run.record, run.record.part
     of = run.predictions.parts.get(part) if run.predictions and part else None
@@ -146,7 +146,7 @@ UNPRICED = "the costs have no column refer, which says what referring an image c
 COLUMNS = ("recall", "specificity", "fixed", "ppv", "npv")
 
 
-def sets_view(run: RunFiles, rows: Sequence[Row]) -> dict[str, Any] | None:
+def sets_view(run: Run, rows: Sequence[Row]) -> dict[str, Any] | None:
     """Coverage and size of the prediction sets; ``rows`` give the order of the classes."""
     found = run.record.sets
     if found is None:
@@ -178,7 +178,7 @@ def sets_view(run: RunFiles, rows: Sequence[Row]) -> dict[str, Any] | None:
     }  # fmt: skip
 
 
-def decisions_view(run: RunFiles, rows: Sequence[Row]) -> dict[str, Any] | None:
+def decisions_view(run: Run, rows: Sequence[Row]) -> dict[str, Any] | None:
     """Curves and predictive values at the stated prevalence; ``rows`` give the order."""
     found = run.record.decisions
     curves = class_curves(run)
@@ -217,7 +217,7 @@ def decisions_view(run: RunFiles, rows: Sequence[Row]) -> dict[str, Any] | None:
     }
 
 
-def calibration_view(run: RunFiles) -> dict[str, str] | None:
+def calibration_view(run: Run) -> dict[str, str] | None:
     """ECE without the temperature, if one was fitted, and in the mix that the model answers for."""
     record = run.record
     found = record.calibration.get(record.part) if record.part else None

@@ -89,7 +89,7 @@ def evaluate(
     from lmd.evaluation.evaluate import compare_runs
     from lmd.evaluation.evaluate import evaluate as evaluate_run
     from lmd.evaluation.section import format_external
-    from lmd.runs.folder import RunFolder
+    from lmd.runs.folder import Run
 
     made = evaluate_run(
         run, data, part=part, skip_unknown=skip_unknown, columns=given_columns(context),
@@ -97,8 +97,8 @@ def evaluate(
         prevalence=prevalence, costs=costs, coverage=coverage, refer_above=refer_above,
         resamples=resamples, images=not no_images, device=device, quiet=quiet,
     )  # fmt: skip
-    run, record = made.path, made.read_record()
-    kept = RunFolder.open(run).read_record().resamples
+    run, record = made.path, made.record
+    kept = Run.open(run).record.resamples
     print_scores(record)
     if record.external is not None:
         typer.echo(f"\n{format_external(record.external, record.sets)}")

@@ -25,7 +25,7 @@ from lmd.model import add_answers
 from lmd.predict.predictor import Predictor, load
 from lmd.report.card_files import write_card
 from lmd.report.page import write_report
-from lmd.runs.folder import RunFiles, RunFolder, paired, unborn
+from lmd.runs.folder import Run, paired, unborn
 from lmd.runs.predictions import PARTS, PartPredictions, Predictions
 from lmd.runs.record import Record
 from lmd.scoring.comparing import compare, format_comparison
@@ -47,24 +47,23 @@ def rescore(
     ``against``, another run on the same test images. A model of an earlier version gets what its
     file lacks for decisions.
     """
-    run = RunFolder.open(path)
-    if run.read_record().status != "finished":
+    run = Run.open(path)
+    before = run.record
+    if before.status != "finished":
         raise LmdError(f"{path} is not finished: run `lmd train --resume --out {path}`")
-    before = run.read()
-    others = [] if against is None else [RunFolder.open(against).read()]
+    others = [] if against is None else [Run.open(against)]
     for other in others:
-        paired(before, other)  # refused before anything is written
-    predictions = before.predictions or run.read_predictions()
-    record = scored(with_prior(before.record), predictions, resamples=resamples, decide=decide)
-    if record.external is not None and _coverage(record) != _coverage(before.record):
+        paired(run, other)  # refused before anything is written
+    predictions = run.predictions or run.read_predictions()
+    record = scored(with_prior(before), predictions, resamples=resamples, decide=decide)
+    if record.external is not None and _coverage(record) != _coverage(before):
         external = record.external.model_copy(update={"coverage": None})
         record = record.replaced(external=external)
-    if resamples < before.record.resamples:
+    if resamples < before.resamples:
         return record
     add_answers(path, *answers_of(record, predictions))
     run.write_record(record)
-    files = RunFiles(path, record, predictions, before.history)
-    write_report(files, compare=others, resamples=resamples, images=images)
+    write_report(run, compare=others, resamples=resamples, images=images)
     if record.external is None and record.tta is None:
         write_card(record, path)
     return record
@@ -76,12 +75,12 @@ def _coverage(record: Record) -> float | None:
 
 def check_comparable(a: Path, b: Path) -> None:
     """An ``LmdError`` unless two runs can be compared; asked before the numbers of one appear."""
-    paired(RunFolder.open(a).read(), RunFolder.open(b).read())
+    paired(Run.open(a), Run.open(b))
 
 
 def compare_runs(a: Path, b: Path, *, resamples: int = 1000) -> str:
     """Differences of two runs in all metrics with paired intervals and Holm's p-values, as text."""
-    left, right = RunFolder.open(a).read(), RunFolder.open(b).read()
+    left, right = Run.open(a), Run.open(b)
     mine, theirs = paired(left, right)
     tiers = left.record.tiers.assignment
     first, second = (
@@ -109,7 +108,7 @@ def evaluate_tta(
     decide: Decide = Decide(),
     device: str = "auto",
     quiet: bool = False,
-) -> RunFolder:
+) -> Run:
     """Predict validation and test images with their mirror images, and score them.
 
     The images are read again, from ``moved`` if they are no longer where they were, and must be
@@ -121,7 +120,7 @@ def evaluate_tta(
     folder = path.resolve().parent / f"{path.resolve().name}-tta"
     _check_out(folder)
     # A mistake is found before images are read.
-    make_policy(decide, basis_of(record, RunFolder.open(path).read_predictions()))
+    make_policy(decide, basis_of(record, Run.open(path).read_predictions()))
     predictor, started = load(path, choose_device(device)), time.perf_counter()
     with Display(quiet=quiet) as display:
         data = images_of_run(record, moved, display)
@@ -140,15 +139,15 @@ def evaluate_tta(
     record = scored(record, predictions, resamples=resamples, decide=decide)
     record = record.replaced(finished=now())
     folder.mkdir(exist_ok=True)
-    made = RunFolder(folder)
+    made = Run(folder)
     made.write_predictions(predictions)
     made.write_record(record)
-    write_report(RunFiles(folder, record, predictions, record.history))
+    write_report(made)
     return made
 
 
 def _checked(path: Path) -> Record:
-    record = RunFolder.open(path).read_record()
+    record = Run.open(path).record
     if record.status != "finished":
         raise LmdError(f"{path} is not finished: run `lmd train --resume --out {path}`")
     if record.tta is not None:
@@ -163,8 +162,8 @@ def _check_out(folder: Path) -> None:
     """Only an earlier evaluation of this kind is replaced."""
     if not folder.exists() or (folder.is_dir() and unborn(folder)):
         return
-    run = RunFolder(folder)
-    if not run.record_path.exists() or run.read_record().tta is None:
+    run = Run(folder)
+    if not run.record_path.exists() or run.record.tta is None:
         raise LmdError(f"--tta writes to {folder}, which holds something else: rename or remove it")
 
 
@@ -208,7 +207,7 @@ def evaluate(
     images: bool = True,
     device: str = "auto",
     quiet: bool = False,
-) -> RunFolder:
+) -> Run:
     """Compute all numbers and the report of a run again, or those of its model on other images.
 
     ``run`` is what ``lmd.train`` returned, or the path of a run folder. Without ``data``, the
@@ -233,7 +232,7 @@ def evaluate(
             check_comparable(path, other)
         if not tta:
             record = rescore(path, resamples=resamples, decide=decide, against=other, images=images)
-            return RunFolder(path, record)
+            return Run(path, record)
         made = evaluate_tta(
             path, None if data is None else str(data), resamples=resamples, decide=decide,
             device=device, quiet=quiet,

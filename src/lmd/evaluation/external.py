@@ -42,7 +42,7 @@ from lmd.predict.average import AverageEngine
 from lmd.predict.novelty import flag_rate
 from lmd.predict.predictor import Predictor, load
 from lmd.report.page import write_report
-from lmd.runs.folder import RunFiles, RunFolder, matched, paired, scored_part
+from lmd.runs.folder import Run, matched, paired, scored_part
 from lmd.runs.predictions import PartPredictions, Predictions
 from lmd.runs.record import Machine, Part, Record
 from lmd.scoring.estimates import Estimate
@@ -65,7 +65,7 @@ def evaluate_external(
     device: str = "auto",
     quiet: bool = False,
     command: str | None = None,
-) -> RunFolder:
+) -> Run:
     """Score the model of a run on the labelled images of ``data``, and write a folder of its own.
 
     ``data`` is anything that training takes; all its images are used, or those of one ``part``. The
@@ -78,7 +78,7 @@ def evaluate_external(
     folder = Path(out) if out is not None else default_folder(Path(run), data)
     if folder.resolve() == Path(run).resolve():
         raise LmdError(f"--out: {folder} is the run itself; give another folder")
-    RunFolder.check_free(folder, overwrite=overwrite, resumable=False)
+    Run.check_free(folder, overwrite=overwrite, resumable=False)
     _check_replaced(folder)
     other = None if against is None else _other(against, folder)
     predictor = load(run, here)
@@ -112,12 +112,12 @@ def evaluate_external(
     record = scored(record, predictions, resamples=resamples, decide=decide)
     record = _home_coverage(record, files).replaced(finished=now())
     if other is not None:
-        paired(RunFiles(folder, record, predictions, ()), other)  # some may have been unreadable
-    made = RunFolder.create(folder, overwrite=overwrite)
+        paired(Run(folder, record, predictions), other)  # some may have been unreadable
+    made = Run.create(folder, overwrite=overwrite)
     (folder / "checkpoint").rmdir()
     made.write_predictions(predictions)
     made.write_record(record)
-    write_report(RunFiles(folder, record, predictions, record.history))
+    write_report(made)
     return made
 
 
@@ -132,23 +132,23 @@ def default_folder(run: Path, data: str | Path) -> Path:
 
 def _check_replaced(folder: Path) -> None:
     """Only an earlier evaluation is replaced, never a training."""
-    run = RunFolder(folder)
-    if run.record_path.exists() and run.read_record().external is None:
+    run = Run(folder)
+    if run.record_path.exists() and run.record.external is None:
         raise LmdError(
             f"--out: {folder} holds a training, which an evaluation does not replace: give another "
             "folder"
         )
 
 
-def _other(against: Path, folder: Path) -> RunFiles:
+def _other(against: Path, folder: Path) -> Run:
     """The files of the run to compare with, which must stay."""
     if against.resolve() == folder.resolve():
         raise LmdError(f"--against: {folder} is what --overwrite replaces: give another folder")
-    return RunFolder.open(against).read()
+    return Run.open(against)
 
 
 def _check_paired(
-    folder: Path, table: Table, classes: Sequence[str], other: RunFiles, skip_bad: bool
+    folder: Path, table: Table, classes: Sequence[str], other: Run, skip_bad: bool
 ) -> None:
     """An ``LmdError`` if the other run was scored on other images than will be scored here."""
     if skip_bad:
@@ -171,7 +171,7 @@ def _temperature(predictor: Predictor) -> float:
     return 1.0 if average else predictor.engine.spec.temperature
 
 
-def _home_coverage(record: Record, home: RunFiles) -> Record:
+def _home_coverage(record: Record, home: Run) -> Record:
     """The record with the coverage of the same prediction sets in the run's own test part.
 
     A run without one has images of the validation part only, which gave the sets their thresholds.
@@ -190,9 +190,9 @@ def _sample(record: Record, of: PartPredictions) -> Sample:
     return Sample(of.labels, of.probabilities, record.tiers.assignment, of.groups)
 
 
-def _finished(path: Path) -> RunFiles:
-    run = RunFolder.open(path)
-    record = run.read_record()
+def _finished(path: Path) -> Run:
+    run = Run.open(path)
+    record = run.record
     if record.status != "finished":
         raise LmdError(f"{path} is not finished: run `lmd train --resume --out {path}`")
     if record.external is not None:
@@ -200,13 +200,12 @@ def _finished(path: Path) -> RunFiles:
             f"{path} is an external validation of {record.external.run}: give the folder of that "
             "run together with --data"
         )
-    files = run.read()
-    if record.part is None or files.predictions is None:
+    if record.part is None or run.predictions is None:
         raise LmdError(f"{path} has no scored part to compare with: run `lmd evaluate {path}`")
-    return RunFiles(path, with_prior(files.record), files.predictions, files.history)
+    return Run(path, with_prior(record), run.predictions)
 
 
-def _predictions(files: RunFiles, table: Table, answers: Answers) -> Predictions:
+def _predictions(files: Run, table: Table, answers: Answers) -> Predictions:
     """The external images as test part; the run's validation part gives the prediction sets."""
     assert files.predictions is not None
     classes = files.predictions.classes
@@ -219,7 +218,7 @@ def _predictions(files: RunFiles, table: Table, answers: Answers) -> Predictions
 
 
 def _external(
-    files: RunFiles,
+    files: Run,
     run: Path,
     table: Table,
     known: NDArray[np.bool_],

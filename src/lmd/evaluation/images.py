@@ -22,12 +22,12 @@ from lmd.data.table import PARTS, Table
 from lmd.evaluation.record import UnknownClass
 from lmd.fit.recording import NO_VALIDATION, data_info, file_digest
 from lmd.predict.predictor import Predictor
-from lmd.runs.folder import RunFiles, trainings_of
+from lmd.runs.folder import Run, trainings_of
 from lmd.runs.protocol import Protocol
 from lmd.runs.record import DataInfo, Record
 
 
-def refuse_own_data(run: RunFiles, data: str) -> None:
+def refuse_own_data(run: Run, data: str) -> None:
     """An ``LmdError`` if a run was trained on ``data``, or on a copy of it."""
     if any(_is_data_of(record, data) for record in (run.record, *trainings_of(run))):
         raise LmdError(
@@ -36,7 +36,7 @@ def refuse_own_data(run: RunFiles, data: str) -> None:
         )
 
 
-def refuse_training_images(run: RunFiles, table: Table) -> None:
+def refuse_training_images(run: Run, table: Table) -> None:
     """Refuse files of the run's training part, which are known if its data is where it was."""
     if not isinstance(table.images, FileImages):
         return
@@ -129,7 +129,7 @@ class Answers:
 
 
 def open_external(
-    run: RunFiles, data: str, part: str | None, columns: Mapping[str, Any], skip_bad: bool
+    run: Run, data: str, part: str | None, columns: Mapping[str, Any], skip_bad: bool
 ) -> Table:
     """The table of the other images, which must not be those of training."""
     refuse_own_data(run, data)
@@ -209,7 +209,7 @@ def unknown_classes(table: Table, answers: Answers) -> list[UnknownClass]:
 
 
 def external_data(
-    run: RunFiles, table: Table, known: NDArray[np.bool_], skipped: tuple[str, ...], source: str
+    run: Run, table: Table, known: NDArray[np.bool_], skipped: tuple[str, ...], source: str
 ) -> DataInfo:
     """What the record says about the external images; classes and training counts are the run's."""
     record = run.record
@@ -243,7 +243,7 @@ def external_data(
     )
 
 
-def _own_names(run: RunFiles) -> set[str]:
+def _own_names(run: Run) -> set[str]:
     parts = run.predictions.parts.values() if run.predictions is not None else ()
     return {name for of in parts for name in _names(of.ids)}
 

@@ -19,7 +19,7 @@ from lmd.explain.features import images_of_run
 from lmd.explain.heat_map import explain_pixels
 from lmd.predict.engines import TorchEngine
 from lmd.predict.predictor import Predictor, load
-from lmd.runs.folder import RunFolder
+from lmd.runs.folder import Run
 from lmd.runs.predictions import Predictions
 from lmd.scoring.proportions import Labels, Probabilities
 
@@ -127,8 +127,8 @@ def add_examples(
     path: Path, data: str, *, device: torch.device | str = "cpu", display: Display | None = None
 ) -> Path:
     """Write ``examples.npz`` of a finished run again; ``data`` is where its images are now."""
-    run = RunFolder.open(path)
-    record, engine = run.read_record(), load(path, device).engine
+    run = Run.open(path)
+    record, engine = run.record, load(path, device).engine
     if not isinstance(engine, TorchEngine):
         raise LmdError(f"{path} has the average of several models: give one of its folds")
     found = images_of_run(record, data, display or Display(quiet=True))

@@ -25,7 +25,7 @@ from lmd.predict.novelty import (
 )
 from lmd.predict.predictor import load
 from lmd.predict.record import NoveltyInfo
-from lmd.runs.folder import RunFolder, of_one_model, several_models
+from lmd.runs.folder import Run, of_one_model, several_models
 from lmd.runs.protocol import Protocol
 from lmd.runs.record import Record, Request
 from lmd.scoring.estimates import Estimate
@@ -128,10 +128,10 @@ def build_index(
     ``data`` is only needed if the images have moved since training.
     """
     display = display or Display(quiet=True)
-    run = RunFolder.open(path)
+    run = Run.open(path)
     if (path / FILE).exists() and not overwrite:
         raise LmdError(f"{path / FILE} exists: use --overwrite to replace it")
-    record = of_one_model(run.path).read_record()
+    record = of_one_model(run.path).record
     engine = load(path, device).engine
     if not isinstance(engine, TorchEngine):
         raise LmdError(f"{path} has the average of several models: give one of its folds")

@@ -16,7 +16,7 @@ from lmd.explain.examples import Examples
 from lmd.report.html import environment
 from lmd.report.svg import data_uri, shorten
 from lmd.report.words import percent
-from lmd.runs.folder import RunFiles
+from lmd.runs.folder import Run
 
 Pixels = NDArray[np.uint8]
 
@@ -186,7 +186,7 @@ PICTURE_SIDE = 160
 QUALITY = 80
 
 
-def looks_view(run: RunFiles, examples: Examples | None) -> dict[str, Any] | None:
+def looks_view(run: Run, examples: Examples | None) -> dict[str, Any] | None:
     """Two lists of pictures with what the predictions say about them."""
     of = run.predictions.parts.get("test") if run.predictions else None
     if examples is None or of is None:

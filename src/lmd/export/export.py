@@ -22,7 +22,7 @@ from lmd.predict.engines import OnnxEngine
 from lmd.predict.exported import checked_target, complete, core_graph, export_onnx, write_graph
 from lmd.report.card import Block, Bullets, Grid, Section
 from lmd.report.card_files import write_card
-from lmd.runs.folder import RunFolder, of_one_model
+from lmd.runs.folder import Run, of_one_model
 from lmd.scoring.conformal import true_probabilities
 from lmd.scoring.intervals import Difference, paired_differences
 from lmd.scoring.metrics import METRICS
@@ -112,7 +112,7 @@ def export_run(
         return path, None
     if quantise != "int8":
         raise LmdError(f"--quantise must be int8; it is {quantise!r}")
-    record = of_one_model(run).read_record()
+    record = of_one_model(run).record
     graph, change = _quantised(run, images_of_run(record, data, display), display)
     for line in change.lines():
         display.say(line)
@@ -207,7 +207,7 @@ def _write_card(run: Path, path: Path, change: Change | None = None) -> None:
     if not (folder / "record.json").exists():
         return
     more = [] if change is None else [Section("int8", [*_about(change)])]
-    write_card(RunFolder.open(folder).read_record(), path.parent, exported=path, more=more)
+    write_card(Run.open(folder).record, path.parent, exported=path, more=more)
 
 
 def _span(change: Difference) -> str:

@@ -105,7 +105,7 @@ class LongTailClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[misc]
             )
             found = {name: run.path / name for name in MODEL}
             self.model_files_ = {k: path.read_bytes() for k, path in found.items() if path.exists()}
-            self.record_ = run.read_record().model_dump(mode="json")
+            self.record_ = run.record.model_dump(mode="json")
         self.classes_ = classes
         counts = self.record_["data"]["counts"].values()
         self.n_images_ = sum(map(sum, counts))

@@ -13,7 +13,7 @@ from lmd.data.splits import groups_in_two_parts
 from lmd.fit.prepare import Ready
 from lmd.fit.provenance import commit, machine, now
 from lmd.fit.score import scored
-from lmd.runs.folder import RunFolder
+from lmd.runs.folder import Run
 from lmd.runs.predictions import Predictions
 from lmd.runs.record import (
     DataInfo,
@@ -28,7 +28,7 @@ from lmd.runs.record import (
 from lmd.training import Trainer
 
 
-def first_record(run: RunFolder, ready: Ready, command: str, notes: list[str]) -> Record:
+def first_record(run: Run, ready: Ready, command: str, notes: list[str]) -> Record:
     """The record before training, with the status ``running``."""
     request, method, protocol, model = ready.request, ready.method, ready.protocol, ready.model
     return Record(

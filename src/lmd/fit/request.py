@@ -18,7 +18,7 @@ from lmd.methods.method import Method
 from lmd.model.backbones import available
 from lmd.report.card_files import write_card
 from lmd.report.page import write_report
-from lmd.runs.folder import WRITTEN_AGAIN, RunFolder
+from lmd.runs.folder import WRITTEN_AGAIN, Run
 from lmd.runs.protocol import Protocol, current_names, load_protocol
 from lmd.runs.record import Request
 
@@ -134,11 +134,11 @@ def open_run(
     resume: bool,
     overwrite: bool,
     given: Collection[str],
-) -> tuple[RunFolder, Request, bool]:
+) -> tuple[Run, Request, bool]:
     """The run in a folder, what it is asked for, and whether it has begun and is resumed.
 
     The first process locks the folder. A run that is to be overwritten stays until
-    ``RunFolder.create``. A resumed run must have the values that were ``given``, by their names; it
+    ``Run.create``. A resumed run must have the values that were ``given``, by their names; it
     keeps its backbone and weights if they were not.
     """
     begun = resume and (folder / "record.json").exists()
@@ -148,7 +148,7 @@ def open_run(
         raise LmdError(f"there is no run to resume in {folder}: give DATA to start a new run")
     if rank() == 0:
         if not begun:
-            RunFolder.check_free(folder, overwrite=overwrite)
+            Run.check_free(folder, overwrite=overwrite)
             check_outside(folder, request.data)
         if not folder.exists():
             new = [folder, *takewhile(lambda above: not above.exists(), folder.parents)]
@@ -158,10 +158,10 @@ def open_run(
         begun = resume and (folder / "record.json").exists()
         clear_leftovers(folder, folder / "checkpoint")
         if begun:
-            RunFolder(folder).make_checkpoint_folder()
+            Run(folder).make_checkpoint_folder()
     if begun:
         return *_reopen(folder, request, given), True
-    return RunFolder(folder), request, False
+    return Run(folder), request, False
 
 
 def given_names(request: Request, settings: Collection[str], *, named: bool) -> set[str]:
@@ -185,31 +185,27 @@ def _forget_unborn(folder: Path, new: list[Path]) -> None:
             path.rmdir()
 
 
-def is_complete(run: RunFolder) -> bool:
+def is_complete(run: Run) -> bool:
     """Whether a run is finished and has all its files.
 
     What a finished run lacks and its other files contain is written again: a run may have been
     killed while its report was written.
     """
-    if not run.record_path.exists():
+    if not run.is_finished():
         return False
-    record = run.read_record()
-    if record.status != "finished":
-        return False
-    lacks = run.lacks(record)
+    lacks = run.missing_files()
     if lacks - WRITTEN_AGAIN:
         return False
     if lacks and rank() == 0:
-        files = run.read()
-        run.write_history(files.history)
-        write_report(files)
-        write_card(files.record, run.path)
+        run.write_history(run.record.history)
+        write_report(run)
+        write_card(run.record, run.path)
     return True
 
 
-def _reopen(folder: Path, request: Request, given: Collection[str]) -> tuple[RunFolder, Request]:
-    run = RunFolder.open(folder)
-    found = run.read_record()
+def _reopen(folder: Path, request: Request, given: Collection[str]) -> tuple[Run, Request]:
+    run = Run.open(folder)
+    found = run.record
     if found.external is not None:
         raise LmdError(
             f"{folder} is an external validation of {found.external.run}, not a run: there is "

@@ -36,7 +36,7 @@ from lmd.model import save_model
 from lmd.predict.engines import TorchEngine
 from lmd.report.card_files import write_card
 from lmd.report.page import write_report
-from lmd.runs.folder import RunFiles, RunFolder
+from lmd.runs.folder import Run
 from lmd.runs.predictions import Predictions
 from lmd.runs.record import Record, Request
 from lmd.training import FirstStages, Trainer
@@ -61,7 +61,7 @@ def train(
     first_stages: str | Path | None = None,
     command: str | None = None,
     log: str | Sequence[str] | None = None,
-) -> RunFolder:
+) -> Run:
     """Train one method on one data set and write a complete run folder.
 
     ``data`` is anything that ``lmd.data.sources.open_table`` accepts; ``settings`` may have keys of
@@ -147,7 +147,7 @@ def default_folder(request: Request) -> Path:
 
 
 def fit(
-    run: RunFolder,
+    run: Run,
     ready: Ready,
     record: Record,
     display: Display,
@@ -179,21 +179,21 @@ def fit(
     return trainer
 
 
-def _start(run: RunFolder, ready: Ready, command: str, notes: list[str], *, begun: bool) -> Record:
+def _start(run: Run, ready: Ready, command: str, notes: list[str], *, begun: bool) -> Record:
     """Write the first record, in place of a run that is overwritten.
 
     The data of a run that has begun must not have changed.
     """
     record = first_record(run, ready, command, notes)
     if begun:
-        before = run.read_record()
+        before = run.record
         if not before.data.same_as(record.data):
             raise LmdError(f"the data has changed since {run.path} was started: start a new run")
         kept = {"created": before.created, "command": before.command, "method": before.method}
         record = record.replaced(**kept)
     if rank() == 0:
         if not begun:
-            RunFolder.create(run.path, overwrite=True)
+            Run.create(run.path, overwrite=True)
         run.write_record(record)
     return record
 
@@ -221,7 +221,7 @@ def _keep(engine: TorchEngine, ready: Ready, predictions: Predictions) -> Kept:
 
 
 def _write(
-    run: RunFolder,
+    run: Run,
     ready: Ready,
     record: Record,
     predictions: Predictions,
@@ -238,5 +238,5 @@ def _write(
         atomic_write(run.path / FILE, examples.to_bytes())
     run.write_predictions(predictions)
     run.write_record(record)
-    write_report(RunFiles(run.path, record, predictions, record.history))
+    write_report(run)
     write_card(record, run.path)

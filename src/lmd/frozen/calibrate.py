@@ -30,7 +30,7 @@ from lmd.frozen.frozen import Calibrated, solve
 from lmd.model import save_model
 from lmd.report.card_files import write_card
 from lmd.report.page import write_report
-from lmd.runs.folder import RunFiles, RunFolder
+from lmd.runs.folder import Run
 from lmd.runs.record import Machine, MethodInfo, ModelInfo, Record, Request
 from lmd.scoring.tiers import assign_tiers
 
@@ -91,12 +91,12 @@ def calibrate_run(
     device: str = "auto",
     quiet: bool = False,
     command: str | None = None,
-) -> RunFolder:
+) -> Run:
     """Calibrate a file of features, a run or an encoder, and write a complete run folder."""
     asked = asked or Asked()
     here, begun = choose_device(device), now()
     folder = Path(out) if out is not None else Path("runs") / f"{Path(source).stem}-calibrated"
-    RunFolder.check_free(folder, overwrite=overwrite, resumable=False)
+    Run.check_free(folder, overwrite=overwrite, resumable=False)
     if folder.exists() and folder.resolve() == Path(source).resolve():
         raise LmdError(f"--out: {folder} is the run itself and would be lost: give another folder")
     words = ["lmd", "calibrate", str(source), *asked.words(), "--seed", str(seed)]
@@ -117,7 +117,7 @@ def calibrate_run(
         display.stop()
     seconds = {"features": encoded - started, "fit": time.perf_counter() - encoded}
     typed = command or shlex.join([*words, *(["--out", str(out)] if out is not None else [])])
-    run = RunFolder(folder)
+    run = Run(folder)
     record = _record(run, found, done, typed, here)
     record = scored(record, done.predictions).replaced(
         created=begun, finished=now(), status="finished",
@@ -125,7 +125,7 @@ def calibrate_run(
     )  # fmt: skip
     flag = _flag(found)
     record = record.replaced(novelty=flag.info)
-    RunFolder.create(folder, overwrite=overwrite)
+    Run.create(folder, overwrite=overwrite)
     _write(run, found, done, record, flag)
     return run
 
@@ -144,7 +144,7 @@ def _flag(found: Source) -> Kept:
 
 
 def _record(
-    run: RunFolder, found: Source, done: Calibrated, command: str, device: torch.device
+    run: Run, found: Source, done: Calibrated, command: str, device: torch.device
 ) -> Record:
     table, best = found.data.table, done.outcome.best
     counts = table.part("train").counts()
@@ -219,7 +219,7 @@ def _notes(done: Calibrated, counts: NDArray[np.int64], classes: Sequence[str]) 
     return notes
 
 
-def _write(run: RunFolder, found: Source, done: Calibrated, record: Record, flag: Kept) -> None:
+def _write(run: Run, found: Source, done: Calibrated, record: Record, flag: Kept) -> None:
     """Write the files of a finished calibration, the record and the report last."""
     if found.model is not None and found.spec is not None:
         prior, held_out = answers_of(record, done.predictions)
@@ -243,5 +243,5 @@ def _write(run: RunFolder, found: Source, done: Calibrated, record: Record, flag
     done.classifier.save(run.path / NAME)
     run.write_predictions(done.predictions)
     run.write_record(record)
-    write_report(RunFiles(run.path, record, done.predictions, []))
+    write_report(run)
     write_card(record, run.path)

@@ -97,7 +97,7 @@ def calibrate_command(
     run = calibrate_run(
         source, asked=asked, out=out, overwrite=overwrite, seed=seed, device=device, quiet=quiet
     )
-    record = run.read_record()
+    record = run.record
     _print_candidates(record)
     for note in record.method.notes:
         typer.echo(f"Note: {note}")

@@ -135,7 +135,7 @@ def _is_backbone(source: str) -> bool:
 
 def _from_run(path: Path, moved: str | None, device: torch.device, display: Display) -> Source:
     """The features of a run's images, which may have ``moved``, through its own encoder."""
-    record = of_one_model(path).read_record()
+    record = of_one_model(path).record
     if record.status != "finished":
         raise LmdError(f"{path} is not finished: run `lmd train --resume --out {path}`")
     model, spec = load_model(path)

@@ -29,11 +29,11 @@ def show(
     ] = False,
 ) -> None:
     """Print the numbers of runs: metrics and the recall of each class, with intervals and bars."""
-    from lmd.runs.folder import RunFolder
+    from lmd.runs.folder import Run
     from lmd.scoring.definitions import format_definitions
 
     # All of them before the first is printed: an error must not follow a long output.
-    records = [RunFolder.open(path).read_record() for path in runs]
+    records = [Run.open(path).record for path in runs]
     for i, record in enumerate(records):
         typer.echo(("\n" if i else "") + "\n".join(run_lines(record)))
         if definitions:
@@ -82,16 +82,14 @@ def report(
     """Write the report of a run, with other runs on the same test images side by side."""
     from lmd.base.files import check_output
     from lmd.report.page import write_report
-    from lmd.runs.folder import RunFolder
+    from lmd.runs.folder import Run
 
     if out is not None:
         check_output(out, "--out", ".html")
-    found = [RunFolder.open(path).read() for path in runs]
+    found = [Run.open(path) for path in runs]
     for one in found:
         if one.record.status != "finished":
-            raise LmdError(
-                f"{one.folder} is not finished: run `lmd train --resume --out {one.folder}`"
-            )
+            raise LmdError(f"{one.path} is not finished: run `lmd train --resume --out {one.path}`")
     if data is not None and not no_images:
         from lmd.base.device import choose_device
         from lmd.explain.examples import add_examples
@@ -158,12 +156,12 @@ def aligned(
 
 def state_of(status: str, folder: Path, now: float) -> str:
     """``finished``, ``running`` if the run has written something lately, else ``interrupted``."""
-    from lmd.runs.folder import RunFolder
+    from lmd.runs.folder import Run
 
     if status == "finished":
         return status
     newest = max(map(_touched, (folder, *folder.glob("*"), *folder.glob("*/*"))))
-    history = RunFolder(folder).read_history()
+    history = Run(folder).read_history()
     last = history[-1].get("seconds") if history else None
     epoch = float(last) if isinstance(last, int | float) else 0.0
     silent = now - newest > max(SILENT_SECONDS, SILENT_EPOCHS * epoch)
@@ -191,11 +189,11 @@ def age(seconds: float) -> str:
 
 
 def _listed(path: Path, root: Path) -> tuple[str, ...]:
-    from lmd.runs.folder import RunFolder
+    from lmd.runs.folder import Run
 
     name = "." if path == root else str(path.relative_to(root))
     try:
-        record = RunFolder(path).read_record()
+        record = Run(path).record
     except LmdError:
         return name, "–", "–", "damaged", "–", "–"
     now = time.time()

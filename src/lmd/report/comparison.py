@@ -10,7 +10,7 @@ from lmd.report import bars as charts
 from lmd.report import figures, view
 from lmd.report.curves import Bin, reliability
 from lmd.report.svg import savable
-from lmd.runs.folder import RunFiles, paired
+from lmd.runs.folder import Run, paired
 from lmd.scoring.comparing import compare, p_text
 from lmd.scoring.metrics import METRICS
 from lmd.scoring.proportions import effective, wilson
@@ -41,7 +41,7 @@ def reliability_bins(sample: Sample) -> list[Bin]:
 
 
 def comparison(
-    run: RunFiles, others: Sequence[RunFiles], classes: Sequence[view.Row], resamples: int = 1000
+    run: Run, others: Sequence[Run], classes: Sequence[view.Row], resamples: int = 1000
 ) -> dict[str, Any]:
     """The metrics, recalls and paired differences of several runs, as the page shows them."""
     runs, pairs = [run, *others], [_pair(run, other, resamples) for other in others]
@@ -70,7 +70,7 @@ def comparison(
     }
 
 
-def _pair(run: RunFiles, other: RunFiles, resamples: int) -> dict[str, Any]:
+def _pair(run: Run, other: Run, resamples: int) -> dict[str, Any]:
     """Differences between two runs, and the number of images on which only one of them is right."""
     found, theirs = paired(run, other)
     labels, mine, tiers = found.labels, found.probabilities, run.record.tiers.assignment

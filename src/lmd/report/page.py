@@ -15,7 +15,7 @@ from lmd.report import figures, view, words
 from lmd.report.comparison import comparison, reliability_figure
 from lmd.report.history import curve_groups
 from lmd.report.html import environment
-from lmd.runs.folder import RunFiles
+from lmd.runs.folder import Run
 from lmd.runs.record import Record
 from lmd.scoring.calibration import without_temperature
 from lmd.scoring.metrics import METRICS
@@ -24,9 +24,9 @@ from lmd.scoring.tiers import TIERS
 
 
 def write_report(
-    run: RunFiles,
+    run: Run,
     *,
-    compare: Sequence[RunFiles] = (),
+    compare: Sequence[Run] = (),
     out: Path | None = None,
     resamples: int = 1000,
     images: bool = True,
@@ -39,15 +39,15 @@ def write_report(
     if len(compare) >= charts.MOST_RUNS:
         most = charts.MOST_RUNS
         raise LmdError(f"a report shows at most {most} runs side by side; got {len(compare) + 1}")
-    looks = looks_view(run, read_examples(run.folder) if images else None)
+    looks = looks_view(run, read_examples(run.path) if images else None)
     shown = _page(run, compare, resamples) | {"looks": looks}
     html = environment().get_template("report.html").render(shown)
-    path = out or run.folder / "report.html"
+    path = out or run.path / "report.html"
     atomic_write(path, html.encode(), parents=out is not None)
     return path
 
 
-def _page(run: RunFiles, others: Sequence[RunFiles], resamples: int) -> dict[str, Any]:
+def _page(run: Run, others: Sequence[Run], resamples: int) -> dict[str, Any]:
     record = run.record
     classes, metrics = view.class_rows(record), view.metric_rows(record)
     headline = view.find_metric(metrics, "balanced_accuracy")
@@ -93,7 +93,7 @@ def _notes(record: Record) -> list[str]:
     return [record.method.note, *notes] if record.method.note else notes
 
 
-def _calibration(run: RunFiles, metrics: Sequence[view.Row]) -> dict[str, Any] | None:
+def _calibration(run: Run, metrics: Sequence[view.Row]) -> dict[str, Any] | None:
     part = run.record.part
     found = run.predictions.parts.get(part) if run.predictions and part else None
     if found is None or not len(found.labels):

@@ -5,7 +5,6 @@ import io
 import json
 import math
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -22,51 +21,33 @@ from lmd.runs.record import FORMAT, HistoryRow, Part, Record
 from lmd.scoring.estimates import Estimate
 
 _DEEPEST = 50  # levels of nesting; a real record has six
-_NEW_NAMES = {"groups": "tiers", "group": "tier"}  # of keys in records of format 1
 
 
 def read_record(path: Path) -> Record:
     """Read a record; the error for a damaged file says what is wrong and what to do."""
     remedy = "restore the file, or remove the run folder and train the run again"
     try:
-        found = json.loads(path.read_bytes())
-        nested = _nested(found, _DEEPEST)
+        values = json.loads(path.read_bytes())
+        nested = _nested(values, _DEEPEST)
     except (OSError, ValueError, RecursionError) as error:
         why = error.strerror if isinstance(error, OSError) else f"not valid JSON ({error})"
         raise LmdError(f"{path} cannot be read: {why}; {remedy}") from None
-    if not isinstance(found, dict) or nested:
-        why = "nested too deeply" if nested else f"a JSON {type(found).__name__}, not an object"
+    if not isinstance(values, dict) or nested:
+        why = "nested too deeply" if nested else f"a JSON {type(values).__name__}, not an object"
         raise LmdError(f"{path} is not a record: it is {why}; {remedy}")
-    if found.get("format") not in (1, FORMAT):
+    if values.get("format") != FORMAT:
         raise LmdError(
-            f"{path}: field 'format' must be 1 or {FORMAT}, it is {found.get('format')!r}; "
+            f"{path}: field 'format' must be {FORMAT}, it is {values.get('format')!r}; "
             "read it with the version of lmd that made the run"
         )
     try:
-        return Record.model_validate(upgrade(found))
+        return Record.model_validate(values)
     except ValidationError as error:
         problem = error.errors()[0]
         field = ".".join(str(part) for part in problem["loc"])
         where = f"field {field!r}: " if field else ""
         more = f" ({error.error_count() - 1} more)" if error.error_count() > 1 else ""
         raise LmdError(f"{path}: {where}{problem['msg']}{more}; {remedy}") from None
-
-
-def upgrade(record: dict[str, Any]) -> dict[str, Any]:
-    """Convert a record to the current format; in format 1, tiers were called groups.
-
-    >>> upgrade({"format": 1, "groups": {"rule": "thirds"}})
-    {'format': 2, 'tiers': {'rule': 'thirds'}}
-    """
-    return record if record["format"] != 1 else _renamed(record) | {"format": FORMAT}
-
-
-def _renamed(value: Any) -> Any:
-    if isinstance(value, list):
-        return [_renamed(entry) for entry in value]
-    if not isinstance(value, dict):
-        return value
-    return {_NEW_NAMES.get(key, key): _renamed(entry) for key, entry in value.items()}
 
 
 def _nested(value: Any, levels: int) -> bool:
@@ -111,12 +92,17 @@ HEADLINES = ("balanced_accuracy", "auc")
 _REMOVE = "remove the file: the record has the history of a finished run"
 
 
-class RunFolder:
-    """The folder of a run, by default below ``runs/``."""
+class Run:
+    """The folder of a run, by default below ``runs/``; each file is read when it is first needed.
 
-    def __init__(self, path: Path, record: Record | None = None) -> None:
+    What is given as ``record`` and ``predictions`` stands for the files.
+    """
+
+    def __init__(
+        self, path: Path, record: Record | None = None, predictions: Predictions | None = None
+    ) -> None:
         self.path = path
-        self._record = record  # numbers that are not in the file
+        self._record, self._predictions = record, predictions
         self.record_path = path / "record.json"
         self.predictions_path = path / "predictions.npz"
         self.history_path = path / "history.csv"
@@ -128,13 +114,34 @@ class RunFolder:
     def __repr__(self) -> str:
         """Method, data, state and the main numbers."""
         try:
-            record = self.read_record()
+            record = self.record
         except LmdError:
             return f"<run {self.path}: it has no readable record>"
         head = f"<run {self.path}: {record.method.title} on {record.data.source}, {record.status}"
-        found = record.metrics.get(record.part or "test", {})
-        texts = [f"{key} {found[key].text()}" for key in HEADLINES if key in found]
+        metrics = self.metrics
+        texts = [f"{key} {metrics[key].text()}" for key in HEADLINES if key in metrics]
         return f"{head}{''.join(f', {text}' for text in texts)}>"
+
+    @property
+    def record(self) -> Record:
+        """The content of ``record.json``."""
+        if self._record is None:
+            self._record = read_record(self.record_path)
+        return self._record
+
+    @property
+    def predictions(self) -> Predictions | None:
+        """The content of ``predictions.npz``; ``None`` until the run is finished."""
+        if self._predictions is None and self.predictions_path.exists():
+            predictions = self.read_predictions()
+            self._check_same_run(predictions)
+            self._predictions = predictions
+        return self._predictions
+
+    @property
+    def history(self) -> Sequence[HistoryRow]:
+        """One row per epoch, from the record or, until the run is finished, ``history.csv``."""
+        return self.record.history or self.read_history()
 
     @property
     def metrics(self) -> dict[str, Estimate]:
@@ -142,8 +149,7 @@ class RunFolder:
 
         ``run.metrics["balanced_accuracy"].value``; ``lmd.scoring.metrics.METRICS`` has the keys.
         """
-        record = self.read_record()
-        return dict(record.metrics.get(record.part or "test", {}))
+        return dict(self.record.metrics.get(self.record.part or "test", {}))
 
     @staticmethod
     def check_free(path: Path, *, overwrite: bool = False, resumable: bool = True) -> None:
@@ -163,7 +169,7 @@ class RunFolder:
                 )
 
     @classmethod
-    def create(cls, path: Path, *, overwrite: bool = False) -> "RunFolder":
+    def create(cls, path: Path, *, overwrite: bool = False) -> "Run":
         """Create a new run folder; a folder with a run is refused unless ``overwrite``."""
         cls.check_free(path, overwrite=overwrite)
         try:
@@ -177,7 +183,7 @@ class RunFolder:
         return cls(path)
 
     @classmethod
-    def open(cls, path: Path) -> "RunFolder":
+    def open(cls, path: Path) -> "Run":
         """Open an existing run folder."""
         if not path.exists():
             raise LmdError(f"run folder {path} does not exist")
@@ -192,32 +198,29 @@ class RunFolder:
         except OSError as error:
             raise LmdError(f"cannot write to {self.path}: {error.strerror}") from error
 
-    def lacks(self, record: Record) -> set[str]:
+    def is_finished(self) -> bool:
+        """Whether there is the record of a finished run."""
+        return self.record_path.exists() and self.record.status == "finished"
+
+    def missing_files(self) -> set[str]:
         """The files of this finished run that are not there; it needs no checkpoint."""
-        wanted = {*REQUIRED}
-        if record.novelty is not None:
-            wanted.add("novelty.safetensors")
-        if record.request.keep_features:
-            wanted.add("neighbours.npz")
-        return {name for name in wanted if not (self.path / name).exists()}
+        names = {*REQUIRED}
+        if self.record.novelty is not None:
+            names.add("novelty.safetensors")
+        if self.record.request.keep_features:
+            names.add("neighbours.npz")
+        return {name for name in names if not (self.path / name).exists()}
 
-    def read(self) -> "RunFiles":
-        """Read all files; only the record must exist."""
-        record = self.read_record()
-        found = self.read_predictions() if self.predictions_path.exists() else None
-        if found is not None:
-            self._check_same_run(record, found)
-        # Records of format 1 have no history.
-        return RunFiles(self.path, record, found, record.history or self.read_history())
-
-    def _check_same_run(self, record: Record, found: Predictions) -> None:
-        other = "other classes" if list(found.classes) != record.data.classes else ""
+    def _check_same_run(self, predictions: Predictions) -> None:
+        record = self.record
+        other = "other classes" if list(predictions.classes) != record.data.classes else ""
         for part in PARTS:
-            images, of = sum(record.data.counts.get(part, [])), found.parts.get(part)
+            images = sum(record.data.counts.get(part, []))
+            rows = predictions.parts.get(part)
             calibrated = bool(record.candidates) or record.external is not None
             if part == "validation" and not images and calibrated:
                 continue  # of training images, by cross-validation
-            if not other and images != (0 if of is None else len(of.labels)):
+            if not other and images != (0 if rows is None else len(rows.labels)):
                 other = f"another number of {part} images ({images} in the record)"
         if other:
             raise LmdError(
@@ -230,17 +233,15 @@ class RunFolder:
         values = record.model_dump(mode="json")
         text = json.dumps(values, indent=1, ensure_ascii=False, allow_nan=False)
         atomic_write(self.record_path, (text + "\n").encode())
-
-    def read_record(self) -> Record:
-        """Read ``record.json``."""
-        return self._record or read_record(self.record_path)
+        self._record = record
 
     def write_predictions(self, predictions: Predictions) -> None:
         """Replace ``predictions.npz`` atomically."""
         atomic_write(self.predictions_path, predictions.to_bytes())
+        self._predictions = predictions
 
     def read_predictions(self) -> Predictions:
-        """Read ``predictions.npz``."""
+        """Read ``predictions.npz``, which must exist."""
         return read_predictions(self.predictions_path)
 
     def write_history(self, rows: Sequence[Mapping[str, Any]]) -> None:
@@ -273,16 +274,6 @@ class RunFolder:
         return found
 
 
-@dataclass(frozen=True)
-class RunFiles:
-    """The content of a run folder; ``predictions`` is ``None`` until the run is finished."""
-
-    folder: Path
-    record: Record
-    predictions: Predictions | None
-    history: Sequence[HistoryRow]
-
-
 def unborn(path: Path) -> bool:
     """Whether a folder is empty, or left by a run that ended before it had a record."""
     inside = {p.name for p in path.iterdir() if p.name != LOCK and not is_leftover(p)}
@@ -312,28 +303,27 @@ def _cell(text: str | None) -> int | float | str | None:
 FINAL = "final"  # the run on all images
 
 
-def of_one_model(path: Path) -> RunFolder:
+def of_one_model(path: Path) -> Run:
     """The run that trained the model in a folder: of a cross-validation, its last one.
 
     An ``LmdError`` if the folder has the average of several models.
     """
-    run = RunFolder.open(path)
-    record = run.read_record()
-    if record.folds is None:
+    run = Run.open(path)
+    if run.record.folds is None:
         return run
-    if record.folds.final != "refit":
-        raise LmdError(several_models(record))
-    return RunFolder.open(path / FINAL)
+    if run.record.folds.final != "refit":
+        raise LmdError(several_models(run.record))
+    return Run.open(path / FINAL)
 
 
-def trainings_of(run: RunFiles) -> list[Record]:
+def trainings_of(run: Run) -> list[Record]:
     """The records of the runs that trained what a folder ships, as far as they are still there."""
     folds = run.record.folds
     if folds is None:
         return [run.record]
     names = [FINAL] if folds.final == "refit" else [fold.name for fold in folds.runs]
-    found = [RunFolder(run.folder / name) for name in names]
-    return [one.read_record() for one in found if one.record_path.exists()]
+    trained = [Run(run.path / name) for name in names]
+    return [training.record for training in trained if training.record_path.exists()]
 
 
 def several_models(record: Record) -> str:
@@ -347,15 +337,13 @@ def several_models(record: Record) -> str:
     )
 
 
-def paired(
-    run: RunFiles, other: RunFiles, part: Part = "test"
-) -> tuple[PartPredictions, NDArray[Any]]:
+def paired(run: Run, other: Run, part: Part = "test") -> tuple[PartPredictions, NDArray[Any]]:
     """A part of a run, and the probabilities ``(N, K)`` of another run in the same order.
 
     Runs with other images, classes or labels are refused.
     """
     mine, theirs = scored_part(run, part), scored_part(other, part)
-    rows, columns = matched(run.folder, run.record.data.classes, mine.ids, mine.labels, other, part)
+    rows, columns = matched(run.path, run.record.data.classes, mine.ids, mine.labels, other, part)
     return mine, theirs.probabilities[np.ix_(rows, columns)]
 
 
@@ -364,7 +352,7 @@ def matched(
     classes: Sequence[str],
     ids: NDArray[Any],
     labels: NDArray[Any],
-    other: RunFiles,
+    other: Run,
     part: Part = "test",
 ) -> tuple[list[int], list[int]]:
     """The rows ``(N,)`` and columns ``(K,)`` of another run for the images of ``folder``.
@@ -373,26 +361,26 @@ def matched(
     """
     theirs, names = scored_part(other, part), other.record.data.classes
     if set(classes) != set(names):
-        raise LmdError(f"{other.folder} has other classes than {folder}: they cannot be paired")
+        raise LmdError(f"{other.path} has other classes than {folder}: they cannot be paired")
     places = {name: i for i, name in enumerate(theirs.ids.tolist())}
     rows = [places[name] for name in ids.tolist() if name in places]
     if not len(rows) == len(ids) == len(theirs.ids):
         raise LmdError(
-            f"{other.folder} was scored on other images than {folder} ({len(rows)} of {len(ids)} "
+            f"{other.path} was scored on other images than {folder} ({len(rows)} of {len(ids)} "
             "in common): they cannot be paired; give runs on the same split"
         )
     columns = [names.index(name) for name in classes]
     if not np.array_equal(labels, np.argsort(columns)[theirs.labels[rows]]):
-        raise LmdError(f"{folder} and {other.folder} have different labels for the same images")
+        raise LmdError(f"{folder} and {other.path} have different labels for the same images")
     return rows, columns
 
 
-def scored_part(run: RunFiles, part: Part = "test") -> PartPredictions:
+def scored_part(run: Run, part: Part = "test") -> PartPredictions:
     """The predictions of a part with scores; an ``LmdError`` if there are none."""
     found = run.predictions.parts.get(part) if run.predictions else None
     if not run.record.metrics.get(part) or found is None:
         raise LmdError(
-            f"{run.folder} has no {part} metrics in record.json or no {part} predictions in "
+            f"{run.path} has no {part} metrics in record.json or no {part} predictions in "
             f"predictions.npz: only runs with a scored {part} part can be compared"
         )
     return found

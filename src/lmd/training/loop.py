@@ -35,7 +35,7 @@ from lmd.data.loaders import (
 )
 from lmd.methods.stage import Batch, ParameterGroups, Schedule, Stage, Stages, Terms, prepare
 from lmd.model import Model, channels_last
-from lmd.runs.folder import RunFolder
+from lmd.runs.folder import Run
 from lmd.runs.protocol import Protocol
 from lmd.runs.record import processor_time
 from lmd.scoring.sample import class_recalls, mean_over_classes
@@ -426,7 +426,7 @@ class StageTraining:
                     "val_recall": None if recall is None else recall.tolist(),
                 },
             )
-            RunFolder(trainer.folder).write_history(trainer.history)
+            Run(trainer.folder).write_history(trainer.history)
         if trainer.watch is not None:
             trainer.watch(trainer.history)
 

@@ -10,7 +10,7 @@ from numpy.typing import NDArray
 
 from lmd.base.errors import LmdError
 from lmd.benchmark.figures.style import COLOURS, MARKERS, TIER_STYLE, Drawn, entry, new_figure
-from lmd.runs.folder import RunFolder, several_models
+from lmd.runs.folder import Run, several_models
 from lmd.runs.record import Record
 from lmd.scoring.tiers import TIERS
 
@@ -48,7 +48,7 @@ def read_records(runs: Sequence[Path]) -> list[Record]:
         raise LmdError(f"the tsne figure shows one to three runs; got {len(runs)}")
     records: list[Record] = []
     for path in runs:
-        record = RunFolder.open(path).read_record()
+        record = Run.open(path).record
         if record.folds is not None:
             raise LmdError(several_models(record))
         if record.status != "finished" or not (path / "model.safetensors").exists():

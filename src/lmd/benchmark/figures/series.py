@@ -13,7 +13,7 @@ from lmd.base.errors import LmdError
 from lmd.base.text import unknown
 from lmd.benchmark.figures.sources import Found, Study
 from lmd.benchmark.tables.results import Entry, Estimate, RunResult
-from lmd.runs.folder import RunFolder
+from lmd.runs.folder import Run
 from lmd.runs.record import Record, training_minutes
 from lmd.scoring.intervals import Difference
 from lmd.scoring.metrics import METRICS
@@ -58,11 +58,11 @@ class Series:
     def _entry(self) -> Entry | None:
         """The test predictions of every seed, or ``None`` where only records are kept."""
         folders = [run.folder for run in self.runs if run.folder is not None]
-        places = [RunFolder(folder) for folder in folders]
+        places = [Run(folder) for folder in folders]
         if len(places) < len(self.runs) or not all(p.predictions_path.exists() for p in places):
             return None
         found = [
-            RunResult(place.read(), run.seed, RESAMPLES)
+            RunResult(place, run.seed, RESAMPLES)
             for place, run in zip(places, self.runs, strict=True)
         ]
         for one in found[1:]:

@@ -10,7 +10,7 @@ from lmd.base.text import shorten
 from lmd.benchmark.grid import load_grid
 from lmd.benchmark.plan import Plan, read_plan
 from lmd.benchmark.trials import choices_path, read_choices, settled
-from lmd.runs.folder import RunFolder, read_record
+from lmd.runs.folder import Run, read_record
 from lmd.runs.record import Record
 
 
@@ -123,8 +123,8 @@ def _planned(plan: Plan, folder: Path) -> Study:
     plan = settled(plan, read_choices(plan, folder))
     found, missing = [], []
     for run in plan.runs:
-        place = RunFolder(folder / run.name)
-        record = place.read_record() if place.record_path.exists() else None
+        place = Run(folder / run.name)
+        record = place.record if place.record_path.exists() else None
         if record is None or record.status != "finished":
             missing.append(run.name)
         else:

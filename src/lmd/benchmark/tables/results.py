@@ -14,7 +14,7 @@ from lmd.base.errors import LmdError
 from lmd.benchmark.plan import Plan
 from lmd.benchmark.state import changes_since, is_finished
 from lmd.benchmark.trials import Choices, read_choices, settled
-from lmd.runs.folder import RunFiles, RunFolder
+from lmd.runs.folder import Run
 from lmd.scoring import estimates
 from lmd.scoring.intervals import (
     Difference,
@@ -43,13 +43,13 @@ class Estimate:
 class RunResult:
     """One finished run, with its test images sorted by id."""
 
-    def __init__(self, files: RunFiles, seed: int, resamples: int) -> None:
-        self.folder, self.record = files.folder, files.record
+    def __init__(self, files: Run, seed: int, resamples: int) -> None:
+        self.folder, self.record = files.path, files.record
         self.seed, self.resamples = seed, resamples
         found = files.predictions.parts.get("test") if files.predictions else None
         if self.record.part != "test" or found is None:
             raise LmdError(
-                f"{files.folder} has no test predictions, which a table needs: train the run again"
+                f"{files.path} has no test predictions, which a table needs: train the run again"
             )
         # With the same order and seed, the resamples of two runs draw the same images.
         order = np.argsort(found.ids)
@@ -209,10 +209,10 @@ def read_results(plan: Plan, folder: Path, *, resamples: int | None = None) -> R
         if not is_finished(folder / planned.name):
             missing.append(planned.name)
             continue
-        files = RunFolder(folder / planned.name).read()
+        files = Run(folder / planned.name)
         if changes := changes_since(files.record, planned):
             raise LmdError(
-                f"{files.folder} does not belong to this grid (run → grid): "
+                f"{files.path} does not belong to this grid (run → grid): "
                 f"{'; '.join(changes)}; give the folder of this grid with --runs, or undo the "
                 "change of the grid"
             )

@@ -1,4 +1,4 @@
-"""Generates a page of the docs: ``python -m lmd.runs.schema > docs/record.md``."""
+"""Generates a page of the docs: ``python tests/record_page.py > docs/record.md``."""
 
 from typing import Any
 
@@ -7,17 +7,16 @@ from lmd.runs.record import FORMAT, Record
 _INTRODUCTION = f"""# record.json
 
 Every run folder has a `record.json` with what was asked for, what was run, and every number. This
-page describes format {FORMAT}; it is generated from the models in `src/lmd/runfolder/record.py`.
-Records of format 1 can still be read: there, `tiers` was called `groups`, and `tier` was `group`.
+page describes format {FORMAT}; it is generated from the models in `src/lmd/runs/record.py`.
 
 A field with a default may be absent. A value that cannot be computed is `null`, and a note says
 why; for example, the part may have no image of a class. K is the number of classes. From Python:
 
 ```python
 from pathlib import Path
-from lmd.runs.folder import RunFolder
+from lmd.runs.folder import Run
 
-record = RunFolder.open(Path("runs/NAME")).read_record()
+record = Run.open(Path("runs/NAME")).record
 record.metrics["test"]["balanced_accuracy"].value
 ```
 """
