@@ -20,9 +20,9 @@ from lmd.data.dataset import prepare_data
 from lmd.evaluation.evaluate import compare_runs, evaluate_tta, rescore
 from lmd.export.export import export_run
 from lmd.frozen.calibrate import calibrate_run
-from lmd.frozen.choose import Chosen, Linear
+from lmd.frozen.choose import Chosen, mix_of
 from lmd.frozen.encode import Asked
-from lmd.frozen.frozen import mix_of
+from lmd.frozen.fits import Linear
 from lmd.runs.folder import Run
 from lmd.runs.protocol import Protocol
 

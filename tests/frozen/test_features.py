@@ -108,8 +108,17 @@ def test_a_declaration_without_content_is_refused(tmp_path: Path, shape: tuple[i
     path = tmp_path / "huge.npz"
     with zipfile.ZipFile(path, "w") as archive:
         archive.writestr("features.npy", content.getvalue() + bytes(16))
-    with pytest.raises(LmdError, match=r"features\.npy declares"):
+    with pytest.raises(LmdError, match=r"features\.npy' declares"):
         read_features(path)
+
+
+def test_a_system_that_does_not_tell_its_memory_reads_features(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    np.savez(tmp_path / "f.npz", **plain())
+    monkeypatch.delattr("os.sysconf")  # as on Windows
+    monkeypatch.delattr("os.sysconf_names")
+    np.testing.assert_array_equal(read_features(tmp_path / "f.npz").features, plain()["features"])
 
 
 @pytest.mark.parametrize("content", [b"", b"PK\x03\x04rubbish", b"text"])

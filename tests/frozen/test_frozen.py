@@ -6,9 +6,16 @@ import torch
 from sklearn.linear_model import LogisticRegression
 from torch.nn import functional as F
 
-from lmd.frozen import choose as choosing
-from lmd.frozen.choose import TITLES, Linear, Problem, Rows, Scaling, calibrate_features
-from lmd.frozen.fits import FINAL, fit, regressions, streamed_cross_entropy
+from lmd.frozen.choose import TITLES, Problem, calibrate_features
+from lmd.frozen.fits import (
+    FINAL,
+    Linear,
+    Rows,
+    Scaling,
+    fit,
+    regressions,
+    streamed_cross_entropy,
+)
 from lmd.methods.balanced_softmax import balanced_softmax_loss
 
 COUNTS = (200, 60, 12)
@@ -60,7 +67,7 @@ def test_a_balanced_softmax_regression_is_the_plain_one_with_another_bias() -> N
     rows = sample()
     plain, strength = solved(rows, 1e-3)
     counts = rows.labels.bincount()
-    balanced = choosing._shifted(plain, counts, 1)
+    balanced = plain.adjusted(counts, 1)
     weight, bias = balanced.weight.requires_grad_(), balanced.bias.requires_grad_()
     logits = rows.features.double() @ weight.T + bias
     loss = balanced_softmax_loss(logits, rows.labels, counts)

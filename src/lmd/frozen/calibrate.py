@@ -22,11 +22,10 @@ from lmd.explain.features import Kept, flag_of
 from lmd.fit.provenance import commit, machine, now
 from lmd.fit.recording import NO_VALIDATION, data_info
 from lmd.fit.score import scored
-from lmd.frozen.choose import PAPERS, TITLES
+from lmd.frozen.choose import PAPERS, TITLES, Calibrated, solve
 from lmd.frozen.classifier import NAME, FeatureClassifier
 from lmd.frozen.encode import KEY, Asked, Source, open_source
 from lmd.frozen.features import feature_table
-from lmd.frozen.frozen import Calibrated, solve
 from lmd.model import save_model
 from lmd.report.card_files import write_card
 from lmd.report.page import write_report
@@ -105,15 +104,7 @@ def calibrate_run(
         found = open_source(str(source), asked, here, display)
         encoded = time.perf_counter()
         display.start("calibrating", 1)
-        done = solve(
-            found.data,
-            widths=found.widths,
-            mean_images=found.mean_images,
-            seed=seed,
-            single=found.model is not None,
-            mix=found.spec.prior.kind if found.spec and found.spec.prior else "training",
-            tick=display.step,
-        )
+        done = solve(found.data, seed=seed, tick=display.step)
         display.stop()
     seconds = {"features": encoded - started, "fit": time.perf_counter() - encoded}
     typed = command or shlex.join([*words, *(["--out", str(out)] if out is not None else [])])

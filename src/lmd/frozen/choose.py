@@ -1,4 +1,4 @@
-"""Fit several balanced classifiers on frozen features and choose one on the validation part.
+"""Fit several balanced classifiers on frozen features and choose one on held-out images.
 
 No row of ``METHODS``: nothing here trains an encoder. It applies formulas of several methods to
 features that some encoder has already made.
@@ -6,7 +6,6 @@ features that some encoder has already made.
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from functools import partial
 from typing import Any
 
 import numpy as np
@@ -15,84 +14,25 @@ from numpy.typing import NDArray
 from torch import Tensor
 from torch.nn import functional as F
 
-from lmd.frozen.fits import (
-    PAIRS,
-    PENALTIES,
-    Fits,
-    Linear,
-    Pair,
-    Rows,
-    Scaling,
-    fit,
-    room_for_gaussians,
-)
-from lmd.methods.balanced_softmax import PAPER as BALANCED
-from lmd.methods.decoupling import PAPER as DECOUPLING
-from lmd.methods.decoupling import tau_normalise
-from lmd.methods.lmd import METHODS as LMD
-from lmd.methods.logit_adjustment import PAPER as ADJUSTMENT
-from lmd.methods.weighting import log_priors
-from lmd.scoring.proportions import Labels
-from lmd.scoring.sample import mean_recall
+from lmd.data.splits import grouped_folds
+from lmd.frozen import fits
+from lmd.frozen.classifier import FeatureClassifier, softmax
+from lmd.frozen.features import FeatureTable
+from lmd.frozen.fits import Fits, Linear, Pair, Rows, Scaling
+from lmd.frozen.record import Candidate
+from lmd.methods import balanced_softmax, decoupling, lmd, logit_adjustment
+from lmd.runs.predictions import PartPredictions, Predictions
+from lmd.runs.record import Part
+from lmd.scoring.calibration import fit_temperature
+from lmd.scoring.estimates import Estimate
+from lmd.scoring.proportions import Kind, Labels, class_mix, mix_weights
+from lmd.scoring.sample import Sample, mean_recall
+from lmd.scoring.scores import metric_estimates
 
-Right = NDArray[np.bool_]
+METRIC = "balanced_accuracy"
 
-
-def balanced_difference(
-    first: Right, second: Right, labels: Labels, groups: NDArray[Any] | None = None
-) -> tuple[float, float]:
-    """First minus second in balanced accuracy, and the standard error of this difference.
-
-    ``first (N,)`` and ``second (N,)`` say which images are right. Both are tried on the same
-    images, so an image counts only if they disagree. Images of one group count together. To a class
-    with a disagreement one image is added in favour of each, so that one image does not look
-    certain.
-
-    >>> right, wrong = np.array([True, True, True, False]), np.array([True, True, False, False])
-    >>> balanced_difference(right, wrong, np.array([0, 0, 0, 1]))[0].__round__(3)
-    0.167
-    """
-    gain = first.astype(np.float64) - second
-    present = np.unique(labels)
-    total = variance = 0.0
-    for k in present:
-        own = labels == k
-        each = gain[own]
-        if groups is not None:
-            each = np.bincount(np.unique(groups[own], return_inverse=True)[1], weights=each)
-        images = int(own.sum())
-        share = images / len(each)  # images of a group, on average
-        mean = float(each.sum()) / images
-        total += mean
-        if each.any():
-            spread = float(((each - mean * share) ** 2).sum()) + 2 * share**2
-            variance += spread / (images + 2 * share) ** 2
-    return total / len(present), variance**0.5 / len(present)
-
-
-def simplest(
-    tried: Sequence[Right],
-    scores: Sequence[float],
-    labels: Labels,
-    groups: NDArray[Any] | None = None,
-) -> int:
-    """The first of ``tried`` that is within one standard error of the best.
-
-    ``tried`` are ordered from simple to complex, or from strong to weak regularisation; ``scores``
-    are their balanced accuracies. The standard error is that of the difference to the best.
-    """
-    best = max(range(len(tried)), key=lambda i: (scores[i], -i))
-    for i, right in enumerate(tried[:best]):
-        difference, error = balanced_difference(tried[best], right, labels, groups)
-        if difference <= error:
-            return i
-    return best
-
-
-TAUS = tuple(step / 10 for step in range(21))
-
-# What the classifiers are called; those after "plain" are the candidates, from simple to complex:
-# the fewer values are fitted to the images, the simpler.
+# The classifiers; those after "plain" are the candidates, from simple to complex: the fewer values
+# are fitted to the images, the simpler.
 TITLES = {
     "existing": "Existing classifier",
     "plain": "Plain regression (CE)",
@@ -106,13 +46,13 @@ TITLES = {
 }
 
 PAPERS = {
-    **dict.fromkeys(("existing_tau", "means", "tau"), DECOUPLING),
-    **dict.fromkeys(("existing_adjusted", "adjusted"), ADJUSTMENT),
-    "balanced": BALANCED,
-    "gaussians": LMD[0].paper,
+    **dict.fromkeys(("existing_tau", "means", "tau"), decoupling.PAPER),
+    **dict.fromkeys(("existing_adjusted", "adjusted"), logit_adjustment.PAPER),
+    "balanced": balanced_softmax.PAPER,
+    "gaussians": lmd.METHODS[0].paper,
 }
 
-Make = Callable[[Fits], Linear]
+Correct = NDArray[np.bool_]
 Setting = Mapping[str, float]
 Tick = Callable[[int, int], None]
 
@@ -121,8 +61,8 @@ Tick = Callable[[int, int], None]
 class Problem:
     """Scaled training features, and either validation features or ``folds (N,)`` of training.
 
-    ``groups`` are of the held-out images. ``head`` is an existing classifier for features as they
-    are; ``scaling`` says what was done to them. ``mean_images`` is for ``fit``.
+    ``groups`` are those of the held-out images. ``head`` is an existing classifier for features
+    before ``scaling``; ``mean_images`` is for ``fit``.
     """
 
     classes: int
@@ -140,7 +80,7 @@ class Problem:
 class Chosen:
     """The chosen setting of one kind of classifier.
 
-    ``classifier`` is for features as they are; ``held_out (M, K)`` are logits of held-out images.
+    ``classifier`` is for unscaled features; ``held_out (M, K)`` are logits of held-out images.
     """
 
     key: str
@@ -151,7 +91,7 @@ class Chosen:
 
 @dataclass(frozen=True)
 class Outcome:
-    """One classifier of each kind, the ``best`` of the candidates, and what was left out."""
+    """One classifier of each kind, and the ``best`` of the candidates."""
 
     tried: Mapping[str, Chosen]
     best: str
@@ -159,135 +99,204 @@ class Outcome:
 
 
 @dataclass(frozen=True)
-class _Option:
-    setting: Setting
-    make: Make
+class Calibrated:
+    """The shipped classifier, its predictions, and how it was chosen.
 
-
-def _shifted(of: Linear, counts: Tensor, tau: float) -> Linear:
-    """Logits minus ``τ ln π`` (Menon et al., ICLR 2021, Eq. 9)."""
-    return Linear(of.weight, of.bias - tau * log_priors(counts.double()))
-
-
-def _plain(penalty: float, fits: Fits) -> Linear:
-    return fits.regressions[penalty]
-
-
-def _adjusted(penalty: float, tau: float, fits: Fits) -> Linear:
-    return _shifted(fits.regressions[penalty], fits.counts, tau)
-
-
-def _normalised(penalty: float, tau: float, fits: Fits) -> Linear:
-    return Linear.of(tau_normalise(fits.regressions[penalty].weight, tau))
-
-
-def _gaussians(pair: Pair, fits: Fits) -> Linear:
-    return fits.gaussians[pair]
-
-
-def _means(fits: Fits) -> Linear:
-    return fits.means
-
-
-def _existing(head: Linear, tau: float, fits: Fits) -> Linear:
-    return _shifted(head, fits.counts, tau)
-
-
-def _options(problem: Problem, penalty: float, pairs: Sequence[Pair]) -> dict[str, list[_Option]]:
-    """The candidates by kind, each from strong to weak regularisation.
-
-    ``penalty`` is that of the plain regression. Adjusting a plain regression with τ = 1 is what
-    theory asks for; an existing classifier is changed as little as possible.
+    ``mix`` is the class mix that the probabilities answer for. If the choice was ``crossed``, the
+    predictions of ``validation`` are those of training images, each by a classifier that has not
+    seen it.
     """
-    found: dict[str, list[_Option]] = {}
-    # A classifier that exists may have been trained on the rows of all folds.
-    if problem.head is not None and problem.validation is not None:
-        head, raw = problem.scaling.unfold(problem.head), problem.head.weight
-        found["existing_adjusted"] = [
-            _Option({"tau": tau}, partial(_existing, head, tau)) for tau in TAUS
-        ]
-        # The norms are those of the classifier as it is; τ-norm adds no prior.
-        scaled = [problem.scaling.unfold(Linear.of(tau_normalise(raw, tau))) for tau in TAUS]
-        found["existing_tau"] = [
-            _Option({"tau": tau}, partial(_existing, one, 0.0))
-            for tau, one in zip(TAUS, scaled, strict=True)
-        ]
-    found["means"] = [_Option({}, _means)]
-    found["balanced"] = [_Option({"penalty": p}, partial(_adjusted, p, 1.0)) for p in PENALTIES]
-    nearest = sorted(TAUS, key=lambda tau: (abs(tau - 1), tau))
-    found["adjusted"] = [
-        _Option({"penalty": penalty, "tau": tau}, partial(_adjusted, penalty, tau))
-        for tau in nearest
-    ]
-    found["tau"] = [
-        _Option({"penalty": penalty, "tau": tau}, partial(_normalised, penalty, tau))
-        for tau in TAUS
-    ]
-    if pairs:
-        found["gaussians"] = [
-            _Option({"shrinkage": pair[0], "penalty": pair[1]}, partial(_gaussians, pair))
-            for pair in sorted(pairs, reverse=True)
-        ]
-    return found
+
+    classifier: FeatureClassifier
+    outcome: Outcome
+    predictions: Predictions
+    crossed: bool
+    mix: Kind = "uniform"
+
+
+def solve(
+    data: FeatureTable, *, seed: int = 0, tick: Tick = lambda done, total: None
+) -> Calibrated:
+    """Fit, choose and score classifiers; the test part is used only after the choice."""
+    table, train = data.table, data.rows("train")
+    held, folds = data.rows("validation"), None
+    if not len(held):
+        folds = grouped_folds(table.take(train), seed=seed)
+        held = train[folds >= 0]
+    outcome = calibrate_features(_problem(data, held, folds, seed), tick)
+    counts = table.part("train").counts()
+    best = outcome.tried[outcome.best]
+    mix = mix_of(best, data.mix)
+    labels = table.labels[held]
+    weights = mix_weights(labels, class_mix(mix, counts))
+    temperature = fit_temperature(best.held_out, labels, weights)
+    weight, bias = best.classifier.weight.numpy(), best.classifier.bias.numpy()
+    if data.single:
+        weight, bias = (a.astype(np.float32).astype(np.float64) for a in (weight, bias))
+    test = data.rows("test")
+    classifier = FeatureClassifier(
+        table.classes,
+        weight,
+        bias,
+        temperature,
+        class_mix(mix, counts),
+        counts,
+        _candidates(data, held, test, outcome, crossed=folds is not None),
+    )
+    held_out = softmax(best.held_out / temperature)
+    if folds is None:
+        held_out = classifier.predict_proba(data.features[held])
+    parts: dict[Part, PartPredictions] = {"validation": _part(data, held, held_out)}
+    if len(test):
+        parts["test"] = _part(data, test, classifier.predict_proba(data.features[test]))
+    predictions = Predictions(table.classes, parts)
+    return Calibrated(classifier, outcome, predictions, folds is not None, mix)
+
+
+def mix_of(best: Chosen, before: Kind) -> Kind:
+    """Return the nearer of the two mixes that a classifier answers for.
+
+    Its τ says how far its logits are moved from the mix of training images to equal classes.
+    """
+    start = before if best.key.startswith("existing") else "training"
+    return "training" if start == "training" and best.setting.get("tau", 1.0) < 0.5 else "uniform"
+
+
+def _problem(
+    data: FeatureTable, held: NDArray[np.int64], folds: NDArray[np.int64] | None, seed: int
+) -> Problem:
+    table, train = data.table, data.rows("train")
+    scaling = Scaling.of(torch.from_numpy(data.features[train]), data.widths)
+
+    def rows(index: NDArray[np.int64]) -> Rows:
+        scaled = scaling.apply(torch.from_numpy(data.features[index]))
+        return Rows(scaled, torch.from_numpy(table.labels[index]))
+
+    head = None
+    if data.weight is not None and data.bias is not None:
+        head = Linear.of(torch.from_numpy(data.weight), torch.from_numpy(data.bias))
+    return Problem(
+        classes=len(table.classes),
+        scaling=scaling,
+        train=rows(train),
+        validation=rows(held) if folds is None else None,
+        folds=folds,
+        groups=None if table.groups is None else table.groups[held],
+        head=head,
+        mean_images=data.mean_images,
+        seed=seed,
+    )
 
 
 def calibrate_features(problem: Problem, tick: Tick = lambda done, total: None) -> Outcome:
     """Fit all candidates, choose one of each kind and the best kind on held-out images.
 
-    Rule: of those within one standard error of the best balanced accuracy, the most regularised,
-    and then the simplest kind. The plain regression has the penalty with the least cross-entropy.
+    Of those within one standard error of the best balanced accuracy, the most regularised is
+    chosen, and then the simplest kind. The plain regression has the penalty with the least
+    cross-entropy.
     """
-    width = problem.train.features.shape[1]
-    pairs = PAIRS if room_for_gaussians(problem.classes, width) else ()
-    notes = () if pairs else (_too_many(problem.classes, width),)
+    note = fits.no_room_for_gaussians(problem.classes, problem.train.features.shape[1])
+    pairs = () if note else fits.PAIRS
     trials, labels = _trials(problem, pairs, tick)
 
-    def held_out(make: Make) -> Tensor:
-        parts = [(rows, make(fits).logits(x)) for fits, rows, x in trials]
+    def held_out(key: str, setting: Setting) -> Tensor:
         logits = torch.empty(len(labels), problem.classes, dtype=torch.float64)
-        for rows, found in parts:
-            logits[rows] = found
+        for fitted, rows, features in trials:
+            logits[rows] = _classifier(problem, fitted, key, setting).logits(features)
         return logits
 
     true = labels.numpy()
-    plain = {p: held_out(partial(_plain, p)) for p in PENALTIES}
+    plain = {p: held_out("plain", {"penalty": p}) for p in fits.PENALTIES}
     penalty = min(plain, key=lambda p: F.cross_entropy(plain[p], labels).item())
-    picked = {"plain": _Option({"penalty": penalty}, partial(_plain, penalty))}
-    right: dict[str, NDArray[np.bool_]] = {}
+    chosen: dict[str, Setting] = {"plain": {"penalty": penalty}}
+    correct: dict[str, Correct] = {}
     scores: dict[str, float] = {}
-    for key, options in _options(problem, penalty, pairs).items():
-        guesses = [held_out(option.make).argmax(1).numpy() for option in options]
-        hits = [guess == true for guess in guesses]
-        values = [mean_recall(true, guess) for guess in guesses]
+    for key, settings in _settings(problem, penalty, pairs).items():
+        predicted = [held_out(key, setting).argmax(1).numpy() for setting in settings]
+        hits = [labels == true for labels in predicted]
+        values = [mean_recall(true, labels) for labels in predicted]
         i = simplest(hits, values, true, problem.groups)
-        picked[key], right[key], scores[key] = options[i], hits[i], values[i]
-    keys = list(right)
-    best = keys[simplest(list(right.values()), list(scores.values()), true, problem.groups)]
-    final = _final(problem, picked, trials[0][0] if problem.validation is not None else None)
+        chosen[key], correct[key], scores[key] = settings[i], hits[i], values[i]
+    keys = list(correct)
+    best = keys[simplest(list(correct.values()), list(scores.values()), true, problem.groups)]
+    final = _final(problem, chosen, trials[0][0] if problem.validation is not None else None)
     tick(len(trials) + 1, len(trials) + 1)
     tried = {}
-    for key, option in picked.items():
-        classifier = option.make(final)
-        logits = held_out(option.make)
+    for key, setting in chosen.items():
+        classifier = _classifier(problem, final, key, setting)
         if problem.validation is not None:
             logits = classifier.logits(problem.validation.features)
-        folded = problem.scaling.fold(classifier)
-        tried[key] = Chosen(key, dict(option.setting), folded, logits.numpy())
-    return Outcome(tried, best, notes)
+        else:
+            logits = held_out(key, setting)
+        tried[key] = Chosen(key, setting, problem.scaling.fold(classifier), logits.numpy())
+    return Outcome(tried, best, (note,) if note else ())
+
+
+def _settings(problem: Problem, penalty: float, pairs: Sequence[Pair]) -> dict[str, list[Setting]]:
+    """List the settings of each candidate, from strong to weak regularisation.
+
+    ``penalty`` is that of the plain regression. Adjusting a plain regression with τ = 1 is what
+    theory asks for; an existing classifier is changed as little as possible.
+    """
+    taus = decoupling.TAUS
+    settings: dict[str, list[Setting]] = {}
+    # An existing classifier may have been trained on the rows of all folds.
+    if problem.head is not None and problem.validation is not None:
+        settings["existing_adjusted"] = [{"tau": tau} for tau in taus]
+        settings["existing_tau"] = [{"tau": tau} for tau in taus]
+    settings["means"] = [{}]
+    settings["balanced"] = [{"penalty": p} for p in fits.PENALTIES]
+    nearest = sorted(taus, key=lambda tau: (abs(tau - 1), tau))
+    settings["adjusted"] = [{"penalty": penalty, "tau": tau} for tau in nearest]
+    settings["tau"] = [{"penalty": penalty, "tau": tau} for tau in taus]
+    if pairs:
+        settings["gaussians"] = [
+            {"shrinkage": shrinkage, "penalty": p} for shrinkage, p in sorted(pairs, reverse=True)
+        ]
+    return settings
+
+
+def _classifier(problem: Problem, fitted: Fits, key: str, setting: Setting) -> Linear:
+    """Return the classifier of scaled features with a setting."""
+    tau = setting.get("tau", 1.0)
+    if key == "means":
+        return fitted.means
+    if key == "gaussians":
+        return fitted.gaussians[setting["shrinkage"], setting["penalty"]]
+    if key.startswith("existing"):
+        assert problem.head is not None
+        head = problem.head
+        if key == "existing_adjusted":
+            return problem.scaling.unfold(head).adjusted(fitted.counts, tau)
+        # The norms are those before scaling; τ-norm adds no prior.
+        return problem.scaling.unfold(Linear.of(decoupling.tau_normalise(head.weight, tau)))
+    plain = fitted.regressions[setting["penalty"]]
+    if key == "tau":
+        return Linear.of(decoupling.tau_normalise(plain.weight, tau))
+    return plain if key == "plain" else plain.adjusted(fitted.counts, tau)
 
 
 def _trials(
     problem: Problem, pairs: Sequence[Pair], tick: Tick
 ) -> tuple[list[tuple[Fits, Tensor, Tensor]], Tensor]:
-    """Rough fits with the rows and features held out from each, and all held-out labels."""
+    """Rough fits, each with the rows and features held out from it, and all held-out labels."""
     train, validation = problem.train, problem.validation
-    given: dict[str, Any] = {"mean_images": problem.mean_images, "seed": problem.seed}
+
+    def rough(rows: Rows) -> Fits:
+        return fits.fit(
+            rows,
+            problem.classes,
+            pairs=pairs,
+            mean_images=problem.mean_images,
+            seed=problem.seed,
+        )
+
     if validation is not None:
         tick(0, 2)
-        fits = fit(train, problem.classes, PENALTIES, pairs, **given)
+        fitted = rough(train)
         tick(1, 2)
         every = torch.arange(len(validation.labels))
-        return [(fits, every, validation.features)], validation.labels
+        return [(fitted, every, validation.features)], validation.labels
     assert problem.folds is not None
     folds = torch.from_numpy(problem.folds)
     held = folds >= 0
@@ -297,41 +306,145 @@ def _trials(
     for done, number in enumerate(numbers):
         tick(done, len(numbers) + 1)
         out = folds == number
-        rest = Rows(train.features[~out], train.labels[~out])
-        fits = fit(rest, problem.classes, PENALTIES, pairs, **given)
-        del rest
-        trials.append((fits, place[out], train.features[out]))
+        fitted = rough(Rows(train.features[~out], train.labels[~out]))
+        trials.append((fitted, place[out], train.features[out]))
     tick(len(numbers), len(numbers) + 1)
     return trials, train.labels[held]
 
 
-def _final(problem: Problem, picked: Mapping[str, _Option], before: Fits | None) -> Fits:
+def _final(problem: Problem, chosen: Mapping[str, Setting], before: Fits | None) -> Fits:
     """Exact fits on all training images, for the chosen settings alone."""
-    penalties = {s["penalty"] for key in ("plain", "balanced") for s in (picked[key].setting,)}
-    virtual = picked.get("gaussians")
-    pairs = [(virtual.setting["shrinkage"], virtual.setting["penalty"])] if virtual else []
-    given: dict[str, Any] = {"mean_images": problem.mean_images, "seed": problem.seed}
-    if before is None:
-        before = Fits(torch.zeros(0), {}, {}, Linear.of(torch.zeros(0, 0)))
-    return fit(problem.train, problem.classes, sorted(penalties), pairs, before=before, **given)
-
-
-def _too_many(classes: int, width: int) -> str:
-    size = 4 * classes * width * width / 1e9
-    return (
-        f"Class Gaussians were left out: {classes} covariances of {width} features would need "
-        f"{size:.1f} GB."
+    penalties = {chosen[key]["penalty"] for key in ("plain", "balanced")}
+    gaussians = chosen.get("gaussians")
+    return fits.fit(
+        problem.train,
+        problem.classes,
+        sorted(penalties),
+        [(gaussians["shrinkage"], gaussians["penalty"])] if gaussians else [],
+        mean_images=problem.mean_images,
+        seed=problem.seed,
+        before=before or Fits(torch.zeros(0), {}, {}, Linear.of(torch.zeros(0, 0))),
     )
 
 
-__all__ = [
-    "PAPERS",
-    "TITLES",
-    "Chosen",
-    "Linear",
-    "Outcome",
-    "Problem",
-    "Rows",
-    "Scaling",
-    "calibrate_features",
-]
+def simplest(
+    tried: Sequence[Correct],
+    scores: Sequence[float],
+    labels: Labels,
+    groups: NDArray[Any] | None = None,
+) -> int:
+    """Return the first of ``tried`` that is within one standard error of the best.
+
+    ``tried`` are ordered from simple to complex, or from strong to weak regularisation; ``scores``
+    are their balanced accuracies. The standard error is that of the difference to the best.
+    """
+    best = max(range(len(tried)), key=lambda i: (scores[i], -i))
+    for i, correct in enumerate(tried[:best]):
+        difference, error = balanced_difference(tried[best], correct, labels, groups)
+        if difference <= error:
+            return i
+    return best
+
+
+def balanced_difference(
+    first: Correct, second: Correct, labels: Labels, groups: NDArray[Any] | None = None
+) -> tuple[float, float]:
+    """Return the first balanced accuracy minus the second, and its standard error.
+
+    ``first (N,)`` and ``second (N,)`` say which images are right. Both are tried on the same
+    images, so an image counts only if they disagree. Images of one group count together. To a class
+    with a disagreement one image is added in favour of each, so that one image does not look
+    certain.
+
+    >>> right, wrong = np.array([True, True, True, False]), np.array([True, True, False, False])
+    >>> balanced_difference(right, wrong, np.array([0, 0, 0, 1]))[0].__round__(3)
+    0.167
+    """
+    gain = first.astype(np.float64) - second
+    present = np.unique(labels)
+    total = variance = 0.0
+    for k in present:
+        rows = labels == k
+        gains = gain[rows]
+        if groups is not None:
+            gains = np.bincount(np.unique(groups[rows], return_inverse=True)[1], weights=gains)
+        images = int(rows.sum())
+        share = images / len(gains)  # images of a group, on average
+        mean = float(gains.sum()) / images
+        total += mean
+        if gains.any():
+            spread = float(((gains - mean * share) ** 2).sum()) + 2 * share**2
+            variance += spread / (images + 2 * share) ** 2
+    return total / len(present), variance**0.5 / len(present)
+
+
+def _part(
+    data: FeatureTable, rows: NDArray[np.int64], probabilities: NDArray[Any]
+) -> PartPredictions:
+    return PartPredictions(
+        data.table.ids[rows],
+        data.table.labels[rows],
+        probabilities.astype(np.float32),
+        data.group_numbers(rows),
+    )
+
+
+def _candidates(
+    data: FeatureTable,
+    held: NDArray[np.int64],
+    test: NDArray[np.int64],
+    outcome: Outcome,
+    *,
+    crossed: bool,
+) -> list[Candidate]:
+    """Every classifier with its balanced accuracy where the choice was made, and on test.
+
+    If held-out images are ``crossed`` ones of training, the existing classifier may know them.
+    """
+    candidates = []
+    for key, title in TITLES.items():
+        tried = outcome.tried.get(key)
+        if tried is None and (key != "existing" or data.existing_logits(held) is None):
+            continue
+        held_out = tested = None
+        if tried is not None:
+            held_out = _measure(data, held, tried.held_out)
+        elif not crossed:
+            held_out = _measure(data, held, data.existing_logits(held))
+        if len(test):
+            tested = _measure(data, test, _test_logits(data, test, tried))
+        _, worst_class, worst_recall = tested or held_out or (None, None, None)
+        candidates.append(
+            Candidate(
+                key=key,
+                title=title,
+                chosen=key == outcome.best,
+                settings={} if tried is None else dict(tried.setting),
+                held_out=held_out[0] if held_out else None,
+                test=tested[0] if tested else None,
+                worst_class=worst_class,
+                worst_recall=worst_recall,
+            )
+        )
+    return candidates
+
+
+def _test_logits(
+    data: FeatureTable, rows: NDArray[np.int64], tried: Chosen | None
+) -> NDArray[Any] | None:
+    if tried is None:
+        return data.existing_logits(rows)
+    return tried.classifier.logits(torch.from_numpy(data.features[rows]).double()).numpy()
+
+
+def _measure(
+    data: FeatureTable, rows: NDArray[np.int64], logits: NDArray[Any] | None
+) -> tuple[Estimate, str, float] | None:
+    """Balanced accuracy with its interval, and the class with the lowest recall."""
+    if logits is None:
+        return None
+    sample = Sample(data.table.labels[rows], softmax(logits), groups=data.group_numbers(rows))
+    recall = sample.plain.recall[0]
+    worst = int(np.nanargmin(recall))
+    accuracy = metric_estimates(sample, [METRIC])[METRIC]
+    return accuracy, data.table.classes[worst], float(recall[worst])

@@ -9,6 +9,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from lmd.base.arrays import read_npz
 from lmd.base.errors import LmdError
 from lmd.base.files import atomic_write
 from lmd.frozen.record import Candidate
@@ -24,8 +25,7 @@ class FeatureClassifier:
 
     ``weight (K, C)`` and ``bias (K,)`` are for features as the encoder gives them, ``prior (K,)``
     is the class mix that the probabilities answer for, ``class_counts (K,)`` are of the training
-    part.
-    ``candidates`` say what was compared; they are not in the file.
+    part. ``candidates`` say what was compared; they are not in the file.
     """
 
     classes: tuple[str, ...]
@@ -37,28 +37,27 @@ class FeatureClassifier:
     candidates: Sequence[Candidate] = ()
 
     def predict_proba(self, features: NDArray[Any]) -> NDArray[np.float64]:
-        """Probabilities ``(N, K)`` of features ``(N, C)``, in the order of ``classes``."""
+        """Return probabilities ``(N, K)`` of features ``(N, C)``, in the order of ``classes``."""
         features = np.asarray(features)
         if features.ndim != 2 or features.shape[1] != self.weight.shape[1]:
             raise LmdError(
                 f"features must be (N, C) with C = {self.weight.shape[1]}, as in training; they "
                 f"are {features.shape}"
             )
-        found = np.empty((len(features), len(self.classes)))
+        probabilities = np.empty((len(features), len(self.classes)))
         for start in range(0, len(features), _ROWS):
             rows = features[start : start + _ROWS].astype(np.float64)
             if not np.isfinite(rows).all():
                 raise LmdError("features must be finite; there is NaN or infinity among them")
             logits = (rows @ self.weight.T + self.bias) / self.temperature
-            p = np.exp(logits - logits.max(axis=1, keepdims=True))
-            found[start : start + _ROWS] = p / p.sum(axis=1, keepdims=True)
-        return found
+            probabilities[start : start + _ROWS] = softmax(logits)
+        return probabilities
 
     def predict(self, features: NDArray[Any]) -> NDArray[np.str_]:
-        """The most probable class of each row, ``(N,)`` names."""
+        """Return the name of the most probable class of each row, ``(N,)``."""
         names: NDArray[np.str_] = np.array(self.classes, dtype=np.str_)
-        found: NDArray[np.str_] = names[self.predict_proba(features).argmax(axis=1)]
-        return found
+        predicted: NDArray[np.str_] = names[self.predict_proba(features).argmax(axis=1)]
+        return predicted
 
     def save(self, path: str | Path) -> None:
         """Write all arrays as one ``.npz`` file without pickles."""
@@ -68,18 +67,26 @@ class FeatureClassifier:
         atomic_write(Path(path), buffer.getvalue(), parents=True)
 
 
+def softmax(logits: NDArray[Any]) -> NDArray[np.float64]:
+    """Return ``(N, K)`` probabilities of logits."""
+    p = np.exp(logits - logits.max(axis=1, keepdims=True))
+    return np.asarray(p / p.sum(axis=1, keepdims=True), dtype=np.float64)
+
+
 def load_classifier(path: str | Path) -> FeatureClassifier:
-    """The classifier of a run folder of ``lmd calibrate``, or of its ``classifier.npz``."""
+    """Read the classifier of a run folder of ``lmd calibrate``, or its ``classifier.npz``."""
     path = Path(path)
     file = path / NAME if path.is_dir() else path
     remedy = "make it with `lmd calibrate`"
+    if not file.is_file():
+        raise LmdError(f"classifier {file} cannot be read: it does not exist")
     try:
-        content = np.load(BytesIO(file.read_bytes()), allow_pickle=False)
-        arrays = {name: content[name] for name in _ARRAYS}
-    except OSError as error:
-        raise LmdError(f"classifier {file} cannot be read: {error.strerror or error}") from None
-    except Exception as error:  # zipfile, zlib and numpy raise many kinds for a damaged file
+        arrays = read_npz(file)
+    except LmdError as error:
         raise LmdError(f"{file} is not a classifier file ({error}); {remedy}") from None
+    absent = [name for name in _ARRAYS if name not in arrays]
+    if absent:
+        raise LmdError(f"{file} is not a classifier file (no {', '.join(absent)}); {remedy}")
     k, ndim = len(np.atleast_1d(arrays["classes"])), arrays["weight"].ndim
     shapes = {name: arrays[name].shape for name in ("bias", "prior", "class_counts", "classes")}
     numbers = [arrays[name] for name in ("weight", "bias", "temperature", "prior")]

@@ -1,6 +1,5 @@
 """Compute features of images with a run, a backbone or an ONNX file."""
 
-from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
@@ -72,8 +71,6 @@ class Source:
     notes: list[str] = field(default_factory=list)
     model: Model | None = None
     spec: ModelSpec | None = None
-    widths: Sequence[int] | None = None
-    mean_images: float = 0.0
     request: Request | None = None
     tiers: Tiers | None = None
 
@@ -163,15 +160,21 @@ def _from_run(path: Path, moved: str | None, device: torch.device, display: Disp
         with torch.no_grad():
             given["logits"] = head(torch.from_numpy(found)).numpy()
     return Source(
-        FeatureTable(data.table, found, **given),
+        FeatureTable(
+            data.table,
+            found,
+            **given,
+            widths=model.widths,
+            mean_images=MEAN_IMAGES,
+            mix=spec.prior.kind if spec.prior else "training",
+            single=True,
+        ),
         record.data.source,
         record.model.backbone,
         f"of the run {path.name}",
         data.skipped,
         model=model,
         spec=spec,
-        widths=model.widths,
-        mean_images=MEAN_IMAGES,
         request=_reading(*place_of(asked, moved), protocol, asked.skip_bad),
         tiers=record.tiers,
     )
@@ -208,7 +211,7 @@ def _from_backbone(source: str, asked: Asked, device: torch.device, display: Dis
         class_counts=tuple(int(n) for n in data.counts("train")),
     )
     return Source(
-        FeatureTable(data.table, found),
+        FeatureTable(data.table, found, single=True),
         str(asked.data),
         name,
         weights,

@@ -1,10 +1,6 @@
 """Features of images in one ``.npz`` file, as any encoder gives them, read without trust."""
 
-import math
-import os
-import zipfile
-import zlib
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -12,11 +8,13 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from lmd.base.arrays import read_npz
 from lmd.base.errors import LmdError
 from lmd.data.sources.arrays import class_names, label_column
 from lmd.data.sources.scan import PART_NAMES, part_name, require_classes
 from lmd.data.splits import check_no_leak, require_training
 from lmd.data.table import ArrayImages, Table
+from lmd.scoring.proportions import Kind
 
 EXPECTED = (
     "features (N, C) and labels (N,) (and optionally split, groups, ids, classes, logits, weight, "
@@ -30,7 +28,10 @@ _ROWWISE = ("groups", "ids", "logits")
 class FeatureTable:
     """``features (N, C)`` float32 of the images of ``table``, whose parts are known.
 
-    ``weight (K, C)``, ``bias (K,)`` or ``logits (N, K)`` are of an existing classifier, if known.
+    ``weight (K, C)`` and ``bias (K,)``, or ``logits (N, K)``, are those of an existing classifier,
+    which answers for the class mix ``mix``. ``widths`` are those of the encoder's levels,
+    ``mean_images`` shrinks the means of the class Gaussians. ``single`` rounds the new classifier
+    to float32, as an image model has it.
     """
 
     table: Table
@@ -38,16 +39,41 @@ class FeatureTable:
     weight: NDArray[np.float64] | None = None
     bias: NDArray[np.float64] | None = None
     logits: NDArray[np.float32] | None = None
+    widths: Sequence[int] | None = None
+    mean_images: float = 0.0
+    mix: Kind = "training"
+    single: bool = False
 
     def rows(self, part: str) -> NDArray[np.int64]:
-        """The rows of one part."""
+        """Return the rows of one part."""
         assert self.table.parts is not None
         return np.flatnonzero(self.table.parts == part)
 
+    def existing_logits(self, rows: NDArray[np.int64]) -> NDArray[Any] | None:
+        """Return what the existing classifier says about some rows, if there is one."""
+        if self.weight is not None and self.bias is not None:
+            return np.asarray(self.features[rows] @ self.weight.T + self.bias)
+        return None if self.logits is None else self.logits[rows].astype(np.float64)
+
+    def group_numbers(self, rows: NDArray[np.int64]) -> NDArray[np.int64] | None:
+        """Return groups as numbers, which do not show the identity of patients."""
+        groups = self.table.groups
+        if groups is None:
+            return None
+        return np.unique(groups[rows], return_inverse=True)[1].astype(np.int64)
+
 
 def read_features(path: Path) -> FeatureTable:
-    """The features of an ``.npz`` file; nothing is unpickled, and sizes are checked before."""
-    return feature_table(_load(path), str(path))
+    """Read features from an ``.npz`` file."""
+    if not path.is_file():
+        raise LmdError(f"{path} does not exist")
+    try:
+        arrays = read_npz(path)
+    except LmdError as error:
+        raise LmdError(
+            f"{path} cannot be read as .npz ({error}): save plain arrays with numpy.savez"
+        ) from None
+    return feature_table(arrays, str(path))
 
 
 def feature_table(arrays: Mapping[str, NDArray[Any]], source: str) -> FeatureTable:
@@ -214,43 +240,3 @@ def _parts(arrays: Mapping[str, NDArray[Any]], n: int, source: str) -> NDArray[n
             f"{source}: split must be train, validation or test in every row; it is also {word!r}"
         )
     return np.array(names, dtype="U10")[places]
-
-
-def _load(path: Path) -> dict[str, NDArray[Any]]:
-    if not path.is_file():
-        raise LmdError(f"{path} does not exist")
-    try:
-        with path.open("rb") as file, zipfile.ZipFile(file) as archive:
-            _check_sizes(path, archive)
-            file.seek(0)
-            found = np.load(file, allow_pickle=False)
-            return {name: found[name] for name in found.files}
-    except (ValueError, OSError, EOFError, MemoryError, zipfile.BadZipFile, zlib.error) as error:
-        raise LmdError(
-            f"{path} cannot be read as .npz ({error}): save plain arrays with numpy.savez; arrays "
-            "of Python objects are refused, because loading them could run code"
-        ) from error
-
-
-def _check_sizes(path: Path, archive: zipfile.ZipFile) -> None:
-    """Refuse arrays that declare more than the file or the memory holds, before they are read."""
-    total = 0
-    for member in archive.infolist():
-        with archive.open(member) as file:
-            version = np.lib.format.read_magic(file)
-            read = {(1, 0): np.lib.format.read_array_header_1_0}.get(
-                version, np.lib.format.read_array_header_2_0
-            )
-            shape, _, dtype = read(file)
-            size = math.prod(shape) * dtype.itemsize
-            if dtype.hasobject:
-                raise ValueError(f"{member.filename} has Python objects")
-            if size != member.file_size - file.tell():
-                raise ValueError(f"{member.filename} declares {size} bytes and has others")
-        total += size
-    memory = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
-    if total > memory:
-        raise LmdError(
-            f"{path} declares arrays of {total / 1e9:.1f} GB, more than the memory of "
-            f"{memory / 1e9:.1f} GB: save fewer rows, or float16"
-        )

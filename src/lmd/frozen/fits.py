@@ -1,7 +1,7 @@
 """Fit classifiers on scaled frozen features: regressions, class Gaussians, class means."""
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, Self
 
 import torch
@@ -12,6 +12,7 @@ from lmd.methods.decoupling import nearest_mean_classifier
 from lmd.methods.lmd.calibrate import Objective, enough_draws, minimise
 from lmd.methods.lmd.gaussians import ClassGaussians, level_scale, shrunk_moments
 from lmd.methods.lmd.selection import VirtualFeatures
+from lmd.methods.weighting import log_priors
 
 # Rows of features in one product.
 ROWS = 8192
@@ -26,15 +27,19 @@ class Linear:
 
     @classmethod
     def of(cls, weight: Tensor, bias: Tensor | None = None) -> Self:
-        """From tensors of any precision; without a bias it is zero."""
+        """Convert tensors of any precision; the default bias is zero."""
         weight = weight.detach().double().cpu()
         return cls(weight, weight.new_zeros(len(weight)) if bias is None else bias.double().cpu())
+
+    def adjusted(self, counts: Tensor, tau: float) -> Self:
+        """Subtract ``τ ln π`` from the logits (Menon et al., ICLR 2021, Eq. 9)."""
+        return replace(self, bias=self.bias - tau * log_priors(counts.double()))
 
     def logits(self, features: Tensor) -> Tensor:
         """``(N, C) → (N, K)`` in float64; the product has the precision of the features."""
         weight = self.weight.to(features.dtype).T
-        found = [(rows @ weight).double() for rows in features.split(ROWS)]
-        return torch.cat(found) + self.bias
+        products = [(rows @ weight).double() for rows in features.split(ROWS)]
+        return torch.cat(products) + self.bias
 
 
 @dataclass(frozen=True)
@@ -50,7 +55,7 @@ class Scaling:
 
     @classmethod
     def of(cls, features: Tensor, widths: Sequence[int] | None = None) -> Self:
-        """From training features ``(N, C)``; ``widths`` are those of the levels of the encoder."""
+        """Measure training features ``(N, C)``; ``widths`` are those of the encoder's levels."""
         total = torch.zeros(2, features.shape[1], dtype=torch.float64)
         for rows in features.split(ROWS):
             total[0] += rows.sum(0, dtype=torch.float64)
@@ -65,20 +70,20 @@ class Scaling:
         return cls(centre, factors / (variance**0.5 or 1.0))
 
     def apply(self, features: Tensor) -> Tensor:
-        """A scaled copy ``(N, C)`` in float32."""
-        found = torch.empty(features.shape, dtype=torch.float32)
+        """Return a scaled copy ``(N, C)`` in float32."""
+        scaled = torch.empty(features.shape, dtype=torch.float32)
         centre, scale = self.centre.float(), self.scale.float()
-        for out, rows in zip(found.split(ROWS), features.split(ROWS), strict=True):
+        for out, rows in zip(scaled.split(ROWS), features.split(ROWS), strict=True):
             torch.mul(rows.float() - centre, scale, out=out)
-        return found
+        return scaled
 
     def fold(self, classifier: Linear) -> Linear:
-        """The classifier of scaled features as one of features as they are."""
+        """Turn a classifier of scaled features into one of unscaled features."""
         weight = classifier.weight * self.scale
         return Linear(weight, classifier.bias - weight @ self.centre)
 
     def unfold(self, classifier: Linear) -> Linear:
-        """The classifier of features as they are as one of scaled features."""
+        """Turn a classifier of unscaled features into one of scaled features."""
         bias = classifier.bias + classifier.weight @ self.centre
         return Linear(classifier.weight / self.scale, bias)
 
@@ -142,13 +147,13 @@ class _CrossEntropy(torch.autograd.Function):
 
 
 def streamed_cross_entropy(features: Tensor, labels: Tensor) -> Objective:
-    """Mean cross-entropy of ``(N, C)`` as a function of weight and bias, in blocks of float32."""
+    """Return the mean cross-entropy of ``(N, C)`` as a function of weight and bias."""
 
     def objective(weight: Tensor, bias: Tensor) -> Tensor:
-        found: Tensor = _CrossEntropy.apply(  # type: ignore[no-untyped-call]
+        loss: Tensor = _CrossEntropy.apply(  # type: ignore[no-untyped-call]
             weight, bias, features, labels
         )
-        return found
+        return loss
 
     return objective
 
@@ -161,21 +166,18 @@ def regressions(
     iterations: int,
     change: float,
 ) -> dict[float, Linear]:
-    """L2-penalised multinomial regressions by penalty, with a bias that is not penalised.
+    """Fit L2-penalised multinomial regressions by penalty, with a bias that is not penalised.
 
-    ``metric (C, C)`` is the covariance of all features, ``guesses`` have a first guess for each
-    penalty; from strong to weak, the solution before replaces a guess of zero. Balanced Softmax
+    ``metric (C, C)`` is the covariance of all features, ``guesses`` has a first guess for each
+    penalty. Balanced Softmax
     (Ren et al., NeurIPS 2020) adds ``ln π`` to the logits of the loss. A free bias absorbs it, so
     its argmin is this one with the bias ``b - ln π`` and needs no fit of its own.
     """
     objective = streamed_cross_entropy(rows.features, rows.labels)
     variance = metric.diagonal().sum().item()
-    found: dict[float, Linear] = {}
-    last: Linear | None = None
+    solved: dict[float, Linear] = {}
     for penalty in sorted(guesses, reverse=True):
-        guess = guesses[penalty]
-        if last is not None and not guess.weight.any():
-            guess = last
+        guess = _guess(guesses[penalty], solved)
         solution = minimise(
             objective,
             guess.weight,
@@ -186,8 +188,13 @@ def regressions(
             iterations=iterations,
             change=change,
         )
-        last = found[penalty] = Linear(solution.weight, solution.bias)
-    return found
+        solved[penalty] = Linear(solution.weight, solution.bias)
+    return solved
+
+
+def _guess(guess: Linear, solved: Mapping[Any, Linear]) -> Linear:
+    """Replace a guess of zero by the last solution, that of a stronger penalty."""
+    return list(solved.values())[-1] if solved and not guess.weight.any() else guess
 
 
 def fit(
@@ -200,70 +207,71 @@ def fit(
     seed: int = 0,
     before: Fits | None = None,
 ) -> Fits:
-    """All fits for the given settings; roughly, or exactly from the rough ones of ``before``.
+    """Fit everything roughly, or exactly from the rough fits ``before``.
 
     ``mean_images`` shrinks the means of the class Gaussians; it should be above 0 only if the
     encoder was trained on these images.
     """
     counts = torch.bincount(rows.labels, minlength=classes)
-    width = rows.features.shape[1]
-    zero = Linear.of(torch.zeros(classes, width))
-    problem, metric = None, None
+    zero = Linear.of(torch.zeros(classes, rows.features.shape[1]))
+    gaussians: dict[Pair, Linear] = {}
     if pairs:
         problem, metric = _gaussians(rows, counts, mean_images, seed)
+        start = {} if before is None else before.gaussians
+        guesses = {pair: start.get(pair, zero) for pair in pairs}
+        gaussians = _argmins(problem, guesses, trial=before is None)
     else:
         metric = (rows.features.T @ rows.features / len(rows.labels)).double()
+    means = nearest_mean_classifier(rows.features, rows.labels, classes)
     limits: dict[str, Any] = TRIAL if before is None else FINAL
-    known = {} if before is None else before.regressions
-    guesses = {penalty: known.get(penalty, zero) for penalty in penalties}
-    virtual: dict[Pair, Linear] = {}
-    if problem is not None:
-        start = {} if before is None else before.gaussians
-        virtual = _argmins(problem, {pair: start.get(pair, zero) for pair in pairs}, before is None)
-    found = nearest_mean_classifier(rows.features, rows.labels, classes)
-    return Fits(counts, regressions(rows, metric, guesses, **limits), virtual, Linear.of(*found))
+    first = {} if before is None else before.regressions
+    plain = regressions(rows, metric, {p: first.get(p, zero) for p in penalties}, **limits)
+    return Fits(counts, plain, gaussians, Linear.of(*means))
 
 
-def room_for_gaussians(classes: int, width: int) -> bool:
-    """Whether K covariances ``(C, C)`` in float32 are small enough to work with."""
-    return 4 * classes * width * width <= MOST_BYTES
+def no_room_for_gaussians(classes: int, width: int) -> str:
+    """Say why K covariances ``(C, C)`` in float32 are too large to work with; empty if not."""
+    size = 4 * classes * width * width
+    if size <= MOST_BYTES:
+        return ""
+    return (
+        f"Class Gaussians were left out: {classes} covariances of {width} features would need "
+        f"{size / 1e9:.1f} GB."
+    )
 
 
 def _gaussians(
     rows: Rows, counts: Tensor, mean_images: float, seed: int
 ) -> tuple[VirtualFeatures, Tensor]:
-    """The M step's problem (LMD paper, Eq. 6-8), and the covariance of all features ``(C, C)``."""
-    total: list[Tensor] = []
+    """Return the M step's problem (LMD paper, Eq. 6-8) and the covariance of all features."""
+    metric: list[Tensor] = []
 
-    def honest(mean: Tensor, covariance: Tensor) -> tuple[Tensor, Tensor]:
+    def shrink(mean: Tensor, covariance: Tensor) -> tuple[Tensor, Tensor]:
         share = counts / counts.sum()
         within = torch.tensordot(share.to(covariance), covariance, 1)
         away = mean - share.to(mean) @ mean
-        total.append((within + (away * share[:, None].to(mean)).T @ away).double())
+        metric.append((within + (away * share[:, None].to(mean)).T @ away).double())
         return shrunk_moments(mean, covariance, counts, mean_images=mean_images)
 
-    width = rows.features.shape[1]
-    gaussians = ClassGaussians(len(counts), width, ridge=RIDGE)
-    gaussians.fit(rows.features, rows.labels, honest)
+    gaussians = ClassGaussians(len(counts), rows.features.shape[1], ridge=RIDGE)
+    gaussians.fit(rows.features, rows.labels, shrink)
     generator = torch.Generator().manual_seed(seed)
     draws = enough_draws(len(counts))
-    return VirtualFeatures.of(gaussians, counts, draws, generator), total[0]
+    return VirtualFeatures.of(gaussians, counts, draws, generator), metric[0]
 
 
 def _argmins(
-    problem: VirtualFeatures, guesses: Mapping[Pair, Linear], trial: bool
+    problem: VirtualFeatures, guesses: Mapping[Pair, Linear], *, trial: bool
 ) -> dict[Pair, Linear]:
-    """Classifiers that minimise the expected cross-entropy of virtual features, by settings."""
-    found: dict[Pair, Linear] = {}
-    last: Linear | None = None
-    shrunk, shrinkage = problem, 0.0
+    """Minimise the expected cross-entropy of virtual features for each shrinkage and penalty."""
+    solved: dict[Pair, Linear] = {}
+    shrunk, last = problem, 0.0
     for pair in sorted(guesses, reverse=True):
-        guess = guesses[pair]
-        if last is not None and not guess.weight.any():
-            guess = last
-        if pair[0] != shrinkage:
-            shrunk, shrinkage = problem.shrunk(pair[0]), pair[0]
-        penalty = problem.variance * pair[1]
-        solution = shrunk.solve(guess.weight, guess.bias, penalty, trial=trial)
-        last = found[pair] = Linear(solution.weight, solution.bias)
-    return found
+        shrinkage, penalty = pair
+        if shrinkage != last:
+            shrunk, last = problem.shrunk(shrinkage), shrinkage
+        guess = _guess(guesses[pair], solved)
+        strength = problem.variance * penalty
+        solution = shrunk.solve(guess.weight, guess.bias, strength, trial=trial)
+        solved[pair] = Linear(solution.weight, solution.bias)
+    return solved
