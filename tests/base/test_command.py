@@ -10,6 +10,7 @@ import typer
 from typer.testing import CliRunner
 
 from lmd.base.command import as_command
+from lmd.cli.commands import COMMANDS, app
 
 
 @dataclass(frozen=True)
@@ -108,3 +109,20 @@ def test_help_is_the_docstring() -> None:
 def test_wrong_options_are_refused(words: str) -> None:
     _, shown = run(*words.split())
     assert shown == []
+
+
+@pytest.mark.parametrize("name", COMMANDS)
+def test_each_option_of_each_command_has_a_text(name: str) -> None:
+    group = typer.main.get_command(app)
+    *parents, last = name.split()
+    for parent in parents:
+        group = group.get_command(None, parent)  # type: ignore[attr-defined]
+    command = group.get_command(None, last)  # type: ignore[attr-defined]
+    assert command.help
+    assert [option.name for option in command.params if not option.help] == []
+
+
+def test_an_unknown_command_is_compared_with_all() -> None:
+    result = CliRunner().invoke(app, ["predct"])
+    assert result.exit_code == 2
+    assert "Did you mean 'predict'" in result.output

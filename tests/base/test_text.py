@@ -3,7 +3,7 @@ import io
 
 import pytest
 
-from lmd.base.text import csv_text, text_table
+from lmd.base.text import csv_text, near_miss, text_table, unknown
 
 
 def test_a_table_has_lines_across_and_no_empty_rows():
@@ -48,3 +48,10 @@ def test_a_harmless_name_is_exact_in_a_csv_file(name):
 
 def test_cells_that_a_row_lacks_are_empty():
     assert csv_text(["a", "b"], [{"b": 1, "c": 2}, [None, 0.1]]) == "a,b\n,1\n,0.1\n"
+
+
+def test_near_misses() -> None:
+    assert near_miss("Melanom", ["nevus", "melanoma"]) == "melanoma"
+    assert near_miss("batchsize", ["batch_size", "head_size"]) == "batch_size"
+    assert near_miss("x", ["nevus", "melanoma"]) is None
+    assert unknown("class", "x", []) == "unknown class 'x'; choose one of none"

@@ -8,19 +8,14 @@ import numpy as np
 import pytest
 from grids import quiet_board, write_grid
 from runs_on_disk import edited, write_hits
-from typer import Typer
 from typer.testing import CliRunner
 
-from lmd.benchmark.command import benchmark, table
 from lmd.benchmark.local import DIVERGED, Local
 from lmd.benchmark.plan import Plan, PlannedRun
 from lmd.benchmark.planning import plan_grid
 from lmd.benchmark.run import run_plan
 from lmd.benchmark.trials import Choice, read_choices, settled
-
-app = Typer()
-app.command()(benchmark)
-app.command()(table)
+from lmd.cli.commands import app
 
 
 class Stops(Local):

@@ -117,7 +117,7 @@ def test_large_groups_are_told() -> None:
 
 def test_tasks_are_not_replaced_unasked(tasks: list[PseudoTail], tmp_path: Path) -> None:
     write_tasks(tasks, tmp_path / "out", ROOT)
-    with pytest.raises(LmdError, match="overwrite=True"):
+    with pytest.raises(LmdError, match="--overwrite"):
         write_tasks(tasks, tmp_path / "out", ROOT)
     write_tasks(tasks[:2], tmp_path / "out", ROOT, overwrite=True)
     assert sorted(path.name for path in (tmp_path / "out").iterdir()) == [

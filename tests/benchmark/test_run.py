@@ -16,12 +16,10 @@ import numpy as np
 import pytest
 from grids import bytes_of, quiet_board, write_grid
 from rich.console import Console
-from typer import Typer
 from typer.testing import CliRunner
 
 from lmd.base.errors import LmdError
 from lmd.base.lock import locked
-from lmd.benchmark.command import benchmark, table
 from lmd.benchmark.estimate import Clock
 from lmd.benchmark.local import Local, environment
 from lmd.benchmark.plan import Plan, PlannedRun, write_plan
@@ -29,11 +27,8 @@ from lmd.benchmark.planning import plan_grid
 from lmd.benchmark.progress import Snapshot, open_board
 from lmd.benchmark.run import Outcome, last_words, run_plan
 from lmd.benchmark.state import Progress, identify, inspect, progress
+from lmd.cli.commands import app
 from lmd.runs.folder import Run
-
-app = Typer()
-app.command()(benchmark)
-app.command()(table)
 
 
 def do(plan: Plan, folder: Path, backend: Local | None = None) -> Outcome:
@@ -191,11 +186,20 @@ def start_parent() -> Iterator[Callable[[Path, Path], Process]]:
     def start(grid: Path, out: Path) -> Process:
         # Tests that a script starts in the background have the signal ignored.
         code = "import signal; signal.signal(signal.SIGINT, signal.default_int_handler); "
-        code += "from typer import Typer; from lmd.benchmark.command import benchmark; "
-        code += "app = Typer(); app.command()(benchmark); app()"
+        code += "from lmd.cli.commands import app; app()"
         begun.append(
             subprocess.Popen(
-                [sys.executable, "-c", code, str(grid), "--out", str(out), "--workers", "2"],
+                [
+                    sys.executable,
+                    "-c",
+                    code,
+                    "benchmark",
+                    str(grid),
+                    "--out",
+                    str(out),
+                    "--workers",
+                    "2",
+                ],
                 stderr=subprocess.PIPE,
                 stdout=subprocess.DEVNULL,
                 text=True,

@@ -11,13 +11,12 @@ from typer.testing import CliRunner
 
 from lmd.base.errors import LmdError
 from lmd.cli.commands import app
-from lmd.cli.data import data_app
 from lmd.data.sources import open_table
 from lmd.recipes import RECIPES, make
 
 
 def run(*words: str | Path) -> Any:
-    return CliRunner(env={"COLUMNS": "100"}).invoke(data_app, [str(word) for word in words])
+    return CliRunner(env={"COLUMNS": "100"}).invoke(app, ["data", *map(str, words)])
 
 
 def test_a_file_is_replaced_only_when_asked(tmp_path: Path) -> None:
@@ -104,14 +103,14 @@ def test_what_cannot_be_made_is_an_error_for_the_user(
 
 
 def test_every_option_of_every_recipe_is_on_the_command_line() -> None:
-    text = CliRunner(env={"COLUMNS": "200"}).invoke(data_app, ["make", "--help"]).output
+    text = CliRunner(env={"COLUMNS": "200"}).invoke(app, ["data", "make", "--help"]).output
     for recipe in RECIPES.values():
         for name in recipe.option_names():
             assert name.split()[0] in text
 
 
 def test_list_names_every_recipe_with_its_source_and_licence() -> None:
-    text = CliRunner(env={"COLUMNS": "200"}).invoke(data_app, ["list"]).output
+    text = CliRunner(env={"COLUMNS": "200"}).invoke(app, ["data", "list"]).output
     for recipe in RECIPES.values():
         assert recipe.key in text
         assert recipe.source in text

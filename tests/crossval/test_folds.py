@@ -300,7 +300,7 @@ def test_other_settings_cannot_be_resumed(
 def test_what_cannot_be_cross_validated_is_refused_before_training(
     toy: Path, tmp_path: Path
 ) -> None:
-    with pytest.raises(LmdError, match=r"parts of its own.*columns={'split_column': ''}"):
+    with pytest.raises(LmdError, match=r'parts of its own.*--split-column ""'):
         cross_validate(write_npz(tmp_path / "parts.npz"), out=tmp_path / "a", settings=SETTINGS)
     with pytest.raises(LmdError, match="fewer than 40 folds"):
         cross_validate(toy, folds=40, out=tmp_path / "a", settings=SETTINGS)

@@ -153,7 +153,7 @@ def test_broken_files_are_named(tmp_path):
         path = save(tmp_path / f"whole.{suffix}", noise)
         broken = tmp_path / f"broken.{suffix}"
         broken.write_bytes(path.read_bytes()[: path.stat().st_size // 2])
-        with pytest.raises(LmdError, match=rf"broken\.{suffix} cannot be read \(.+skip_bad=True"):
+        with pytest.raises(LmdError, match=rf"broken\.{suffix} cannot be read \(.+--skip-bad"):
             read_image(broken)
     text = tmp_path / "text.png"
     text.write_text("no image")

@@ -191,7 +191,7 @@ def test_given_parts_are_kept_and_checked():
     with pytest.raises(
         LmdError,
         match=r"2 of 6 groups are in more than one part, for example 'g' with 1 in train and 1 in "
-        r"test: .*training can accept this with settings={'allow_leak': True}",
+        r"test: .*training can accept this with --set allow_leak=true",
     ):
         split(leak)
     assert split(leak, allow_leak=True) is leak

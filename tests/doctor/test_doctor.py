@@ -5,15 +5,14 @@ import re
 from pathlib import Path
 
 import pytest
-import typer
 from damage import cut_in_half, same_in_test, tiny, upper_case
 from patients import Patient, make_patient
 from typer.testing import CliRunner, Result
 
 from lmd.base.errors import LmdError
+from lmd.cli.commands import app
 from lmd.data.sources import open_table
 from lmd.doctor import KINDS
-from lmd.doctor.command import doctor_command
 
 
 @pytest.fixture
@@ -22,9 +21,7 @@ def patient(tmp_path: Path) -> Patient:
 
 
 def doctor(*words: object) -> Result:
-    app = typer.Typer()
-    app.command()(doctor_command)
-    return CliRunner().invoke(app, [str(word) for word in words])
+    return CliRunner().invoke(app, ["data", "doctor", *map(str, words)])
 
 
 def test_exit_codes_and_words(patient: Patient) -> None:

@@ -91,7 +91,7 @@ def test_images_of_another_kind_are_flagged_and_unknown_classes_follow_the_rule(
     given["images"] = np.concatenate([given["images"], endoscopy(12)])
     given["labels"] = np.array([*given["labels"].astype(str), *["polyp"] * 12])
     np.savez(tmp_path / "mixed.npz", **given)
-    with pytest.raises(LmdError, match=r"does not know 'polyp' \(12 images\).*skip_unknown=True"):
+    with pytest.raises(LmdError, match=r"does not know 'polyp' \(12 images\).*--skip-unknown"):
         evaluated(run, tmp_path / "mixed.npz", tmp_path / "out")
     assert not (tmp_path / "out").exists()
     made = evaluated(run, tmp_path / "mixed.npz", tmp_path / "out", skip_unknown=True)
@@ -334,7 +334,7 @@ def test_a_run_that_cannot_be_compared_is_refused_before_anything_is_computed(
         with pytest.raises(LmdError, match="no value for"):
             lmd.evaluate(run, tmp_path / "clinic.npz", prevalence="0=1", **options)
         options |= {"out": first.path, "overwrite": True}
-        with pytest.raises(LmdError, match="is what overwrite=True replaces"):
+        with pytest.raises(LmdError, match="is what --overwrite replaces"):
             lmd.evaluate(run, tmp_path / "clinic.npz", against=first.path, **options)
     assert content(tmp_path) == before
 

@@ -52,7 +52,7 @@ def test_probabilities_are_the_mean_over_four_images(run: Path) -> None:
 
 
 def test_sets_are_not_calibrated_for_mirror_images(run: Path) -> None:
-    with pytest.raises(LmdError, match="tta=True cannot be used with coverage"):
+    with pytest.raises(LmdError, match="--tta cannot be used with --coverage"):
         lmd.load(run).predict(toy_images((1, 1, 1)).pixels, tta=True, coverage=0.9)
 
 
@@ -108,7 +108,7 @@ def test_evaluate_writes_a_folder_beside_the_run(run: Path) -> None:
 def test_only_an_evaluation_of_this_kind_is_replaced(run: Path, tmp_path: Path) -> None:
     evaluate_tta(run, resamples=10, quiet=True)
     evaluate_tta(run, resamples=10, quiet=True)
-    with pytest.raises(LmdError, match="was made with tta=True"):
+    with pytest.raises(LmdError, match="was made with --tta"):
         evaluate_tta(run.parent / "run-tta", quiet=True)
     record = run.parent / "run-tta" / "record.json"
     record.unlink()
@@ -143,7 +143,7 @@ def test_images_may_have_moved(run: Path, tmp_path: Path) -> None:
     shutil.move(here, there)
     try:
         made = lmd.evaluate(run, there, tta=True, resamples=10, quiet=True).record
-        with pytest.raises(LmdError, match="needs data without tta=True"):
+        with pytest.raises(LmdError, match="needs --data without --tta"):
             lmd.evaluate(run, there, tta=True, part="test")
     finally:
         shutil.move(there, here)

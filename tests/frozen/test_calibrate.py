@@ -110,7 +110,7 @@ def test_a_file_of_features_becomes_a_run(tmp_path: Path) -> None:
     with pytest.raises(LmdError, match="classifier of features"):
         export_run(run.path, tmp_path / "m.onnx")
     before = {p: p.read_bytes() for p in run.path.glob("*.*")}
-    with pytest.raises(LmdError, match="overwrite=True"):
+    with pytest.raises(LmdError, match="--overwrite"):
         calibrate_run(tmp_path / "f.npz", out=run.path, quiet=True)
     assert {p: p.read_bytes() for p in run.path.glob("*.*")} == before
     calibrate_run(tmp_path / "f.npz", out=run.path, overwrite=True, quiet=True)

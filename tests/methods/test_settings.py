@@ -29,7 +29,7 @@ PROFILES = [(key, name) for key, row in METHODS.items() for name in ("default", 
         ("ldam_rs", {"scale": 0}, "must be a number above 0; it is 0"),
         ("logit_adjust_posthoc", {"grid": []}, "must be a list of one or more values, each a"),
         ("logit_adjust_posthoc", {"grid": [1, "a"]}, r"a number of at least 0; it is \[1, 'a'\]"),
-        ("lmd", {"iterations": 2.5}, "must be a whole number of at least 1, or None; it is 2.5"),
+        ("lmd", {"iterations": 2.5}, "must be a whole number of at least 1, or null; it is 2.5"),
         ("lmd", {"shrinkage": "auto"}, "must be a number from 0 to 1, or validation; it is 'auto'"),
         ("lmd_wo_rrl", {"icc": 1}, "'icc' of method 'lmd_wo_rrl' must be true or false; it is 1"),
     ],
@@ -103,7 +103,7 @@ def test_a_settings_class_is_flattened_and_put_together_again() -> None:
     assert [s.rule for s in keywords.describe()] == [
         "one of a, b",
         "a number from 0 to 1",
-        "a number of at least 0, or None",
+        "a number of at least 0, or null",
     ]
 
 

@@ -15,11 +15,18 @@ from lmd.base.errors import LmdError
 
 # What many commands share; a docstring that describes the parameter itself comes first.
 _COMMON = {
+    "data": "A folder of class folders, a .csv manifest, an .npz, or 'synthetic'.",
     "device": "auto, cpu, cuda or cuda:N.",
+    "images": "Keep pictures of test images out of the report.",
+    "overwrite": "Replace the output file if it exists.",
     "quiet": "Show no progress.",
+    "settings": "A setting of the protocol or of the method, such as epochs=20 or levels=0; can be "
+    "repeated.",
     "skip_bad": "Continue without unreadable images.",
-    "overwrite": "Replace the output if it exists.",
+    "tta": "Average the probabilities of each image over its three mirror images too: four times "
+    "the work.",
 }
+Settings = Annotated[Mapping[str, Any] | None, typer.Option("--set")]
 
 
 def as_command(
@@ -37,7 +44,7 @@ def as_command(
     ``typer.Option`` or ``typer.Argument``.
 
     Args:
-        function: The function; a ``typer.Context`` is handed on, but is no option.
+        function: The function.
         show: Prints the result.
         omit: Parameters for Python only.
     """
@@ -49,9 +56,7 @@ def as_command(
     for parameter in signature.parameters.values():
         if parameter.name in omit:
             continue
-        if parameter.annotation is typer.Context:
-            options.append(parameter.replace(kind=inspect.Parameter.KEYWORD_ONLY))
-        elif is_dataclass(parameter.default) and not isinstance(parameter.default, type):
+        if is_dataclass(parameter.default) and not isinstance(parameter.default, type):
             group = groups[parameter.name] = type(parameter.default)
             inner = _docstring(group)[1]
             for field in fields(group):

@@ -5,8 +5,7 @@ from typing import Any
 
 from pydantic import BaseModel, ValidationError
 
-from lmd.base.errors import in_terminal, shown
-from lmd.base.text import unknown
+from lmd.base.text import as_toml, unknown
 
 MAX_IMAGE_SIZE = 4096  # a batch of 64 such images has 13 GB; larger ones are a mistake
 _TYPES = {
@@ -15,6 +14,7 @@ _TYPES = {
     "boolean": "true or false",
     "string": "text",
     "object": "a table",
+    "null": "null",
 }
 _BOUNDS = {
     "minimum": "of at least",
@@ -51,7 +51,7 @@ def complaints(
             said = str(problem["ctx"]["error"])
             found[place] = f"{name} {said}" if said.startswith("must ") else said
         else:
-            found[place] = f"{name} must be {rule}; it is {shown(value)}"
+            found[place] = f"{name} must be {rule}; it is {as_toml(value)}"
     return list(found.values())
 
 
@@ -61,7 +61,7 @@ def rule_of(schema: Schema) -> str:
     >>> rule_of({"type": "number", "minimum": 0, "exclusiveMaximum": 1})
     'a number of at least 0 and below 1'
     >>> rule_of({"anyOf": [{"type": "integer", "minimum": 1}, {"type": "null"}]})
-    'a whole number of at least 1, or None'
+    'a whole number of at least 1, or null'
     """
     for key in ("rule", "const"):
         if key in schema:
@@ -74,8 +74,7 @@ def rule_of(schema: Schema) -> str:
     if kind == "array":
         few = "one or more values" if schema.get("minItems") else "values"
         return f"a list of {few}, each {rule_of(schema.get('items', {}))}"
-    none = "null" if in_terminal() else "None"
-    return _within(none if kind == "null" else _TYPES.get(str(kind), "a valid value"), schema)
+    return _within(_TYPES.get(str(kind), "a valid value"), schema)
 
 
 def _within(what: str, schema: Schema) -> str:

@@ -32,10 +32,9 @@ def main() -> int:
 
 
 def _guarded(job: dict[str, Any]) -> int:
-    from lmd.base.errors import DivergedError, LmdError, use_terminal
+    from lmd.base.errors import DivergedError, LmdError
     from lmd.benchmark.local import DIVERGED
 
-    use_terminal()
     try:
         _train(job)
     except LmdError as error:

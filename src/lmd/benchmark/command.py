@@ -1,54 +1,61 @@
-"""`lmd benchmark` and `lmd table`: train a grid of runs, and print tables of the results."""
+"""`lmd benchmark`, `table`, `choose` and `data pseudo-tails`: train many runs and compare them."""
 
+import shlex
+import time
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
+from rich.console import Console
+from rich.table import Table
 
 from lmd.base.errors import LmdError
+from lmd.data.source import Columns
 
 if TYPE_CHECKING:
+    from lmd.benchmark.choose import Blocks, Candidate
     from lmd.benchmark.plan import Plan
     from lmd.benchmark.tables.results import Results
 
 GridFile = Annotated[
     str, typer.Argument(metavar="FILE", help="Grid file (TOML), or the name of a shipped grid.")
 ]
+Workers = Annotated[int | None, typer.Option(min=1)]
+Tasks = Annotated[
+    int | None,
+    typer.Option(
+        min=1, help="Pseudo-tail tasks to draw; default 3, or as many as the classes allow."
+    ),
+]
+HeldOut = Annotated[
+    int,
+    typer.Option(
+        min=1, help="Fewest test images of a class in a task; with whole groups, half of that."
+    ),
+]
 TABLES = (".txt", ".md", ".tex", ".csv")
 
 
 def benchmark(
     file: GridFile,
-    out: Annotated[
-        Path | None, typer.Option(help="Folder for the runs; default runs/NAME.")
-    ] = None,
-    workers: Annotated[
-        int | None,
-        typer.Option(
-            min=1,
-            help="Number of runs at once; default: one per GPU, or one per core without GPUs.",
-        ),
-    ] = None,
-    ray: Annotated[
-        str | None,
-        typer.Option(
-            metavar="ADDRESS",
-            help="Run on a Ray cluster with a shared file system; 'local' starts one here.",
-        ),
-    ] = None,
-    share: Annotated[
-        bool,
-        typer.Option(
-            help="Train a first stage that several runs have in common only once; the results are "
-            "the same without sharing."
-        ),
-    ] = True,
-    dry_run: Annotated[
-        bool, typer.Option("--dry-run", help="List the runs and their state without training.")
-    ] = False,
+    *,
+    out: Path | None = None,
+    workers: Workers = None,
+    ray: Annotated[str | None, typer.Option(metavar="ADDRESS")] = None,
+    share: Annotated[bool, typer.Option("--share/--no-share")] = True,
+    dry_run: bool = False,
 ) -> None:
-    """Train the missing runs of a grid; run the same command again to continue."""
+    """Train the missing runs of a grid; run the same command again to continue.
+
+    Args:
+        out: Folder for the runs; default runs/NAME.
+        workers: Number of runs at once; default: one per GPU, or one per core without GPUs.
+        ray: Run on a Ray cluster with a shared file system; 'local' starts one here.
+        share: Train a first stage that several runs have in common only once; the results are the
+            same without sharing.
+        dry_run: List the runs and their state without training.
+    """
     from lmd.base.lock import locked
     from lmd.benchmark.planning import plan_grid
     from lmd.benchmark.progress import open_board
@@ -92,29 +99,23 @@ def benchmark(
 
 def table(
     file: GridFile,
-    runs: Annotated[
-        Path | None, typer.Option(help="Folder of the benchmark; default runs/NAME.")
-    ] = None,
-    form: Annotated[
-        str | None, typer.Option(help="metrics, tiers, factors or sweep; default: as in the grid.")
-    ] = None,
-    format_: Annotated[
-        str, typer.Option("--format", help="text, markdown, latex or csv; default text.")
-    ] = "text",
-    out: Annotated[
-        Path | None,
-        typer.Option(help="File to write instead of printing; an existing one is replaced."),
-    ] = None,
-    resamples: Annotated[
-        int | None,
-        typer.Option(
-            min=1,
-            help="Number of bootstrap resamples; default 1000, or 10000 with more than three "
-            "methods.",
-        ),
-    ] = None,
+    *,
+    runs: Path | None = None,
+    form: str | None = None,
+    format: str = "text",
+    out: Path | None = None,
+    resamples: Annotated[int | None, typer.Option(min=1)] = None,
 ) -> None:
-    """Print a table in one of the paper's forms from finished runs, without training."""
+    """Print a table in one of the paper's forms from finished runs, without training.
+
+    Args:
+        runs: Folder of the benchmark; default runs/NAME.
+        form: metrics, tiers, factors or sweep; default: as in the grid.
+        format: text, markdown, latex or csv.
+        out: File to write instead of printing; an existing one is replaced.
+        resamples: Number of bootstrap resamples; default 1000, or 10000 with more than three
+            methods.
+    """
     from lmd.base.files import atomic_write, check_output
     from lmd.benchmark.grid import load_grid
     from lmd.benchmark.tables import make_tables, read_results
@@ -127,7 +128,7 @@ def table(
     plan = _plan(file, folder)
     results = read_results(plan, folder, resamples=resamples)
     _resample(results, form)
-    text = make_tables(results, form=form, format=format_)
+    text = make_tables(results, form=form, format=format)
     if out is None:
         typer.echo(text)
     else:
@@ -204,3 +205,164 @@ def _backend(folder: Path, ray: str | None, workers: int | None, lock: int) -> A
     from lmd.benchmark.local import Local
 
     return Local(folder, workers, keep=(lock,))
+
+
+def choose(
+    data: str,
+    *,
+    methods: str | None = None,
+    budget: Annotated[float, typer.Option(min=0)] = 60,
+    tasks: Tasks = None,
+    seeds: Annotated[int, typer.Option(min=1)] = 2,
+    held_out: HeldOut = 40,
+    protocol: str = "small",
+    out: Path | None = None,
+    workers: Workers = None,
+    columns: Columns = Columns(),
+    skip_bad: bool = False,
+) -> None:
+    """Compare methods on pseudo-tails of your data and say which one to use.
+
+    Frequent classes play the rare ones, so that differences can be measured on many images. The
+    test part of the data is not used. The same command continues a study that was interrupted.
+
+    Args:
+        data: A folder of class folders or a .csv manifest.
+        methods: Candidates, separated by commas; default: five of `lmd methods` that are cheap,
+            strong and different from one another.
+        budget: Minutes after which training stops.
+        seeds: Trainings of each method on each task.
+        protocol: A TOML file, or the name of a protocol of lmd.
+        out: Folder of the study; default runs/DATA-choose.
+        workers: Trainings at once; default one for each core or GPU.
+    """
+    from lmd.base.files import whole
+    from lmd.base.lock import locked
+    from lmd.benchmark.choose import compare, write_answer, write_study
+    from lmd.benchmark.local import Local
+    from lmd.benchmark.planning import plan_grid
+    from lmd.benchmark.progress import open_board
+    from lmd.benchmark.run import run_plan
+    from lmd.benchmark.state import identify
+    from lmd.benchmark.tables import read_results
+    from lmd.methods import CANDIDATES
+
+    folder = (out or Path("runs") / f"{whole(data).stem}-choose").resolve()
+    study = write_study(
+        data,
+        folder,
+        methods=[name.strip() for name in methods.split(",")] if methods else CANDIDATES,
+        tasks=tasks,
+        seeds=seeds,
+        protocol=protocol,
+        columns=columns.changed(),
+        held_out=held_out,
+        skip_bad=skip_bad,
+        warn=lambda said: typer.secho(f"warning: {said}", fg="yellow", err=True),
+    )
+    plan = identify(plan_grid(study.grid), folder)
+    with locked(folder) as lock:
+        outcome = run_plan(
+            plan,
+            folder,
+            lambda: Local(folder, workers, keep=(lock,)),
+            open_board(),
+            deadline=time.monotonic() + 60 * budget,
+        )
+    for name, why in outcome.failed.items():
+        typer.secho(f"failed: {name}: {why}", fg="red", err=True)
+    try:
+        found, blocks = compare(read_results(plan, folder, resamples=1000))
+    except LmdError as error:
+        if not outcome.failed:
+            raise
+        raise LmdError(
+            "no task was finished by every method, because trainings failed (above): repeat the "
+            "command when the cause is removed, or leave these methods out of --methods"
+        ) from error
+    planned = len(plan.points) * len(plan.seeds)
+    _print_candidates(found, blocks, planned)
+    if study.left_out:
+        typer.echo(
+            f"Not tested here, because they have too few images: {', '.join(study.left_out)}. "
+            "These classes may behave differently; a smaller --held-out may let them take part."
+        )
+    typer.echo(f"The numbers: {write_answer(study, found, blocks, planned)}")
+    if outcome.failed:
+        raise typer.Exit(1)
+
+
+def _print_candidates(found: "list[Candidate]", blocks: "Blocks", planned: int) -> None:
+    table = Table("method", "mean", "behind the best (95 %)", "best in", "minutes")
+    for column in table.columns[1:]:
+        column.justify = "right"
+    for one in found:
+        behind = f"{100 * one.behind:.1f} ({100 * one.low:.1f} to {100 * one.high:.1f})"
+        cells = f"{100 * one.mean:.1f}", "–" if one is found[0] else behind
+        table.add_row(one.key, *cells, f"{100 * one.best:.0f} %", f"{one.minutes:.1f}")
+    Console(highlight=False, markup=False).print(table)
+    typer.echo(
+        f"Balanced accuracy on held-out images, in per cent, over {len(blocks)} of {planned} "
+        "blocks (a task with a seed). 'best in': share of resamples of tasks and images."
+    )
+    top, equal = found[0], [one.key for one in found[1:] if one.high >= 0]
+    if len({task for task, _ in blocks}) == 1:
+        typer.secho(f"\nSo far {top.key} is ahead, on one task.", bold=True)
+        typer.echo("Intervals and shares speak of its images alone, not of other tasks.")
+    else:
+        best = f"best in {100 * top.best:.0f} % of the resamples"
+        typer.secho(f"\nUse {top.key} ({best}).", bold=True)
+        if equal:
+            typer.echo(f"Not clearly worse: {', '.join(equal)}.")
+    if len(blocks) < planned:
+        typer.echo("The same command continues with the trainings that are missing.")
+
+
+def pseudo_tails(
+    data: str,
+    *,
+    out: Path,
+    tasks: Tasks = None,
+    held_out: HeldOut = 40,
+    seed: int = 0,
+    columns: Columns = Columns(),
+    skip_bad: bool = False,
+    overwrite: bool = False,
+) -> None:
+    """Make tasks to choose methods and settings on: frequent classes play the rare ones.
+
+    Only training and validation images are used. The images that are left out of a class that plays
+    a rare one are for testing, so that smaller differences between methods become visible.
+
+    Args:
+        data: A folder of class folders or a .csv manifest.
+        out: Folder to write task-1.csv, task-2.csv, … to.
+        seed: Seed of the drawn images.
+        overwrite: Replace existing tasks in --out.
+    """
+    from lmd.base.files import check_outside
+    from lmd.benchmark.pseudo_tails import images_root, write_tasks
+    from lmd.benchmark.pseudo_tails import pseudo_tails as draw_tasks
+    from lmd.data.sources import scan_source
+    from lmd.data.splits import split
+    from lmd.recipes.command import print_counts
+
+    check_outside(out, data)
+    table = split(scan_source(data, columns).table(skip_bad=skip_bad))
+    found = draw_tasks(table, tasks, seed=seed, held_out=held_out)
+    where = (
+        Path(columns.root)
+        if columns.root
+        else Path(data)
+        if Path(data).is_dir()
+        else Path(data).parent
+    )
+    where = images_root(table, where)
+    paths = write_tasks(found, out, where, overwrite=overwrite)
+    for path, task in zip(paths, found, strict=True):
+        typer.echo(f"\n{path}: {' and '.join(task.rarest)} play the rarest classes")
+        print_counts(task.table.part_counts())
+        for warning in task.warnings:
+            typer.secho(f"warning: {warning}", fg="yellow", err=True)
+        words = ["lmd", "train", str(path), "--root", str(where)]
+        typer.echo(f"Next: {shlex.join(words)}")

@@ -1,27 +1,30 @@
-"""The demo: a baseline and a method on the synthetic images, side by side."""
+"""`lmd demo`: a baseline and a method on the synthetic images, side by side."""
 
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from itertools import count, takewhile
 from pathlib import Path
 
+import typer
+
 from lmd.base.errors import LmdError
 from lmd.base.files import whole
-from lmd.evaluation.evaluate import compare_runs
-from lmd.fit.train import train
-from lmd.methods import DEMO, METHODS
-from lmd.report.page import write_report
 
 
-def run_demo(
-    out: Path, *, resume: bool = False, device: str = "auto", say: Callable[[str], None]
-) -> Path:
-    """Train both under the same protocol and return the report that compares them.
+def demo(*, out: Path = Path("runs/demo"), resume: bool = False, device: str = "auto") -> None:
+    """Train CE and LMD on synthetic images and write a report that compares them.
 
-    ``resume`` continues the newest demo instead of a new one.
+    Args:
+        out: Folder for both runs; a number is added if it exists.
+        resume: Continue the newest demo in --out.
     """
+    from lmd.evaluation.evaluate import compare_runs
+    from lmd.fit.train import train
+    from lmd.methods import DEMO, METHODS
+    from lmd.report.page import write_report
+
     folder = _newest(out) if resume else next(path for path in _names(out) if not path.exists())
     baseline, method = (METHODS[key] for key in DEMO)
-    say(f"Training {baseline.title}, then {method.title}, on synthetic images of 8 classes.")
+    typer.echo(f"Training {baseline.title}, then {method.title}, on synthetic images of 8 classes.")
     runs = {
         key: train(
             "synthetic",
@@ -36,14 +39,14 @@ def run_demo(
     report = write_report(runs[method.key], compare=[runs[baseline.key]])
     for key, run in runs.items():
         metrics = run.record.metrics["test"]
-        shown = [
-            f"{title} {metrics[name].text('.1p')}"
-            for name, title in (("balanced_accuracy", "balanced accuracy"), ("bacc_tail", "tail"))
-        ]
-        say(f"{METHODS[key].title:>4}: {', '.join(shown)}")
-    say("")
-    say(compare_runs(runs[method.key].path, runs[baseline.key].path))
-    return report
+        mean, tail = metrics["balanced_accuracy"], metrics["bacc_tail"]
+        typer.echo(
+            f"{METHODS[key].title:>4}: balanced accuracy {mean.text('.1p')}, "
+            f"tail {tail.text('.1p')}"
+        )
+    typer.echo("")
+    typer.echo(compare_runs(runs[method.key].path, runs[baseline.key].path))
+    typer.secho(f"\nThe report: {report}", bold=True)
 
 
 def _names(out: Path) -> Iterator[Path]:

@@ -3,7 +3,7 @@
 import sys
 import textwrap
 from collections.abc import Iterable, Mapping, Sequence
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Any
 
 import typer
 from rich import box
@@ -88,13 +88,12 @@ def _list(header: Sequence[str], rows: Sequence[Sequence[str]]) -> None:
     Console().print(table, markup=False, highlight=False)
 
 
-def methods(
-    name: Annotated[
-        str | None,
-        typer.Argument(help="The method to describe.", show_default="list all methods"),
-    ] = None,
-) -> None:
-    """List all methods, or describe one: paper, stages, settings and profiles."""
+def methods(name: str | None = None) -> None:
+    """List all methods, or describe one: paper, stages, settings and profiles.
+
+    Args:
+        name: The method to describe. By default all are listed.
+    """
     from lmd.methods import METHODS, find_method
 
     if name is not None:
@@ -105,13 +104,12 @@ def methods(
     typer.echo("`lmd methods NAME` describes a method: its paper, settings and profiles.", err=True)
 
 
-def protocols(
-    name: Annotated[
-        str | None,
-        typer.Argument(help="The protocol to describe.", show_default="list all protocols"),
-    ] = None,
-) -> None:
-    """List the protocols of lmd, or show one: the settings that all methods share."""
+def protocols(name: str | None = None) -> None:
+    """List the protocols of lmd, or show one: the settings that all methods share.
+
+    Args:
+        name: The protocol to describe. By default all are listed.
+    """
     from lmd.runs.protocol import about_protocol, load_protocol, shipped_protocols
 
     if name is not None:

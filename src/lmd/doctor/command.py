@@ -8,16 +8,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from lmd.base.errors import LmdError
-from lmd.base.options import (
-    SOURCES,
-    AllowOutside,
-    GroupColumn,
-    ImageColumn,
-    LabelColumn,
-    Quiet,
-    Root,
-    SplitColumn,
-)
+from lmd.data.source import Columns
 
 if TYPE_CHECKING:
     from lmd.doctor import Cleaned, Examination
@@ -25,37 +16,30 @@ if TYPE_CHECKING:
 COLOURS = {"error": "red", "warning": "yellow", "note": "cyan"}
 
 
-def doctor_command(
-    data: Annotated[str, typer.Argument(help=SOURCES)],
-    image_column: ImageColumn = None,
-    label_column: LabelColumn = None,
-    group_column: GroupColumn = None,
-    split_column: SplitColumn = None,
-    root: Root = None,
-    allow_outside: AllowOutside = False,
-    split: Annotated[
-        str,
-        typer.Option(help="Planned ratios of train, validation and test; existing parts are kept."),
-    ] = "7:1:2",
-    html: Annotated[
-        Path | None, typer.Option(help="Write an HTML page with thumbnails here.")
-    ] = None,
-    fix: Annotated[
-        Path | None, typer.Option(help="Write a cleaned manifest (.csv) for `lmd train` here.")
-    ] = None,
-    json_file: Annotated[
-        Path | None, typer.Option("--json", help="Write all findings as JSON here.")
-    ] = None,
-    quiet: Quiet = False,
+def doctor(
+    data: str,
+    *,
+    columns: Columns = Columns(),
+    split: str = "7:1:2",
+    html: Path | None = None,
+    fix: Path | None = None,
+    json_file: Annotated[Path | None, typer.Option("--json")] = None,
+    quiet: bool = False,
 ) -> None:
     """Check a data set: files, labels, copies, leaks between parts. It is not changed.
 
     Exit code 0: no findings, or only notes. 3: warnings. 4: errors. (As for all commands, 1: the
     command failed, 2: wrong usage.)
+
+    Args:
+        split: Planned ratios of train, validation and test; existing parts are kept.
+        html: Write an HTML page with thumbnails here.
+        fix: Write a cleaned manifest (.csv) for `lmd train` here.
+        json_file: Write all findings as JSON here.
     """
     from lmd.base.files import atomic_write, check_output
     from lmd.base.progress import Display
-    from lmd.doctor import Columns, as_json, examine, exit_code
+    from lmd.doctor import as_json, examine, exit_code
     from lmd.runs.protocol import parse_ratios
 
     try:
@@ -67,16 +51,13 @@ def doctor_command(
         if path is not None:
             check_output(path, option, kind)
     _check_fix(fix, data)
-    columns = Columns(
-        image_column, label_column, group_column, split_column, root, allow_outside=allow_outside
-    )
     with Display(quiet=quiet) as display:
         display.start("examining images", 1)
         found = examine(data, columns=columns, ratios=ratios, tick=display.step)
         display.stop()
     _print(found)
     cleaned, doubt = None, None
-    if fix is not None and group_column is None:
+    if fix is not None and columns.group_column is None:
         hints = (f for f in found.findings if f.kind == "group_hint" and f.severity == "warning")
         doubt = next(hints, None)
     if fix is not None and doubt is None:

@@ -1,34 +1,34 @@
 """`lmd explain` and `lmd index`: why a model predicts what it predicts."""
 
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Annotated
 
 import typer
 
-from lmd.base.options import SOURCES, Device, Quiet, SkipBad
 from lmd.predict.command import say_passed_over
 
 
 def explain(
-    model: Annotated[Path, typer.Argument(help="A run folder or its model.json.")],
-    images: Annotated[list[Path], typer.Argument(help="Images or folders of images.")],
-    out: Annotated[Path, typer.Option(help="The folder to write.")],
-    neighbours: Annotated[
-        int | None,
-        typer.Option(
-            min=0,
-            help="Nearest training cases to list; needs `lmd index` or `lmd train "
-            "--keep-features`.",
-            show_default="5 if the run has their features",
-        ),
-    ] = None,
-    skip_bad: SkipBad = False,
-    overwrite: Annotated[
-        bool, typer.Option("--overwrite", help="Replace earlier explanations in --out.")
-    ] = False,
-    device: Device = "auto",
+    model: Path,
+    images: Sequence[Path],
+    *,
+    out: Path,
+    neighbours: Annotated[int | None, typer.Option(min=0)] = None,
+    skip_bad: bool = False,
+    overwrite: bool = False,
+    device: str = "auto",
 ) -> None:
-    """Show where a model looks: heat maps of the two most probable classes of each image."""
+    """Show where a model looks: heat maps of the two most probable classes of each image.
+
+    Args:
+        model: A run folder or its model.json.
+        images: Images or folders of images.
+        out: The folder to write.
+        neighbours: Nearest training cases to list; needs `lmd index` or `lmd train
+            --keep-features`. By default 5 if the run has their features.
+        overwrite: Replace earlier explanations in --out.
+    """
     from lmd.base.device import choose_device
     from lmd.base.progress import Display
     from lmd.explain.folder import PAGE, explain_images
@@ -56,25 +56,22 @@ def explain(
 
 
 def index(
-    run: Annotated[Path, typer.Argument(help="A run folder.")],
-    data: Annotated[
-        str | None,
-        typer.Option(help=SOURCES, show_default="the data that the run was trained on"),
-    ] = None,
-    with_names: Annotated[
-        bool,
-        typer.Option(
-            "--with-names",
-            help="Also keep the names of the image files. They may identify patients.",
-        ),
-    ] = False,
-    overwrite: Annotated[
-        bool, typer.Option("--overwrite", help="Replace an earlier neighbours.npz.")
-    ] = False,
-    device: Device = "auto",
-    quiet: Quiet = False,
+    run: Path,
+    *,
+    data: str | None = None,
+    with_names: bool = False,
+    overwrite: bool = False,
+    device: str = "auto",
+    quiet: bool = False,
 ) -> None:
-    """Keep the features of a run's training images, so that `explain` finds the nearest cases."""
+    """Keep the features of a run's training images, so that `explain` finds the nearest cases.
+
+    Args:
+        run: A run folder.
+        data: Where its images are now. By default the data that the run was trained on.
+        with_names: Also keep the names of the image files. They may identify patients.
+        overwrite: Replace an earlier neighbours.npz.
+    """
     from lmd.base.device import choose_device
     from lmd.base.progress import Display
     from lmd.explain.features import build_index

@@ -1,33 +1,31 @@
 """``lmd export``: a trained model as one ONNX file."""
 
 from pathlib import Path
-from typing import Annotated
 
 import typer
 
 from lmd.base.errors import LmdError
-from lmd.base.options import Overwrite
 
 
 def export(
-    run: Annotated[Path, typer.Argument(help="A run folder or its model.json.")],
-    onnx: Annotated[Path, typer.Option("--onnx", help="The ONNX file to write.")],
-    quantise: Annotated[
-        str | None,
-        typer.Option(
-            help="int8: smaller and faster, if the validation images show that it pays.",
-            show_default="float32",
-        ),
-    ] = None,
-    data: Annotated[
-        str | None, typer.Option(help="The images of the run for --quantise, if they have moved.")
-    ] = None,
-    anyway: Annotated[
-        bool, typer.Option("--anyway", help="Write the int8 file even if it does not pay.")
-    ] = False,
-    overwrite: Overwrite = False,
+    run: Path,
+    *,
+    onnx: Path,
+    quantise: str | None = None,
+    data: str | None = None,
+    anyway: bool = False,
+    overwrite: bool = False,
 ) -> None:
-    """Export a trained model as one ONNX file: uint8 RGB pixels in, probabilities out."""
+    """Export a trained model as one ONNX file: uint8 RGB pixels in, probabilities out.
+
+    Args:
+        run: A run folder or its model.json.
+        onnx: The ONNX file to write.
+        quantise: int8: smaller and faster, if the validation images show that it pays. By default
+            float32.
+        data: The images of the run for --quantise, if they have moved.
+        anyway: Write the int8 file even if it does not pay.
+    """
     from lmd.base.progress import Display
     from lmd.export.export import export_run
     from lmd.predict.engines import OnnxEngine

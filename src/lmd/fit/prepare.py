@@ -9,7 +9,7 @@ from torch.nn import BatchNorm2d
 
 from lmd.base.device import derive_seed
 from lmd.base.distributed import in_turn
-from lmd.base.errors import LmdError, spoken
+from lmd.base.errors import LmdError
 from lmd.base.progress import Display
 from lmd.base.text import counted
 from lmd.data.dataset import Planned, Prepared, plan_data
@@ -122,7 +122,7 @@ def announce(ready: Ready, notes: Sequence[str], display: Display) -> None:
         display.say(f"  settings: {note}")
     for found in data.warnings:
         style = "bold yellow" if found.severity == "warning" else ""
-        display.say(f"  {found.severity}: {found.text} {spoken(found.remedy)}", style=style)
+        display.say(f"  {found.severity}: {found.text} {found.remedy}", style=style)
     for line in quick_check(data.table):
         display.say(f"  data: {line}")
     if data.skipped:

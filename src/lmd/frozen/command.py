@@ -1,98 +1,61 @@
 """``lmd calibrate``: a balanced classifier for the model that people already have."""
 
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING
 
 import typer
 from rich import box
 from rich.console import Console
 from rich.table import Column, Table
 
-from lmd.base.command import parse_settings
-from lmd.base.options import (
-    AllowOutside,
-    Device,
-    GroupColumn,
-    ImageColumn,
-    LabelColumn,
-    Quiet,
-    Root,
-    SkipBad,
-    SplitColumn,
-    given_columns,
-)
+from lmd.base.command import Settings
+from lmd.data.source import Columns
 
 if TYPE_CHECKING:
     from lmd.runs.record import Record
     from lmd.scoring.estimates import Estimate
 
 
-def calibrate_command(
-    context: typer.Context,
-    source: Annotated[
-        str,
-        typer.Argument(
-            help="An .npz of features and labels, a run folder, or an encoder: a backbone such as "
-            "resnet50 or timm/NAME, a weight file with --backbone, or an .onnx file."
-        ),
-    ],
-    out: Annotated[
-        Path | None,
-        typer.Option(help="The run folder to write.", show_default="runs/SOURCE-calibrated"),
-    ] = None,
-    data: Annotated[
-        str | None,
-        typer.Option(
-            help="Images for an encoder: a folder of class folders, a .csv or an .npz. For a run: "
-            "where its images are now, if they have moved."
-        ),
-    ] = None,
-    backbone: Annotated[
-        str | None, typer.Option(help="The backbone whose weights the file SOURCE has.")
-    ] = None,
-    weights: Annotated[
-        str | None,
-        typer.Option(
-            help="Weights of the backbone SOURCE: a file, 'imagenet' or 'none'.",
-            show_default="imagenet",
-        ),
-    ] = None,
-    output: Annotated[
-        str | None,
-        typer.Option(help="The output of the .onnx file that has the features (N, C)."),
-    ] = None,
-    protocol: Annotated[
-        str | None,
-        typer.Option(help="A TOML file or name; its image_size and split are used for --data."),
-    ] = None,
-    settings: Annotated[
-        list[str] | None,
-        typer.Option(
-            "--set", metavar="KEY=VALUE", help="A setting of the protocol, such as image_size=224."
-        ),
-    ] = None,
-    image_column: ImageColumn = None,
-    label_column: LabelColumn = None,
-    group_column: GroupColumn = None,
-    split_column: SplitColumn = None,
-    root: Root = None,
-    allow_outside: AllowOutside = False,
-    skip_bad: SkipBad = False,
-    overwrite: Annotated[
-        bool, typer.Option("--overwrite", help="Replace the run in --out.")
-    ] = False,
-    seed: Annotated[int, typer.Option(help="Seed of folds and draws.")] = 0,
-    device: Device = "auto",
-    quiet: Quiet = False,
+def calibrate(
+    source: str,
+    *,
+    out: Path | None = None,
+    data: str | None = None,
+    backbone: str | None = None,
+    weights: str | None = None,
+    output: str | None = None,
+    protocol: str | None = None,
+    settings: Settings = None,
+    columns: Columns = Columns(),
+    skip_bad: bool = False,
+    overwrite: bool = False,
+    seed: int = 0,
+    device: str = "auto",
+    quiet: bool = False,
 ) -> None:
-    """Put a calibrated, balanced classifier on a model you already have; its encoder stays."""
+    """Put a calibrated, balanced classifier on a model you already have; its encoder stays.
+
+    Args:
+        source: An .npz of features and labels, a run folder, or an encoder: a backbone such as
+            resnet50 or timm/NAME, a weight file with --backbone, or an .onnx file.
+        out: The run folder to write. By default runs/SOURCE-calibrated.
+        data: Images for an encoder: a folder of class folders, a .csv or an .npz. For a run: where
+            its images are now, if they have moved.
+        backbone: The backbone whose weights the file SOURCE has.
+        weights: Weights of the backbone SOURCE: a file, 'imagenet' or 'none'. By default imagenet.
+        output: The output of the .onnx file that has the features (N, C).
+        protocol: A TOML file or name; its image_size and split are used for --data.
+        settings: A setting of the protocol, such as image_size=224; can be repeated.
+        overwrite: Replace the run in --out.
+        seed: Random seed.
+    """
     from lmd.frozen.calibrate import calibrate_run
     from lmd.frozen.classifier import NAME
     from lmd.frozen.encode import Asked
 
     asked = Asked(
-        data, backbone, weights, output, protocol, parse_settings(settings or []),
-        given_columns(context), skip_bad,
+        data, backbone, weights, output, protocol, dict(settings or {}), columns.changed(),
+        skip_bad,
     )  # fmt: skip
     run = calibrate_run(
         source, asked=asked, out=out, overwrite=overwrite, seed=seed, device=device, quiet=quiet

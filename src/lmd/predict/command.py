@@ -7,18 +7,8 @@ from typing import Annotated
 import typer
 
 from lmd.base.errors import LmdError
-from lmd.base.options import (
-    Costs,
-    Coverage,
-    Device,
-    Overwrite,
-    Prevalence,
-    ReferAbove,
-    SkipBad,
-    Tta,
-    UnlikeAbove,
-)
 from lmd.base.text import counted, shorten
+from lmd.decisions.decide import Decide
 
 
 def say_passed_over(others: Sequence[Path]) -> None:
@@ -30,21 +20,28 @@ def say_passed_over(others: Sequence[Path]) -> None:
 
 
 def predict(
-    model: Annotated[Path, typer.Argument(help="A run folder, its model.json or an .onnx file.")],
-    images: Annotated[list[Path], typer.Argument(help="Images or folders of images.")],
-    out: Annotated[Path, typer.Option(help="The CSV file to write.")],
-    batch_size: Annotated[int, typer.Option(min=1, help="Images per batch.")] = 64,
-    prevalence: Prevalence = None,
-    costs: Costs = None,
-    coverage: Coverage = None,
-    refer_above: ReferAbove = None,
-    skip_bad: SkipBad = False,
-    unlike_above: UnlikeAbove = None,
-    tta: Tta = False,
-    overwrite: Overwrite = False,
-    device: Device = "auto",
+    model: Path,
+    images: Sequence[Path],
+    *,
+    out: Path,
+    batch_size: Annotated[int, typer.Option(min=1)] = 64,
+    decide: Decide = Decide(),
+    skip_bad: bool = False,
+    unlike_above: float | None = None,
+    tta: bool = False,
+    overwrite: bool = False,
+    device: str = "auto",
 ) -> None:
-    """Predict images with a trained model and write classes and probabilities as CSV."""
+    """Predict images with a trained model and write classes and probabilities as CSV.
+
+    Args:
+        model: A run folder, its model.json or an .onnx file.
+        images: Images or folders of images.
+        out: The CSV file to write.
+        batch_size: Images per batch.
+        unlike_above: Flag images farther from the training images than this share of the
+            validation images. By default 0.99.
+    """
     from lmd.base.device import choose_device
     from lmd.base.files import check_output
     from lmd.base.progress import Display
@@ -64,16 +61,13 @@ def predict(
             batch_size=batch_size,
             skip_bad=skip_bad,
             tick=display.step,
-            prevalence=prevalence,
-            costs=costs,
-            coverage=coverage,
-            refer_above=refer_above,
+            **vars(decide),
             unlike_above=unlike_above,
             tta=tta,
         )
     found.write_csv(out)
-    if coverage is not None and found.policy.sets is not None:
-        for line in describe_guarantees(found.policy.sets, found.classes, coverage):
+    if decide.coverage is not None and found.policy.sets is not None:
+        for line in describe_guarantees(found.policy.sets, found.classes, decide.coverage):
             typer.echo(line)
     if found.policy.refers:
         typer.echo(f"{int(found.decided.refer.sum())} of {len(found.names)} images are referred")

@@ -10,7 +10,6 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from lmd.base.errors import LmdError
-from lmd.base.options import Device, NoImages
 
 if TYPE_CHECKING:
     from lmd.runs.record import Record
@@ -22,13 +21,16 @@ HEADLINES = ("balanced_accuracy", "bacc_head", "bacc_medium", "bacc_tail", "macr
 SILENT_EPOCHS, SILENT_SECONDS = 5, 900.0
 
 
-def show(
-    runs: Annotated[list[Path], typer.Argument(metavar="RUN...", help="Run folders.")],
-    definitions: Annotated[
-        bool, typer.Option("--definitions", help="Explain every number and its interval too.")
-    ] = False,
-) -> None:
-    """Print the numbers of runs: metrics and the recall of each class, with intervals and bars."""
+Runs = Annotated[Sequence[Path], typer.Argument(metavar="RUN...")]
+
+
+def show(runs: Runs, *, definitions: bool = False) -> None:
+    """Print the numbers of runs: metrics and the recall of each class, with intervals and bars.
+
+    Args:
+        runs: Run folders.
+        definitions: Explain every number and its interval too.
+    """
     from lmd.runs.folder import Run
     from lmd.scoring.definitions import format_definitions
 
@@ -40,10 +42,12 @@ def show(
             typer.echo(f"\n{format_definitions(record.definitions)}")
 
 
-def runs(
-    folder: Annotated[Path, typer.Argument(help="A folder with run folders in it.")] = Path("runs"),
-) -> None:
-    """List the runs below a folder: method, data, state, balanced accuracy and age."""
+def runs(folder: Path = Path("runs")) -> None:
+    """List the runs below a folder: method, data, state, balanced accuracy and age.
+
+    Args:
+        folder: A folder with run folders in it.
+    """
     if not folder.is_dir():
         raise LmdError(f"folder {folder} does not exist: give the folder that has the runs")
     places = sorted(path.parent for path in folder.rglob("record.json"))
@@ -59,27 +63,22 @@ def runs(
 
 
 def report(
-    runs: Annotated[
-        list[Path], typer.Argument(metavar="RUN...", help="One to eight finished run folders.")
-    ],
-    out: Annotated[
-        Path | None,
-        typer.Option(
-            help="The page to write; an existing one is replaced.",
-            show_default="report.html in the first run",
-        ),
-    ] = None,
-    no_images: NoImages = False,
-    data: Annotated[
-        str | None,
-        typer.Option(
-            help="Where the images of the first run are: make its pictures of mistakes again, for "
-            "runs that have none."
-        ),
-    ] = None,
-    device: Device = "auto",
+    runs: Runs,
+    *,
+    out: Path | None = None,
+    images: bool = True,
+    data: str | None = None,
+    device: str = "auto",
 ) -> None:
-    """Write the report of a run, with other runs on the same test images side by side."""
+    """Write the report of a run, with other runs on the same test images side by side.
+
+    Args:
+        runs: One to eight finished run folders.
+        out: The page to write; an existing one is replaced. By default report.html in the first
+            run.
+        data: Where the images of the first run are: make its pictures of mistakes again, for runs
+            that have none.
+    """
     from lmd.base.files import check_output
     from lmd.report.page import write_report
     from lmd.runs.folder import Run
@@ -90,12 +89,12 @@ def report(
     for one in found:
         if one.record.status != "finished":
             raise LmdError(f"{one.path} is not finished: run `lmd train --resume --out {one.path}`")
-    if data is not None and not no_images:
+    if data is not None and images:
         from lmd.base.device import choose_device
         from lmd.explain.examples import add_examples
 
         add_examples(runs[0], data, device=choose_device(device))
-    path = write_report(found[0], compare=found[1:], out=out, images=not no_images)
+    path = write_report(found[0], compare=found[1:], out=out, images=images)
     typer.secho(f"The report: {path}", bold=True)
 
 

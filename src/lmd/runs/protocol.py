@@ -18,9 +18,9 @@ from pydantic import (
     model_validator,
 )
 
-from lmd.base.errors import LmdError, shown
+from lmd.base.errors import LmdError
 from lmd.base.rules import MAX_IMAGE_SIZE, complaints
-from lmd.base.text import unknown
+from lmd.base.text import as_toml, unknown
 from lmd.scoring.tiers import check_rule
 
 OLD_NAMES = {"groups": "tiers"}  # in older files and records
@@ -131,7 +131,7 @@ class Protocol(BaseModel):
     @classmethod
     def _in_range(cls, fold: tuple[int, int] | None) -> tuple[int, int] | None:
         if fold is not None and not 0 <= fold[0] <= fold[1]:
-            raise ValueError(f"must be {_FOLD}; it is {shown(list(fold))}")
+            raise ValueError(f"must be {_FOLD}; it is {as_toml(list(fold))}")
         return fold
 
     @model_serializer(mode="wrap")
@@ -164,7 +164,7 @@ def parse_ratios(given: Any) -> tuple[float, float, float]:
     good = len(values) == 3 and all(math.isfinite(value) and value >= 0 for value in values)
     if not good or values[0] == 0:
         raise ValueError(
-            f"must be {_RATIOS}, none below 0 and the first above 0; it is {shown(given)}"
+            f"must be {_RATIOS}, none below 0 and the first above 0; it is {as_toml(given)}"
         )
     total = 1.0 if math.isclose(sum(values), 1) else sum(values)
     train, validation, test = (value / total for value in values)

@@ -6,46 +6,40 @@ from typing import Annotated
 
 import typer
 
-from lmd.base.options import Device
-
 
 def serve(
-    models: Annotated[
-        list[Path], typer.Argument(help="Run folders, their model.json, or .onnx files.")
-    ],
-    host: Annotated[str, typer.Option(help="The interface to listen on.")] = "127.0.0.1",
-    port: Annotated[
-        int, typer.Option(min=0, max=65535, help="The port; 0 takes a free one.")
-    ] = 8000,
-    token: Annotated[
-        str | None,
-        typer.Option(
-            envvar="LMD_TOKEN",
-            help="What every request must present; needed for any --host but loopback.",
-            show_default="none",
-        ),
-    ] = None,
-    max_image_mb: Annotated[float, typer.Option(help="Size of one file.")] = 20,
-    max_request_mb: Annotated[float, typer.Option(help="Size of one request.")] = 100,
-    max_megapixels: Annotated[float, typer.Option(help="Pixels of one image, in millions.")] = 32,
-    max_frames: Annotated[
-        int, typer.Option(help="Frames or pages of one image; only the first is answered.")
-    ] = 1,
-    max_files: Annotated[int, typer.Option(help="Images in one request.")] = 32,
-    max_seconds: Annotated[float, typer.Option(help="Time of one request.")] = 30,
-    queue: Annotated[
-        int, typer.Option(help="Images that may wait for one model; beyond them the answer is 503.")
-    ] = 256,
-    engine: Annotated[
-        str,
-        typer.Option(
-            help="What computes the predictions of run folders: onnx, torch, or auto, which is "
-            "onnx on a CPU if the extra onnx is installed."
-        ),
-    ] = "auto",
-    device: Device = "auto",
+    models: Sequence[Path],
+    *,
+    host: str = "127.0.0.1",
+    port: Annotated[int, typer.Option(min=0, max=65535)] = 8000,
+    token: Annotated[str | None, typer.Option(envvar="LMD_TOKEN")] = None,
+    max_image_mb: float = 20,
+    max_request_mb: float = 100,
+    max_megapixels: float = 32,
+    max_frames: int = 1,
+    max_files: int = 32,
+    max_seconds: float = 30,
+    queue: int = 256,
+    engine: str = "auto",
+    device: str = "auto",
 ) -> None:
-    """Serve trained models: a page to look at images, and a REST API (/docs)."""
+    """Serve trained models: a page to look at images, and a REST API (/docs).
+
+    Args:
+        models: Run folders, their model.json, or .onnx files.
+        host: The interface to listen on.
+        port: The port; 0 takes a free one.
+        token: What every request must present; needed for any --host but loopback.
+        max_image_mb: Size of one file.
+        max_request_mb: Size of one request.
+        max_megapixels: Largest accepted image, in megapixels.
+        max_frames: Frames or pages of one image; only the first is answered.
+        max_files: Images in one request.
+        max_seconds: Time of one request.
+        queue: Images that may wait for one model; beyond them the answer is 503.
+        engine: What computes the predictions of run folders: onnx, torch, or auto, which is onnx
+            on a CPU if the extra onnx is installed.
+    """
     from lmd.base.device import choose_device
     from lmd.base.errors import LmdError
     from lmd.serve.limits import Limits

@@ -187,7 +187,7 @@ def test_failed_downloads_leave_nothing(
     monkeypatch.setattr(weights, "_TIMEOUT", 0.2)
     with pytest.raises(LmdError, match=problem) as error:
         download(f"{server}/{name}", prefix, tmp_path)
-    assert "settings={'weights': 'FILE'}" in str(error.value)
+    assert "--weights FILE" in str(error.value)
     assert list(tmp_path.iterdir()) == []
 
 

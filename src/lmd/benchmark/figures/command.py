@@ -1,297 +1,245 @@
 """`lmd figure`: figures for papers, each with its data as CSV."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
-
-from lmd.base.options import Device
 
 if TYPE_CHECKING:
     from lmd.benchmark.figures.style import Drawn
 
-figure_app = typer.Typer(
-    no_args_is_help=True,
-    help="Draw figures for a paper: SVG, PDF or PNG, each with its data as CSV beside it.",
-)
-
 Sources = Annotated[
-    list[str],
+    Sequence[str],
     typer.Argument(
         metavar="SOURCE...",
         help="Run folders, record files (.json), folders of a benchmark or of its records, or the "
         "grid of a benchmark.",
     ),
 ]
-Reference = Annotated[
-    str | None, typer.Option(help="The row to compare with.", show_default="the benchmark's")
-]
 Runs = Annotated[Path | None, typer.Option(help="Folder of the grid's runs; default runs/NAME.")]
 Methods = Annotated[
-    str | None, typer.Option(help="Rows to show, separated by commas.", show_default="all")
+    str | None, typer.Option(help="Rows to show, separated by commas; by default all.")
 ]
 Metrics = Annotated[str | None, typer.Option(help="Metrics, separated by commas.")]
 Metric = Annotated[str, typer.Option(help="The metric.")]
-Out = Annotated[
-    Path | None,
-    typer.Option(
-        help="The file to write, .svg, .pdf or .png; an existing one is replaced.",
-        show_default="NAME.svg",
-    ),
-]
-Width = Annotated[str, typer.Option(help="Width with its unit: in, cm, mm or pt (of TeX).")]
-Height = Annotated[
-    str | None, typer.Option(help="Height with its unit.", show_default="by the content")
+Reference = Annotated[
+    str | None, typer.Option(help="The row to compare with; by default the benchmark's.")
 ]
 
 
-@figure_app.command()
+@dataclass(frozen=True)
+class Paper:
+    """The file of a figure and its size.
+
+    Attributes:
+        out: The file to write, .svg, .pdf or .png; an existing one is replaced. By default
+            NAME.svg.
+        width: Width with its unit: in, cm, mm or pt (of TeX).
+        height: Height with its unit; by default by the content.
+    """
+
+    out: Path | None = None
+    width: str = "3.5in"
+    height: str | None = None
+
+
+WIDE = Paper(width="7in")
+
+
 def recall(
-    sources: Sources,
-    runs: Runs = None,
-    methods: Methods = None,
-    out: Out = None,
-    width: Width = "3.5in",
-    height: Height = None,
+    sources: Sources, *, runs: Runs = None, methods: Methods = None, paper: Paper = Paper()
 ) -> None:
     """Recall of each class against its number of training images."""
     from lmd.benchmark.figures.recall import recall_figure
-    from lmd.benchmark.figures.sources import read_study
 
-    def draw(wide: float, high: float | None) -> "Drawn":
-        study = read_study(sources, runs)
-        return recall_figure(study, methods=_listed(methods), width=wide, height=high)
-
-    _make("recall", out, width, height, draw)
+    _compare("recall", paper, recall_figure, sources, runs, methods=_names(methods))
 
 
-@figure_app.command()
 def ablation(
     sources: Sources,
+    *,
     runs: Runs = None,
     methods: Methods = None,
     metrics: Metrics = None,
     reference: Reference = None,
-    out: Out = None,
-    width: Width = "3.5in",
-    height: Height = None,
+    paper: Paper = Paper(),
 ) -> None:
     """Bars of a method and its ablations, overall and for head, medium and tail."""
     from lmd.benchmark.figures.ablation import ablation_figure
-    from lmd.benchmark.figures.sources import read_study
 
-    def draw(wide: float, high: float | None) -> "Drawn":
-        return ablation_figure(
-            read_study(sources, runs),
-            metrics=_listed(metrics),
-            reference=reference,
-            methods=_listed(methods),
-            width=wide,
-            height=high,
-        )
-
-    _make("ablation", out, width, height, draw)
+    _compare(
+        "ablation", paper, ablation_figure, sources, runs, methods=_names(methods),
+        metrics=_names(metrics), reference=reference,
+    )  # fmt: skip
 
 
-@figure_app.command()
 def difference(
     sources: Sources,
+    *,
     runs: Runs = None,
     methods: Methods = None,
     metric: Metric = "balanced_accuracy",
     reference: Reference = None,
-    out: Out = None,
-    width: Width = "3.5in",
-    height: Height = None,
+    paper: Paper = Paper(),
 ) -> None:
     """Each row minus the reference on the same test images, with paired intervals."""
     from lmd.benchmark.figures.difference import difference_figure
-    from lmd.benchmark.figures.sources import read_study
 
-    def draw(wide: float, high: float | None) -> "Drawn":
-        return difference_figure(
-            read_study(sources, runs),
-            methods=_listed(methods),
-            reference=reference,
-            metric=metric,
-            width=wide,
-            height=high,
-        )
-
-    _make("difference", out, width, height, draw)
+    _compare(
+        "difference", paper, difference_figure, sources, runs, methods=_names(methods),
+        metric=metric, reference=reference,
+    )  # fmt: skip
 
 
-@figure_app.command()
 def cd(
     sources: Sources,
+    *,
     runs: Runs = None,
     methods: Methods = None,
     metric: Metric = "balanced_accuracy",
-    test: Annotated[str, typer.Option(help="nemenyi (Friedman), or wilcoxon (Holm).")] = "nemenyi",
-    blocks: Annotated[
-        str, typer.Option(help="seeds: each of every data set; data: their means.")
-    ] = "seeds",
-    ablations: Annotated[bool, typer.Option(help="Rank ablations of the reference too.")] = True,
-    out: Out = None,
-    width: Width = "3.5in",
-    height: Height = None,
+    test: str = "nemenyi",
+    blocks: str = "seeds",
+    ablations: Annotated[bool, typer.Option("--ablations/--no-ablations")] = True,
+    paper: Paper = Paper(),
 ) -> None:
-    """Critical-difference diagram of the methods over seeds and data sets (Demsar 2006)."""
+    """Critical-difference diagram of the methods over seeds and data sets (Demsar 2006).
+
+    Args:
+        test: nemenyi (Friedman), or wilcoxon (Holm).
+        blocks: seeds: each of every data set; data: their means.
+        ablations: Rank ablations of the reference too.
+    """
     from lmd.benchmark.figures.critical import critical_figure
-    from lmd.benchmark.figures.sources import read_study
 
-    def draw(wide: float, high: float | None) -> "Drawn":
-        return critical_figure(
-            read_study(sources, runs),
-            methods=_listed(methods),
-            metric=metric,
-            test=test,
-            blocks=blocks,
-            width=wide,
-            height=high,
-            ablations=ablations,
-        )
-
-    _make("cd", out, width, height, draw, ("scipy",))
+    _compare(
+        "cd", paper, critical_figure, sources, runs, "scipy", methods=_names(methods),
+        metric=metric, test=test, blocks=blocks, ablations=ablations,
+    )  # fmt: skip
 
 
-@figure_app.command()
 def cost(
     sources: Sources,
+    *,
     runs: Runs = None,
     methods: Methods = None,
     metric: Metric = "balanced_accuracy",
-    out: Out = None,
-    width: Width = "3.5in",
-    height: Height = None,
+    paper: Paper = Paper(),
 ) -> None:
     """Balanced accuracy, or another metric, against minutes of computing."""
     from lmd.benchmark.figures.cost import cost_figure
-    from lmd.benchmark.figures.sources import read_study
 
-    def draw(wide: float, high: float | None) -> "Drawn":
-        study = read_study(sources, runs)
-        named = _listed(methods)
-        return cost_figure(study, methods=named, metric=metric, width=wide, height=high)
-
-    _make("cost", out, width, height, draw)
+    _compare("cost", paper, cost_figure, sources, runs, methods=_names(methods), metric=metric)
 
 
-@figure_app.command()
 def sweep(
     sources: Sources,
+    *,
     runs: Runs = None,
     methods: Methods = None,
     metrics: Metrics = None,
-    out: Out = None,
-    width: Width = "3.5in",
-    height: Height = None,
+    paper: Paper = Paper(),
 ) -> None:
     """Metrics and computing time against a swept setting."""
-    from lmd.benchmark.figures.sources import read_study
     from lmd.benchmark.figures.sweep import sweep_figure
 
-    def draw(wide: float, high: float | None) -> "Drawn":
-        study = read_study(sources, runs)
-        named, keys = _listed(methods), _listed(metrics)
-        return sweep_figure(study, methods=named, metrics=keys, width=wide, height=high)
-
-    _make("sweep", out, width, height, draw)
+    _compare(
+        "sweep", paper, sweep_figure, sources, runs, methods=_names(methods),
+        metrics=_names(metrics),
+    )  # fmt: skip
 
 
-@figure_app.command()
 def classes(
-    sources: Sources,
-    runs: Runs = None,
-    methods: Methods = None,
-    out: Out = None,
-    width: Width = "7in",
-    height: Height = None,
+    sources: Sources, *, runs: Runs = None, methods: Methods = None, paper: Paper = WIDE
 ) -> None:
     """Recall of each class against a swept setting, for head, medium and tail."""
-    from lmd.benchmark.figures.sources import read_study
     from lmd.benchmark.figures.sweep import class_sweep_figure
 
-    def draw(wide: float, high: float | None) -> "Drawn":
-        study = read_study(sources, runs)
-        return class_sweep_figure(study, methods=_listed(methods), width=wide, height=high)
-
-    _make("classes", out, width, height, draw)
+    _compare("classes", paper, class_sweep_figure, sources, runs, methods=_names(methods))
 
 
-@figure_app.command()
 def tsne(
-    runs: Annotated[list[Path], typer.Argument(metavar="RUN...", help="One to three run folders.")],
-    data: Annotated[
-        str | None, typer.Option(help="Where the data is now.", show_default="as in the record")
-    ] = None,
-    per_class: Annotated[int, typer.Option(min=2, help="Most images of a class.")] = 200,
-    perplexity: Annotated[float, typer.Option(min=2, help="Perplexity of t-SNE.")] = 30,
-    seed: Annotated[int, typer.Option(help="Seed of the choice of images and of t-SNE.")] = 0,
-    device: Device = "auto",
-    out: Out = None,
-    width: Width = "7in",
-    height: Height = None,
+    runs: Annotated[Sequence[Path], typer.Argument(metavar="RUN...")],
+    *,
+    data: str | None = None,
+    per_class: Annotated[int, typer.Option(min=2)] = 200,
+    perplexity: Annotated[float, typer.Option(min=2)] = 30,
+    seed: int = 0,
+    device: str = "auto",
+    paper: Paper = WIDE,
 ) -> None:
-    """Test features by t-SNE: head, medium and tail classes, and tail classes only."""
+    """Test features by t-SNE: head, medium and tail classes, and tail classes only.
+
+    Args:
+        runs: One to three run folders.
+        data: Where the data is now; by default as in the record.
+        per_class: Most images of a class.
+        perplexity: Perplexity of t-SNE.
+        seed: Seed of the choice of images and of t-SNE.
+    """
     from lmd.benchmark.figures.embedding import Asked, tsne_figure
 
     asked = Asked(data, per_class, perplexity, seed, device)
-
-    def draw(wide: float, high: float | None) -> "Drawn":
-        return tsne_figure(runs, asked, width=wide, height=high)
-
-    _make("tsne", out, width, height, draw, ("openTSNE",))
+    _draw("tsne", paper, partial(tsne_figure, runs, asked), "openTSNE")
 
 
-@figure_app.command()
 def method(
-    name: Annotated[
-        str | None, typer.Argument(help="A method.", show_default="the default of `lmd train`")
-    ] = None,
-    stage: Annotated[
-        int | None, typer.Option(min=1, help="Draw only this stage.", show_default="all")
-    ] = None,
-    profile: Annotated[str, typer.Option(help="A profile of the method.")] = "default",
-    out: Out = None,
-    width: Width = "7in",
-    height: Height = None,
+    name: str | None = None,
+    *,
+    stage: Annotated[int | None, typer.Option(min=1)] = None,
+    profile: str = "default",
+    paper: Paper = WIDE,
 ) -> None:
-    """Diagram of each stage of a method, traced from its code."""
+    """Diagram of each stage of a method, traced from its code.
+
+    Args:
+        name: A method; by default that of `lmd train`.
+        stage: Draw only this stage; by default all.
+        profile: A profile of the method.
+    """
     from lmd.benchmark.figures.diagram import diagram_figure
 
-    def draw(wide: float, high: float | None) -> "Drawn":
-        return diagram_figure(name, stage=stage, profile=profile, width=wide, height=high)
-
-    _make("method", out, width, height, draw)
+    _draw("method", paper, partial(diagram_figure, name, stage=stage, profile=profile))
 
 
-def _make(
+def _compare(
     name: str,
-    out: Path | None,
-    width: str,
-    height: str | None,
-    draw: "Callable[[float, float | None], Drawn]",
-    needs: tuple[str, ...] = (),
+    paper: Paper,
+    figure: "Callable[..., Drawn]",
+    sources: Sequence[str],
+    runs: Path | None,
+    *packages: str,
+    **options: Any,
 ) -> None:
+    """Draw a figure of the runs of a study."""
+    from lmd.benchmark.figures.sources import read_study
+
+    def draw(**size: Any) -> "Drawn":
+        return figure(read_study(sources, runs), **options, **size)
+
+    _draw(name, paper, draw, *packages)
+
+
+def _draw(name: str, paper: Paper, figure: "Callable[..., Drawn]", *packages: str) -> None:
     """Check the options, draw, write the figure and its data, and say what a caption needs."""
     from lmd.benchmark.figures.style import check_out, drawing, inches, need, save, with_fonts
 
-    out = out or Path(f"{name}.svg")
+    out = paper.out or Path(f"{name}.svg")
     check_out(out)
-    wide = inches("--width", width)
-    high = None if height is None else inches("--height", height)
-    for package in ("matplotlib", *needs):
+    width = inches("--width", paper.width)
+    height = None if paper.height is None else inches("--height", paper.height)
+    for package in ("matplotlib", *packages):
         need(package)
     with drawing():
-        drawn = with_fonts(draw(wide, high))
+        drawn = with_fonts(figure(width=width, height=height))
         data = save(drawn, out)
     for note in drawn.notes:
         typer.echo(note)
     typer.secho(f"The figure: {out}; its data: {data}", bold=True)
 
 
-def _listed(words: str | None) -> list[str] | None:
-    """Words between commas."""
-    return [word.strip() for word in words.split(",") if word.strip()] if words else None
+def _names(text: str | None) -> list[str] | None:
+    """Return the names between commas."""
+    return [name.strip() for name in text.split(",") if name.strip()] if text else None
