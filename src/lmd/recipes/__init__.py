@@ -32,7 +32,7 @@ class Result:
 def make(
     name: str, root: str | Path, out: str | Path, *, overwrite: bool = False, **options: Any
 ) -> Result:
-    """Write the file of a known data set from its download; the same options give the same file.
+    """Write the file of a known data set from its download; equal options give equal files.
 
     ``options`` are those of the recipe (``RECIPES[name].options()``). Image paths are relative to
     the folder of ``out`` if that contains the download, and to ``root`` otherwise.

@@ -1,6 +1,5 @@
 """HAM10000: seven skin diagnoses, split by lesion, with the natural tail or a longer one."""
 
-from collections import Counter
 from dataclasses import replace
 from pathlib import Path
 
@@ -10,15 +9,7 @@ from lmd.base.errors import LmdError
 from lmd.data.imbalance import pareto_counts, size_ranks, subsample
 from lmd.data.splits import hash_order, part_sizes, split
 from lmd.data.table import PARTS, Table
-from lmd.recipes.download import (
-    Listing,
-    locate,
-    read_rows,
-    require_distinct,
-    require_file,
-    require_root,
-)
-from lmd.recipes.recipe import Made, Recipe, manifest
+from lmd.recipes.recipe import Download, Listing, Made, Recipe, read_rows, require_distinct
 
 SOURCE = "https://doi.org/10.7910/DVN/DBW86T"
 METADATA = ("HAM10000_metadata.csv", "HAM10000_metadata.tab", "HAM10000_metadata")
@@ -29,15 +20,7 @@ FOLDERS = (
     "images",
     ".",
 )
-PUBLISHED = {
-    "nv": 6705,
-    "mel": 1113,
-    "bkl": 1099,
-    "bcc": 514,
-    "akiec": 327,
-    "vasc": 142,
-    "df": 115,
-}
+PUBLISHED = {"nv": 6705, "mel": 1113, "bkl": 1099, "bcc": 514, "akiec": 327, "vasc": 142, "df": 115}
 HEAD_SIZE = 2000
 # With fewer lesions a recall says little: one lesion of ten changes it by ten points.
 FEW = 10
@@ -52,15 +35,27 @@ def ham10000(
     seed: int = 0,
     allow_missing_images: bool = False,
 ) -> Made:
-    """The set split by lesion: 7:1:2 with its natural tail, or with a long-tailed training part.
+    """Split by lesion: 7:1:2 with the natural tail, or with a long-tailed training part.
 
     With ``factor`` r the training counts are N_0 r^(-c / (K - 1)), N_0 = ``head_size`` (2000). Of
     the other lesions ``validation_share`` (0.1) is for validation and the rest for test, so that
     rare classes are tested on many images. All images of a lesion are in the same part.
     """
-    listing, notes = _read(require_root(root), allow_missing_images)
+    download = Download(root, SOURCE, PUBLISHED, allow_missing_images, FOLDERS)
+    path = download.require(*METADATA)
+    rows = read_rows(path, ["image_id", "lesion_id", "dx"])
+    names = [row["image_id"] for row in rows]
+    require_distinct(path, names)
+    for row in rows:
+        if row["dx"] not in PUBLISHED:
+            raise LmdError(
+                f"{path}: image {row['image_id']!r} has dx {row['dx']!r}; expected one of "
+                f"{', '.join(PUBLISHED)}"
+            )
+    labels, lesions = [row["dx"] for row in rows], [row["lesion_id"] for row in rows]
+    listing = download.locate(names, labels, lesions)
+    _require_one_diagnosis(listing)
     table = listing.table(grouped=True)
-    _require_one_class(table)
     if factor is None:
         if head_size is not None or validation_share is not None:
             raise LmdError("head_size and validation_share need a factor: set --factor")
@@ -72,12 +67,12 @@ def ham10000(
         table = long_tailed(
             table, factor, HEAD_SIZE if head_size is None else head_size, share, seed
         )
-    notes.append(_lesions(table))
-    return Made(table, tuple(notes), manifest(listing, table, "group"))
+    download.notes.append(_lesions(table))
+    return download.made(listing, table, "group")
 
 
 def long_tailed(table: Table, factor: float, head_size: int, share: float, seed: int) -> Table:
-    """Training with Pareto counts of whole lesions; of the others a share for validation."""
+    """Draw a Pareto-shaped training part by whole lesions; validation is a share of the rest."""
     counts = table.counts()
     wanted = pareto_counts(head_size, factor, len(counts))[size_ranks(counts)]
     for name, has, asked in zip(table.classes, counts, wanted, strict=True):
@@ -104,30 +99,15 @@ def long_tailed(table: Table, factor: float, head_size: int, share: float, seed:
     return replace(table, parts=parts)
 
 
-def _read(root: Path, allow_missing: bool) -> tuple[Listing, list[str]]:
-    path = require_file(root, SOURCE, *METADATA)
-    rows = read_rows(path, ["image_id", "lesion_id", "dx"])
-    names = [row["image_id"] for row in rows]
-    require_distinct(path, names)
-    for row in rows:
-        if row["dx"] not in PUBLISHED:
-            raise LmdError(
-                f"{path}: image {row['image_id']!r} has dx {row['dx']!r}; expected one of "
-                f"{', '.join(PUBLISHED)}"
-            )
-    labels, lesions = [row["dx"] for row in rows], [row["lesion_id"] for row in rows]
-    return locate(
-        root, names, labels, lesions, FOLDERS, published=PUBLISHED, allow_missing=allow_missing
-    )
-
-
-def _require_one_class(table: Table) -> None:
-    assert table.groups is not None
-    pairs = dict.fromkeys(zip(table.groups.tolist(), table.labels.tolist(), strict=True))
-    several = [group for group, n in Counter(group for group, _ in pairs).items() if n > 1]
+def _require_one_diagnosis(listing: Listing) -> None:
+    diagnoses: dict[str, str] = {}
+    several = []
+    for lesion, diagnosis in zip(listing.groups or (), listing.labels, strict=True):
+        if lesion and diagnoses.setdefault(lesion, diagnosis) != diagnosis:
+            several.append(lesion)
     if several:
         raise LmdError(
-            f"{len(several)} lesions have more than one dx, for example {several[0]!r}: "
+            f"{len(set(several))} lesions have more than one dx, for example {several[0]!r}: "
             "a lesion has one diagnosis in this data set, so correct its metadata"
         )
 

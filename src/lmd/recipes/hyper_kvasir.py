@@ -1,6 +1,6 @@
 """Hyper-Kvasir: the labelled images, twenty-three findings of the digestive tract."""
 
-from collections import Counter, defaultdict
+from collections import Counter
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
@@ -8,16 +8,7 @@ from lmd.base.errors import LmdError
 from lmd.base.text import shorten
 from lmd.data.sources.folders import images_below
 from lmd.data.splits import split
-from lmd.recipes.download import (
-    Listing,
-    compare_counts,
-    find_file,
-    missing_note,
-    read_rows,
-    require_distinct,
-    require_root,
-)
-from lmd.recipes.recipe import Made, Recipe, manifest
+from lmd.recipes.recipe import Download, Listing, Made, Recipe, read_rows, require_distinct
 
 SOURCE = "https://datasets.simula.no/hyper-kvasir/"
 LABELS = "image-labels.csv"
@@ -50,86 +41,82 @@ PUBLISHED = {
 
 
 def hyper_kvasir(root: Path, *, seed: int = 0, allow_missing_images: bool = False) -> Made:
-    """All labelled images, split 8:1:1 in each class.
+    """Split all labelled images, 8:1:1 in each class.
 
     Classes are the folders ``{lower,upper}-gi-tract/CATEGORY/FINDING``. ``image-labels.csv``, if
     present, is compared with them and shows which images are missing.
     """
-    found = _tree(require_root(root))
-    path = find_file(root, LABELS)
-    if path is None:
-        said: dict[str, str] = {}
-        notes = [f"there is no {LABELS}: the labels are those of the folders"]
-        # Without a list of images only the published counts show a partial download.
-        _require_whole([label for _, label in found.values()], root, allow_missing_images)
+    download = Download(root, SOURCE, PUBLISHED, allow_missing_images)
+    images = _tree(root)
+    listed: dict[str, str] = {}
+    path = download.find(LABELS)
+    if path is not None:
+        listed = _listed(path, images, download.notes)
+        download.note_missing(sorted(listed.keys() - images.keys()), len(listed))
     else:
-        said, notes = _said(path, found)
-        gone = sorted(said.keys() - found.keys())
-        notes += missing_note(root, gone, len(said), allow_missing=allow_missing_images)
-    names = sorted({*found, *said})
-    labels = [found[name][1] if name in found else said[name] for name in names]
-    cells = [found[name][0] if name in found else name for name in names]
+        download.notes.append(f"there is no {LABELS}: the labels are those of the folders")
+        # Without a list of images only the published counts show a partial download.
+        _require_whole([label for _, label in images.values()], root, allow_missing_images)
+    names = sorted({*images, *listed})
+    labels = [images[name][1] if name in images else listed[name] for name in names]
+    cells = [images[name][0] if name in images else name for name in names]
     listing = Listing(root, names, labels, cells)
-    notes += compare_counts(labels, PUBLISHED)
-    notes.append(
+    download.compare_counts(labels)
+    download.notes.append(
         "split by image: the data set does not name patients, so frames of one examination may be "
         "in training and in test"
     )
-    table = split(listing.table(), (0.8, 0.1, 0.1), seed)
-    return Made(table, tuple(notes), manifest(listing, table, None))
+    return download.made(listing, split(listing.table(), (0.8, 0.1, 0.1), seed), None)
 
 
 def _tree(root: Path) -> dict[str, tuple[str, str]]:
-    """Each image by its stem: path relative to the root, and its finding."""
+    """Find each image by its stem: path relative to the root, and its finding."""
     tracts = [folder for name in TRACTS for folder in sorted(root.rglob(name)) if folder.is_dir()]
-    found: dict[str, tuple[str, str]] = {}
+    images: dict[str, tuple[str, str]] = {}
     for tract in tracts:
         for path in images_below(tract):
             inside = path.relative_to(tract).parts
             if len(inside) != 3:
                 raise LmdError(f"image {path} is not in {tract}/CATEGORY/FINDING: move it there")
-            if path.stem in found:
-                other = root / found[path.stem][0]
+            if path.stem in images:
+                other = root / images[path.stem][0]
                 raise LmdError(f"images {other} and {path} have the same name: keep one of them")
-            found[path.stem] = (path.relative_to(root).as_posix(), inside[1])
-    if not found:
+            images[path.stem] = (path.relative_to(root).as_posix(), inside[1])
+    if not images:
         raise LmdError(
             f"root {root} contains no labelled images: looked for "
             f"labeled-images/{{{','.join(TRACTS)}}}/CATEGORY/FINDING/*.jpg ({SOURCE})"
         )
-    return found
+    return images
 
 
-def _said(path: Path, found: Mapping[str, tuple[str, str]]) -> tuple[dict[str, str], list[str]]:
-    """The finding of each image in the CSV file, by the names of the folders, and notes."""
+def _listed(path: Path, images: Mapping[str, tuple[str, str]], notes: list[str]) -> dict[str, str]:
+    """Read the finding of each image in the CSV file, by the names of the folders."""
     rows = read_rows(path, ["Video file", "Finding"])
     names = [Path(row["Video file"]).stem for row in rows]
     require_distinct(path, names)
-    said = {name: row["Finding"] for name, row in zip(names, rows, strict=True)}
-    folders: dict[str, set[str]] = defaultdict(set)
-    words: dict[str, set[str]] = defaultdict(set)
-    for name in said.keys() & found.keys():
-        folders[said[name]].add(found[name][1])
-        words[found[name][1]].add(said[name])
-    for word, places in folders.items():
-        if len(places) > 1 or any(len(words[place]) > 1 for place in places):
-            _contradiction(path, word, said, found)
-    renamed = {word: next(iter(places)) for word, places in folders.items()}
-    notes = []
-    if other := sorted(f"{word} is {folder}" for word, folder in renamed.items() if word != folder):
+    findings = {name: row["Finding"] for name, row in zip(names, rows, strict=True)}
+    # Both names of a finding, in the file and of the folder, must belong to each other alone.
+    folders: dict[str, str] = {}
+    words: dict[str, str] = {}
+    for name in sorted(findings.keys() & images.keys()):
+        word, folder = findings[name], images[name][1]
+        if folders.setdefault(word, folder) != folder or words.setdefault(folder, word) != word:
+            _contradiction(path, word, findings, images)
+    if other := sorted(f"{word} is {folder}" for word, folder in folders.items() if word != folder):
         notes.append(f"{LABELS} uses other names than the folders: {shorten(other)}")
-    if extra := sorted(found.keys() - said.keys()):
+    if extra := sorted(images.keys() - findings.keys()):
         notes.append(f"{len(extra)} images are not in {LABELS} ({shorten(extra)}), but are used")
-    return {name: renamed.get(word, word) for name, word in said.items()}, notes
+    return {name: folders.get(word, word) for name, word in findings.items()}
 
 
 def _contradiction(
-    path: Path, word: str, said: Mapping[str, str], found: Mapping[str, tuple[str, str]]
+    path: Path, word: str, findings: Mapping[str, str], images: Mapping[str, tuple[str, str]]
 ) -> None:
     wrong = [
-        f"{found[name][0]} is {finding!r} there"
-        for name, finding in sorted(said.items())
-        if name in found and finding != found[name][1]
+        f"{images[name][0]} is {finding!r} there"
+        for name, finding in sorted(findings.items())
+        if name in images and finding != images[name][1]
     ]
     raise LmdError(
         f"{path} and the folders disagree on {len(wrong)} images, finding {word!r} among them "
@@ -138,8 +125,8 @@ def _contradiction(
 
 
 def _require_whole(labels: Sequence[str], root: Path, allow_missing: bool) -> None:
-    found = Counter(labels)
-    short = [f"{name} {found[name]} of {n}" for name, n in PUBLISHED.items() if found[name] < n]
+    counts = Counter(labels)
+    short = [f"{name} {counts[name]} of {n}" for name, n in PUBLISHED.items() if counts[name] < n]
     if short and not allow_missing:
         raise LmdError(
             f"root {root} contains only part of the data set ({shorten(short)}): complete the "

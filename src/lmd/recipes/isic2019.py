@@ -1,7 +1,6 @@
 """ISIC-2019-LT: eight diagnoses of the ISIC 2019 challenge with a tail of a chosen length."""
 
 import math
-from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 
@@ -12,16 +11,15 @@ from lmd.base.errors import LmdError
 from lmd.data.imbalance import imbalance_factor, official_counts, subsample
 from lmd.data.splits import groups_in_two_parts, split
 from lmd.data.table import Table
-from lmd.recipes.download import (
+from lmd.recipes.recipe import (
+    Download,
     Listing,
-    find_file,
-    locate,
+    Made,
+    Recipe,
+    Row,
     read_rows,
     require_distinct,
-    require_file,
-    require_root,
 )
-from lmd.recipes.recipe import Made, Recipe, manifest
 
 SOURCE = "https://challenge.isic-archive.com/data/#2019"
 TRUTH = "ISIC_2019_Training_GroundTruth.csv"
@@ -48,7 +46,7 @@ def isic2019_lt(
     seed: int = 42,
     allow_missing_images: bool = False,
 ) -> Made:
-    """The set thinned to an imbalance factor and split 7:1:2 in each class.
+    """Thin the set to an imbalance factor and split it 7:1:2 in each class.
 
     ``shape="official"`` splits image by image; with seed 42 and r = 100 this is the split that the
     paper's authors released. ``"pareto"`` has the counts of the paper's formula. ``by_lesion``
@@ -56,7 +54,8 @@ def isic2019_lt(
     """
     if shape not in {"official", "pareto"}:
         raise LmdError(f"shape is {shape!r}; expected 'official' or 'pareto'")
-    listing, notes = _read(require_root(root), allow_missing_images)
+    download = Download(root, SOURCE, PUBLISHED, allow_missing_images, FOLDERS)
+    listing = _read(download)
     if by_lesion and listing.groups is None:
         raise LmdError(f"a split by lesion needs {METADATA}: put it below {root} ({SOURCE})")
     grouped = listing.groups is not None and (shape == "pareto" if by_lesion is None else by_lesion)
@@ -69,10 +68,10 @@ def isic2019_lt(
     else:
         table = released_split(table, factor, seed)
     if not grouped:
-        notes.append(_leak(listing, table))
+        download.notes.append(_leak(listing, table))
     # Training refuses a column named group if a group is in two parts, as in the released split.
     column = None if listing.groups is None else "group" if grouped else "lesion"
-    return Made(table, tuple(notes), manifest(listing, table, column))
+    return download.made(listing, table, column)
 
 
 def released_split(table: Table, factor: float, seed: int) -> Table:
@@ -122,25 +121,25 @@ def _official_counts(table: Table, factor: float) -> NDArray[np.int64]:
     return official_counts(table.counts(), factor)
 
 
-def _read(root: Path, allow_missing: bool) -> tuple[Listing, list[str]]:
-    path = require_file(root, SOURCE, TRUTH)
+def _read(download: Download) -> Listing:
+    path = download.require(TRUTH)
     rows = read_rows(path, ["image", *PUBLISHED])
-    notes = []
     unknown = [row for row in rows if _is_one(path, row, "UNK")]
     if unknown:
-        notes.append(f"{len(unknown)} images of class UNK are left out")
+        download.notes.append(f"{len(unknown)} images of class UNK are left out")
         rows = [row for row in rows if not _is_one(path, row, "UNK")]
     names = [row["image"] for row in rows]
     require_distinct(path, names)
     labels = [_label(path, row) for row in rows]
-    lesions = _lesions(root, names)
-    listing, found = locate(
-        root, names, labels, lesions, FOLDERS, published=PUBLISHED, allow_missing=allow_missing
-    )
-    return listing, notes + found
+    groups = None
+    if (metadata := download.find(METADATA)) is not None:
+        described = read_rows(metadata, ["image", "lesion_id"])
+        lesions = {row["image"]: row["lesion_id"] for row in described}
+        groups = [lesions.get(name, "") for name in names]
+    return download.locate(names, labels, groups)
 
 
-def _is_one(path: Path, row: dict[str, str], column: str) -> bool:
+def _is_one(path: Path, row: Row, column: str) -> bool:
     try:
         return float(row.get(column) or 0) == 1
     except ValueError:
@@ -150,21 +149,14 @@ def _is_one(path: Path, row: dict[str, str], column: str) -> bool:
         ) from None
 
 
-def _label(path: Path, row: dict[str, str]) -> str:
-    found = [name for name in PUBLISHED if _is_one(path, row, name)]
-    if len(found) != 1:
+def _label(path: Path, row: Row) -> str:
+    classes = [name for name in PUBLISHED if _is_one(path, row, name)]
+    if len(classes) != 1:
         raise LmdError(
-            f"{path}: image {row['image']!r} has {len(found)} classes ({', '.join(found)}); "
+            f"{path}: image {row['image']!r} has {len(classes)} classes ({', '.join(classes)}); "
             "expected a 1 in exactly one column"
         )
-    return found[0]
-
-
-def _lesions(root: Path, names: Sequence[str]) -> list[str] | None:
-    if (path := find_file(root, METADATA)) is None:
-        return None
-    lesions = {row["image"]: row["lesion_id"] for row in read_rows(path, ["image", "lesion_id"])}
-    return [lesions.get(name, "") for name in names]
+    return classes[0]
 
 
 def _leak(listing: Listing, table: Table) -> str:

@@ -11,8 +11,7 @@ from lmd.base.text import shorten
 from lmd.data.imbalance import subsample
 from lmd.data.sources.folders import files_below
 from lmd.data.splits import split
-from lmd.recipes.download import Row, locate, read_rows, require_root
-from lmd.recipes.recipe import Made, Recipe, manifest
+from lmd.recipes.recipe import Download, Made, Recipe, Row, read_rows
 
 SOURCE = "https://www.isic-archive.com"
 FOLDERS = (".", "images")
@@ -60,7 +59,7 @@ def isic_archive_lt(
     seed: int = 0,
     allow_missing_images: bool = False,
 ) -> Made:
-    """Every dermoscopic image with one of the diagnoses, split 7:1:2 in each class.
+    """Split every dermoscopic image with one of the diagnoses, 7:1:2 in each class.
 
     The metadata is one CSV file or several, with the archive's old or new columns. ``group`` stays
     in one part: lesion, patient (the lesion if the patient is unknown) or none.
@@ -68,33 +67,31 @@ def isic_archive_lt(
     """
     if group not in GROUPS:
         raise LmdError(f"group is {group!r}; expected lesion, patient or none")
-    rows, notes = _rows(require_root(root))
-    found, left_out = _diagnosed(rows, group)
-    if not found:
+    download = Download(root, SOURCE, PUBLISHED, allow_missing_images, FOLDERS)
+    rows = _rows(download)
+    images, left_out = _diagnosed(rows, group)
+    if not images:
         raise LmdError(f"{root}: none of {len(rows)} rows has one of the 14 diagnoses: {SOURCE}")
-    names = sorted(found)  # The order of files and rows changes from export to export.
-    labels, groups = [found[name][0] for name in names], [found[name][1] for name in names]
-    allow = allow_missing_images
-    listing, more = locate(
-        root, names, labels, groups, FOLDERS, published=PUBLISHED, allow_missing=allow
-    )
+    names = sorted(images)  # The order of files and rows changes from export to export.
+    labels, groups = [images[name][0] for name in names], [images[name][1] for name in names]
+    listing = download.locate(names, labels, groups)
     if left_out:
         most = [f"{what}: {count}" for what, count in left_out.most_common()]
-        more.append(f"{left_out.total()} rows are left out ({shorten(most, 8)})")
+        download.notes.append(f"{left_out.total()} rows are left out ({shorten(most, 8)})")
     table = listing.table(grouped=any(groups))
     if published_counts:
         published = np.array([PUBLISHED[name] for name in table.classes])
         table = subsample(table, np.minimum(published, table.counts()), seed=seed)
     table = split(table, seed=seed)
-    notes += [*more, _group_note(group, groups)]
-    return Made(table, tuple(notes), manifest(listing, table, "group" if any(groups) else None))
+    download.notes.append(_group_note(group, groups))
+    return download.made(listing, table, "group" if any(groups) else None)
 
 
 def _diagnosed(
     rows: Iterable[tuple[Row, str]], group: str
 ) -> tuple[dict[str, tuple[str, str]], Counter[str]]:
     """Class and group of each image by its name, and why other rows are left out."""
-    found: dict[str, tuple[str, str]] = {}
+    images: dict[str, tuple[str, str]] = {}
     left_out: Counter[str] = Counter()
     for row, stem in rows:
         if (kind := _first(row, KIND)) not in {"", "dermoscopic"}:
@@ -103,13 +100,13 @@ def _diagnosed(
             left_out[f"diagnosis {label or 'empty'}"] += 1
         else:
             name = _first(row, NAME)
-            other, _ = found.setdefault(name, (label, _group(row, group)))
+            other, _ = images.setdefault(name, (label, _group(row, group)))
             if other != label:
                 raise LmdError(
                     f"image {name!r} is {other} in one row of the metadata and {label} in "
                     "another: remove one of them"
                 )
-    return found, left_out
+    return images, left_out
 
 
 def diagnosis(row: Row, stem: str) -> str:
@@ -133,28 +130,28 @@ def diagnosis(row: Row, stem: str) -> str:
     return known[0] if known else (levels[0] if levels else "")
 
 
-def _rows(root: Path) -> tuple[list[tuple[Row, str]], list[str]]:
-    """All rows of metadata, each with the stem of its file, and notes on the files."""
+def _rows(download: Download) -> list[tuple[Row, str]]:
+    """Read all rows of metadata, each with the stem of its file."""
     rows: list[tuple[Row, str]] = []
     used, other = [], []
-    for path in files_below(root):
+    for path in files_below(download.root):
         if path.suffix.lower() != ".csv":
             continue
-        found = read_rows(path)
-        if not any(name in found[0] for name in NAME):
+        table = read_rows(path)
+        if not any(name in table[0] for name in NAME):
             other.append(path.name)
             continue
         used.append(path.name)
-        rows += [(row, path.stem) for row in found if _first(row, NAME)]
+        rows += [(row, path.stem) for row in table if _first(row, NAME)]
     if not used:
         raise LmdError(
-            f"root {root} contains no metadata of the archive: expected .csv files with a column "
-            f"{' or '.join(NAME)}, found {shorten(other) or 'no .csv file'} ({SOURCE})"
+            f"root {download.root} contains no metadata of the archive: expected .csv files with a "
+            f"column {' or '.join(NAME)}, found {shorten(other) or 'no .csv file'} ({SOURCE})"
         )
-    notes = [f"metadata from {shorten(used)}"]
+    download.notes.append(f"metadata from {shorten(used)}")
     if other:
-        notes.append(f"not read, no column {' or '.join(NAME)}: {shorten(other)}")
-    return rows, notes
+        download.notes.append(f"not read, no column {' or '.join(NAME)}: {shorten(other)}")
+    return rows
 
 
 def _first(row: Row, columns: Iterable[str]) -> str:

@@ -1,4 +1,4 @@
-"""MedMNIST: its 2-D sets with one label per image, with class names and an optional tail."""
+"""MedMNIST's single-label 2-D datasets, with class names and optional long-tail subsampling."""
 
 import re
 import zipfile
@@ -152,11 +152,11 @@ def _find(root: Path, dataset: str | None) -> Path:
         return root
     if not root.is_dir():
         raise LmdError(f"root {root} does not exist: give a MedMNIST .npz or its folder ({SOURCE})")
-    found = sorted(root.glob("*.npz"))
-    named = [path for path in found if dataset is None or _stem(path) == dataset]
+    files = sorted(root.glob("*.npz"))
+    named = [path for path in files if dataset is None or _stem(path) == dataset]
     if len(named) != 1:
         what = f"{dataset}.npz" if dataset else ".npz file"
-        listed = ", ".join(path.name for path in found) or "none"
+        listed = ", ".join(path.name for path in files) or "none"
         raise LmdError(
             f"root {root}: expected one {what}, it has {listed}: give the file itself as root"
         )
