@@ -55,18 +55,6 @@ def test_changed_bytes_never_give_other_weights(make_trainer: MakeTrainer) -> No
     assert load_checkpoint(path) is not None
 
 
-def test_a_checkpoint_without_a_checksum_can_still_be_resumed(make_trainer: MakeTrainer) -> None:
-    make_trainer(METHODS["ce"], epochs=1).fit()
-    trainer = make_trainer(METHODS["ce"], epochs=2)
-    path = trainer.folder / "checkpoint" / "state.safetensors"
-    with safe_open(path, framework="pt") as file:
-        payload = json.loads(file.metadata()["lmd"]) | {"format": 2}
-        tensors = {key: file.get_tensor(key).clone() for key in file.keys()}  # noqa: SIM118
-    save_file(tensors, path, metadata={"lmd": json.dumps(payload)})
-    trainer.fit(resume=True)
-    assert [row["epoch"] for row in trainer.history] == [1, 2]
-
-
 def test_the_same_state_gives_the_same_bytes(tmp_path: Path) -> None:
     model, stage = small_model(), Supervised(small_model())
     paths = [tmp_path / f"{i}.safetensors" for i in range(6)]

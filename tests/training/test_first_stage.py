@@ -2,7 +2,7 @@
 
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
+from threading import Thread
 
 import pytest
 from grids import bytes_of, quiet_board, write_grid
@@ -49,7 +49,27 @@ def test_a_stage_taken_over_leads_to_the_same_weights(
     assert_same(weights_of(taking.model), weights_of(alone.model))
     same = [{k: v for k, v in row.items() if k != "seconds"} for row in alone.history]
     assert [{k: v for k, v in row.items() if k != "seconds"} for row in taking.history] == same
-    assert len(list(shared.folder.iterdir())) == 1
+    assert len(list(shared.folder.glob("*.safetensors"))) == 1
+
+
+def test_a_run_waits_for_the_one_that_trains_its_first_stage(
+    make_trainer: MakeTrainer, tmp_path: Path
+) -> None:
+    shared = FirstStages(tmp_path / "shared", {})
+    first = make_trainer(METHODS["ce"], folder="ce", first_stages=shared)
+    other = make_trainer(METHODS["decoupling"], folder="crt", first_stages=shared)
+    place = shared.place(next(first.stages()), first.model)
+    assert place is not None
+    with shared.claim(place):
+        waiting = Thread(target=other.fit)
+        waiting.start()
+        waiting.join(0.5)
+        assert waiting.is_alive()
+        assert other.history == []
+        trained(make_trainer, "ce", "elsewhere", None)
+        shared.keep(tmp_path / "elsewhere" / "checkpoint" / "state.safetensors", place)
+    waiting.join(60)
+    assert other.taken_from == "elsewhere"
 
 
 def test_resuming_remembers_where_stage_1_came_from(
@@ -168,7 +188,7 @@ def test_a_grid_trains_common_first_stages_once_with_the_same_result(tmp_path: P
     )
 
 
-def test_a_stage_that_others_wait_for_comes_first(tmp_path: Path) -> None:
+def test_one_run_of_every_kind_of_first_stage_comes_first(tmp_path: Path) -> None:
     rows = 'methods = ["rs", "ce", "decoupling"]\nPROTOCOL\n[settings]\nstage2_epochs = 1\n'
     grid = write_grid(tmp_path, rows)
     plan, out = plan_grid(grid), tmp_path / "out"
@@ -181,15 +201,9 @@ def test_a_stage_that_others_wait_for_comes_first(tmp_path: Path) -> None:
             started.append(f"{run.method} {shared}")
             super().start(run, shared=shared)
 
-    plan = replace(plan, runs=[plan.runs[1], plan.runs[0], plan.runs[2]])
+    plan = replace(plan, runs=[plan.runs[0], plan.runs[2], plan.runs[1]])
     assert not run_plan(plan, out, lambda: Watched(out, 1), quiet_board()).failed
-    assert started == ["ce True", "rs False", "decoupling True"]
-
-
-def test_a_sweep_of_the_first_stage_shares_nothing(tmp_path: Path) -> None:
-    rows = 'methods = ["lmd"]\nprofile = "corrected"\nPROTOCOL\n[sweep]\nlambda_1 = [1.0, 2.0]\n'
-    grid = write_grid(tmp_path, rows)
-    assert len({run.first for run in plan_grid(grid).runs}) == 2
+    assert started == ["ce True", "rs True", "decoupling True"]
 
 
 def test_a_benchmark_of_two_rows_shares_their_first_stage(tmp_path: Path) -> None:
@@ -198,32 +212,3 @@ def test_a_benchmark_of_two_rows_shares_their_first_stage(tmp_path: Path) -> Non
     out.mkdir()
     assert not run_plan(plan, out, lambda: Local(out, 1), quiet_board()).failed
     assert Run.open(out / "lmd-seed0").record.stage_1_from == "rs_strong-seed0"
-
-
-@pytest.mark.parametrize(
-    "changed",
-    [
-        {"tau": 1.0},
-        {"sam": 0.05},
-        {"ce_view": "strong"},
-        {"ce_sampling": "balanced"},
-        {"average": 0.1},
-    ],
-)
-def test_another_label_loss_is_another_first_stage(changed: dict[str, Any]) -> None:
-    lmd, ce = METHODS["lmd"], METHODS["ce"]
-    plain = {"ce_view": "label", "ce_sampling": "natural"}
-    assert lmd.beginning(lmd.settings(plain)) == ce.beginning({}) == ("cross-entropy", {})
-    assert lmd.beginning(lmd.settings(plain | changed)) == ("cross-entropy", changed)
-
-
-def test_the_default_starts_like_resampling_on_strong_views() -> None:
-    lmd, rs = METHODS["lmd"], METHODS["rs_strong"]
-    assert lmd.beginning(lmd.defaults()) == rs.beginning(rs.defaults())
-
-
-def test_a_sweep_of_the_second_stage_shares_the_first(tmp_path: Path) -> None:
-    grid = write_grid(
-        tmp_path, 'methods = ["lmd"]\nPROTOCOL\n[sweep]\nvirtual_features = [100, 200]\n'
-    )
-    assert len({run.first for run in plan_grid(grid).runs}) == 1

@@ -49,6 +49,20 @@ def locked(folder: Path, what: str = "benchmark", *, remove: bool = False) -> It
                 (folder / NAME).unlink(missing_ok=True)
 
 
+@contextlib.contextmanager
+def waiting_for(path: Path) -> Iterator[None]:
+    """Hold the lock of a file, as soon as the process that holds it has let it go or ended."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    with path.open("a") as file:
+        with contextlib.suppress(OSError):  # a file system without locks
+            fcntl.flock(file.fileno(), fcntl.LOCK_EX)
+        try:
+            yield
+        finally:  # worker processes may have inherited the open file
+            with contextlib.suppress(OSError):
+                fcntl.flock(file.fileno(), fcntl.LOCK_UN)
+
+
 def _opened(folder: Path, what: str) -> TextIO:
     try:
         folder.mkdir(parents=True, exist_ok=True)

@@ -26,7 +26,7 @@ class Backend(Protocol):
         """How many runs may be under way at once."""
 
     def start(self, run: PlannedRun, *, shared: bool = False) -> None:
-        """Start or continue a run; ``shared`` if other runs have the same first stage."""
+        """Start or continue a run; ``shared``: other runs may have the same first stage."""
 
     def ended(self) -> dict[str, int]:
         """Exit codes of the runs that ended since the last call; negative for a signal."""

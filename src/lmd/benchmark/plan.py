@@ -58,7 +58,7 @@ class PlannedRun:
     stages: int
     request: dict[str, Any]
     command: list[str]
-    first: str = ""  # the first stage by name and settings
+    first: str = ""  # the title of its first stage
     tuned: str = ""  # the label of the tuned value; empty if the row is not tuned
     last_epochs: int | None = None  # epochs of the last stage, if not the protocol's
     fingerprint: str = ""

@@ -1,7 +1,6 @@
 """From a grid to its plan: every run with complete settings, checked before training starts."""
 
 import itertools
-import json
 import re
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
@@ -217,7 +216,7 @@ def _run(
         stages=len(method.stages),
         request=request.model_dump(mode="json"),
         command=train_command(request, base, given),
-        first=json.dumps(method.beginning(asked.settings)),
+        first=method.stages[0],
         tuned=label,
         last_epochs=method.last_epochs(asked.settings),
     )

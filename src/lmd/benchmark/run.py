@@ -1,10 +1,8 @@
 """Trains the missing runs of a plan side by side; a failed run does not stop the others."""
 
-import json
 import math
 import shutil
 import time
-from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass, field
@@ -48,9 +46,9 @@ def run_plan(
     Trials come first; then every row is trained with its chosen value. A row whose trials failed
     waits for the next call.
 
-    With ``share``, a first stage that several runs have in common is trained once. If this function
-    is interrupted, or ``time.monotonic()`` passes the ``deadline``, it stops its runs; they
-    continue from their last epoch next time.
+    With ``share``, a first stage that several runs have in common is trained once: the others wait
+    for the run that trains it. If this function is interrupted, or ``time.monotonic()`` passes the
+    ``deadline``, it stops its runs; they continue from their last epoch next time.
     """
     clear_leftovers(folder)
     disk = inspect(plan, folder)
@@ -63,14 +61,11 @@ def run_plan(
     if done >= wanted.keys():
         return outcome
     at_work = backend()
-    # Any value may be chosen, so its first stage is kept for the rows that take it over. Finished
-    # runs count too: what they shared is still there for those that are missing.
-    sharing = Counter(_beginning(run) for run in plan.runs if share)
     try:
         with board as shown:
             seconds = {name: found.seconds for name, found in disk.items() if found.seconds}
             clock = Clock(plan, seconds)
-            scheduler = _Scheduler(folder, at_work, shown, outcome, clock, sharing, deadline)
+            scheduler = _Scheduler(folder, at_work, shown, outcome, clock, share, deadline)
             if tried:
                 names = {run.name for run in tried} | done
                 later = [run for run in final if run.name not in names]
@@ -106,7 +101,7 @@ class _Scheduler:
     board: Board
     outcome: Outcome
     clock: Clock
-    sharing: Counter[str]  # how many runs have each first stage
+    share: bool
     deadline: float = math.inf
     running: dict[str, PlannedRun] = field(default_factory=dict)
     waiting: list[PlannedRun] = field(default_factory=list)
@@ -120,15 +115,16 @@ class _Scheduler:
     ) -> None:
         """Start runs and wait for them until all have ended."""
         self.later, self.trials = later, trials
-        # In each block, one run of every shared first stage goes first, so that the others soon can
-        # continue it. The blocks keep their order: a benchmark that is stopped has complete ones.
-        firsts = {_beginning(run): run for run in reversed(todo) if self._shared(run)}
+        # In each block, one run of every kind of first stage goes first, so that the others need
+        # not wait for it. The blocks keep their order: a benchmark that is stopped has complete
+        # ones.
         blocks = list(dict.fromkeys((run.seed, run.point) for run in todo))
+        firsts = {(run.seed, run.point, run.first): run.name for run in reversed(todo)}
         self.waiting = sorted(
             todo,
             key=lambda run: (
                 blocks.index((run.seed, run.point)),
-                run is not firsts.get(_beginning(run)),
+                self.share and run.name not in firsts.values(),
             ),
         )
         while (self.waiting or self.running) and time.monotonic() < self.deadline:
@@ -143,13 +139,13 @@ class _Scheduler:
         for run in list(self.waiting):
             if len(self.running) >= self.backend.slots():
                 return
-            if self._decoding(run) or self._begun_elsewhere(run):
+            if self._decoding(run):
                 continue
             self.waiting.remove(run)
             self.clock.start(run.name)
             self.running[run.name] = run
             try:
-                self.backend.start(run, shared=self._shared(run))
+                self.backend.start(run, shared=self.share)
             except OSError as error:
                 del self.running[run.name]
                 self.clock.end(run.name, finished=False)
@@ -169,20 +165,6 @@ class _Scheduler:
             self.decoded.add(key)
             return False
         return bool(others)
-
-    def _shared(self, run: PlannedRun) -> bool:
-        return self.sharing[_beginning(run)] > 1
-
-    def _begun_elsewhere(self, run: PlannedRun) -> bool:
-        """Whether another run is training the first stage that this one will start from.
-
-        Waiting for it is never slower than training the stage again.
-        """
-        if not self._shared(run) or progress(run, self.folder).done > 0:
-            return False
-        mine, epochs = _beginning(run), run.request["protocol"]["epochs"]
-        others = [other for other in self.running.values() if _beginning(other) == mine]
-        return any(progress(other, self.folder).done < epochs for other in others)
 
     def _ended(self, run: PlannedRun, code: int) -> None:
         """Record the end of a run; one that was killed is started again once."""
@@ -218,13 +200,6 @@ class _Scheduler:
                 remaining=self.clock.remaining(waiting, at, self.backend.slots()),
             )
         )
-
-
-def _beginning(run: PlannedRun) -> str:
-    """Equal for runs that should share their first stage; training checks that they can."""
-    request = run.request
-    protocol = {k: v for k, v in request["protocol"].items() if not k.startswith("stage2_")}
-    return json.dumps([request["data"], request["columns"], protocol, run.first])
 
 
 def last_words(log: Path) -> str:

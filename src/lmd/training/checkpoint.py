@@ -5,11 +5,11 @@ seeds, so a first stage depends only on itself, the data and the protocol. Runs 
 can continue from one checkpoint and end with the weights that they would have reached alone.
 """
 
-import contextlib
 import hashlib
 import json
 import os
 from collections.abc import Mapping
+from contextlib import AbstractContextManager, suppress
 from dataclasses import asdict, dataclass
 from functools import partial
 from pathlib import Path
@@ -24,13 +24,13 @@ from torch.optim import Optimizer
 
 from lmd.base.errors import LmdError
 from lmd.base.files import atomic_write
+from lmd.base.lock import waiting_for
 from lmd.base.text import shorten
 from lmd.methods.settings import Settings
 from lmd.methods.stage import Rate, Stage
 from lmd.model import Model
 
 FORMAT = 3
-WITHOUT_CHECKSUM = 2  # a format that can still be read
 _REMEDY = "remove it to train the run from the start with --resume"
 
 
@@ -139,10 +139,9 @@ def load_checkpoint(path: Path) -> Checkpoint | None:
             tensors = {key: file.get_tensor(key) for key in file.keys()}  # noqa: SIM118
     except (SafetensorError, OSError, ValueError, RecursionError) as error:
         raise LmdError(f"{path} is not a checkpoint of lmd ({error}): {_REMEDY}") from error
-    if not isinstance(payload, dict) or payload.get("format") not in (FORMAT, WITHOUT_CHECKSUM):
+    if not isinstance(payload, dict) or payload.get("format") != FORMAT:
         raise LmdError(f"{path} is not a checkpoint of this version of lmd: {_REMEDY}")
-    summed = payload["format"] != WITHOUT_CHECKSUM
-    if summed and payload.pop("sha256", "") != digest(payload, tensors):
+    if payload.pop("sha256", "") != digest(payload, tensors):
         raise LmdError(f"{path} is damaged: its checksum is not that of its content; {_REMEDY}")
     try:
         progress = Progress.model_validate(payload.get("progress"))
@@ -212,12 +211,16 @@ class FirstStages:
             digest.update(_digest(tensor).encode())
         return self.folder / f"{digest.hexdigest()[:32]}.safetensors"
 
+    def claim(self, place: Path) -> AbstractContextManager[None]:
+        """Hold the place of a first stage; another run that needs the stage waits here for it."""
+        return waiting_for(place.with_suffix(".lock"))
+
     def keep(self, checkpoint: Path, place: Path) -> None:
         """Keep the checkpoint of a finished first stage for other runs, as a hard link."""
         if place.exists() or not checkpoint.exists():
             return
         # On a file system without links, the other runs train the stage themselves.
-        with contextlib.suppress(OSError):
+        with suppress(OSError):
             self.folder.mkdir(parents=True, exist_ok=True)
             os.link(checkpoint, place)
 

@@ -3,7 +3,7 @@
 import os
 import time
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import AbstractContextManager, contextmanager, nullcontext
+from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext
 from dataclasses import dataclass, field
 from functools import partial
 from itertools import count
@@ -18,7 +18,7 @@ from torch.optim import SGD, Optimizer
 from torch.utils.data import DataLoader
 
 from lmd.base.device import derive_seed
-from lmd.base.distributed import agree, all_reduce, check_same, rank, world
+from lmd.base.distributed import agree, all_reduce, check_same, in_turn, rank, world
 from lmd.base.errors import DivergedError
 from lmd.base.progress import Display
 from lmd.data.loaders import (
@@ -489,13 +489,17 @@ class Trainer:
         """Train a stage, or load a first stage that another run has trained."""
         shared = self.first_stages if training.index == 0 else None
         place = shared and shared.place(training.stage, self.model)
-        if place and saved is None:
-            saved = load_checkpoint(place)
-            if saved is not None:
+        if not shared or not place:
+            training.run(saved)
+            return
+        with ExitStack() as held:
+            if rank() == 0:
+                # Whichever run comes first trains the stage; the others wait here and take it over.
+                held.enter_context(shared.claim(place))
+            if saved is None and (saved := in_turn(partial(load_checkpoint, place))) is not None:
                 self.taken_from = saved.progress["run"]
                 self.display.say(f"stage 1 has been trained by {self.taken_from} and is reused")
-        training.run(saved)
-        if shared and place:
+            training.run(saved)
             shared.keep(training.path, place)
 
     def predict(self, images: ImageSet, *, exact: bool = False) -> Tensor:
