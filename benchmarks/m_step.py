@@ -17,8 +17,11 @@ from typing import Any, Literal
 import torch
 from torch import Tensor
 
-from lmd.data.dataset import prepare_data
-from lmd.data.loaders import ImageSet, Normalise, evaluation_batches
+from lmd.base.progress import Display
+from lmd.data import cache
+from lmd.data.dataset import plan_data
+from lmd.data.loaders import Normalise, evaluation_batches
+from lmd.data.source import Columns, Source
 from lmd.methods import METHODS
 from lmd.methods.stage import Stage, Task
 from lmd.model import Model, load_model
@@ -60,9 +63,9 @@ class FixedFeatures:
         return features[index], labels[index]
 
 
-def encode(model: Model, images: ImageSet, normalise: Normalise) -> tuple[Tensor, Tensor]:
+def encode(model: Model, images: cache.Part, normalise: Normalise) -> tuple[Tensor, Tensor]:
     with torch.inference_mode():
-        found = [model.features(normalise(b)) for _, b in evaluation_batches(images.pixels, 128)]
+        found = [model.features(normalise(b)) for _, b in evaluation_batches(images, 128)]
     return torch.cat(found).clone(), torch.from_numpy(images.labels)
 
 
@@ -88,9 +91,9 @@ def main() -> None:
     torch.set_num_threads(asked.threads)
     record = json.loads((asked.run / "record.json").read_text())
     request = record["request"]
-    data = prepare_data(
-        request["data"], Protocol.model_validate(request["protocol"]), columns=request["columns"]
-    )
+    source = Source(request["data"], Columns.of(request["columns"]))
+    data = plan_data(source, Protocol.model_validate(request["protocol"]))
+    data = data.decode(Display(quiet=True))
     model, spec = load_model(asked.run)
     normalise = Normalise.of(spec.preprocessing.mean, spec.preprocessing.std, torch.device("cpu"))
     found = {part: encode(model, data.part(part), normalise) for part in ("train", "validation")}

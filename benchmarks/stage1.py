@@ -22,7 +22,8 @@ from common import Result, clock, finish, median_ratio, one_thread, pixels
 from torch.nn import functional as F
 
 from lmd.base.progress import Display
-from lmd.data.loaders import ImageSet, Normalise, training_batches
+from lmd.data.cache import Part
+from lmd.data.loaders import Normalise, training_batches
 from lmd.methods.lmd.rrl import RRL, RRLSettings
 from lmd.methods.stage import Task
 from lmd.model import build_model, channels_last
@@ -35,11 +36,11 @@ SIZE, BATCH, CLASSES = 64, 64, 8
 class Bare:
     """The passes alone."""
 
-    def __init__(self, backbone: str, images: ImageSet, normalise: Normalise) -> None:
+    def __init__(self, backbone: str, images: Part, normalise: Normalise) -> None:
         model, _ = build_model(backbone, "none", CLASSES, image_size=SIZE, seed=0)
         self.student = channels_last(model).train()
         self.teacher = copy.deepcopy(model).eval()
-        self.weak = normalise(torch.from_numpy(images.pixels[:BATCH]))
+        self.weak = normalise(torch.from_numpy(images[:BATCH]))
         self.strong = self.weak.flip(3)
         self.labels = torch.from_numpy(images.labels[:BATCH])
 
@@ -52,7 +53,7 @@ class Bare:
         loss.backward()
 
 
-def real(backbone: str, images: ImageSet) -> dict[str, float]:
+def real(backbone: str, images: Part) -> dict[str, float]:
     """Seconds of waiting and of steps, for one epoch of the real loop."""
     model, pre = build_model(backbone, "none", CLASSES, image_size=SIZE, seed=0)
     protocol = Protocol(
@@ -79,7 +80,7 @@ def real(backbone: str, images: ImageSet) -> dict[str, float]:
 
 def loader_rate(size: int, view: str, images: int = 512) -> float:
     """Images per second that one core makes views of."""
-    data = ImageSet(pixels(images, size), np.arange(images) % CLASSES)
+    data = Part.of(pixels(images, size), np.arange(images) % CLASSES)
     loader = training_batches(
         data, [None], views=(view,), batch_size=BATCH, seed=0, workers=0
     )  # fmt: skip
@@ -90,11 +91,11 @@ def loader_rate(size: int, view: str, images: int = 512) -> float:
 
 
 def measure(backbone: str, steps: int, repeats: int) -> list[Result]:
-    images = ImageSet(pixels(steps * BATCH, SIZE), np.arange(steps * BATCH) % CLASSES)
+    images = Part.of(pixels(steps * BATCH, SIZE), np.arange(steps * BATCH) % CLASSES)
     _, pre = build_model(backbone, "none", CLASSES, image_size=SIZE, seed=0)
     bare = Bare(backbone, images, Normalise.of(pre.mean, pre.std, torch.device("cpu")))
     bare.step()
-    real(backbone, ImageSet(images.pixels[:BATCH], images.labels[:BATCH]))  # loads what is lazy
+    real(backbone, images.take(np.arange(BATCH)))  # loads what is lazy
     passes, whole, waits = [], [], []
     half = max(1, steps // 2)
     for turn in range(repeats):

@@ -12,7 +12,7 @@ from numpy.typing import NDArray
 from torch import Tensor, nn
 from torch.optim import SGD
 
-from lmd.data.loaders import ImageSet
+from lmd.data.cache import Part
 from lmd.methods import METHODS
 from lmd.methods.lmd.gaussians import ClassGaussians
 from lmd.methods.method import Method
@@ -69,13 +69,13 @@ def close(found: Tensor, expected: Any, **options: float) -> None:
     torch.testing.assert_close(found, torch.as_tensor(expected, dtype=found.dtype), **options)
 
 
-def toy_images(counts: tuple[int, ...], size: int = 16, seed: int = 0) -> ImageSet:
+def toy_images(counts: tuple[int, ...], size: int = 16, seed: int = 0) -> Part:
     """Noise with a class-dependent colour: learnable in a few steps."""
     rng = np.random.default_rng(seed)
     labels = np.repeat(np.arange(len(counts)), counts)
     colours = np.random.default_rng(7).integers(40, 215, (len(counts), 1, 1, 3))
     noise = rng.normal(0, 25, (len(labels), size, size, 3))
-    return ImageSet(np.clip(colours[labels] + noise, 0, 255).astype(np.uint8), labels)
+    return Part.of(np.clip(colours[labels] + noise, 0, 255).astype(np.uint8), labels)
 
 
 def toy_probabilities(

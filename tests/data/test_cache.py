@@ -5,6 +5,7 @@ import subprocess
 import sys
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -15,6 +16,11 @@ from lmd.data.cache import decode
 from lmd.data.resizing import resize
 from lmd.data.sources import open_table
 from lmd.data.table import Table
+
+
+def decoded(*given: Any, **options: Any) -> tuple[Table, np.ndarray, tuple[str, ...]]:
+    table, images, problems = decode(*given, **options)
+    return table, images[:], problems
 
 
 @pytest.fixture
@@ -47,19 +53,19 @@ def counted(folder: Path) -> tuple[Table, Counting]:
 
 def test_an_image_is_decoded_once(folder: Path, tmp_path: Path) -> None:
     table, counting = counted(folder)
-    _, first, _ = decode(table, 16, folder=tmp_path / "cache")
+    _, first, _ = decoded(table, 16, folder=tmp_path / "cache")
     assert first.shape == (6, 16, 16, 3)
     assert counting.reads == 6
     table, counting = counted(folder)
-    _, second, _ = decode(table, 16, folder=tmp_path / "cache")
+    _, second, _ = decoded(table, 16, folder=tmp_path / "cache")
     assert counting.reads == 0
     assert np.array_equal(first, second)
 
 
 def test_a_changed_file_is_decoded_anew(folder: Path, tmp_path: Path) -> None:
-    decode(open_table(folder), 16, folder=tmp_path / "cache")
+    decoded(open_table(folder), 16, folder=tmp_path / "cache")
     Image.new("RGB", (31, 20), "red").save(folder / "a" / "0.png")
-    _, pixels, _ = decode(open_table(folder), 16, folder=tmp_path / "cache")
+    _, pixels, _ = decoded(open_table(folder), 16, folder=tmp_path / "cache")
     assert (pixels[0, :, :, 0] == 255).all()
 
 
@@ -69,14 +75,14 @@ def test_a_truncated_image_is_named(folder: Path, tmp_path: Path) -> None:
     with pytest.raises(
         LmdError, match=r"1 of 6 images cannot be read(.|\n)*1\.png(.|\n)*--skip-bad"
     ):
-        decode(open_table(folder), 16, folder=tmp_path / "cache")
+        decoded(open_table(folder), 16, folder=tmp_path / "cache")
 
 
 def test_bad_images_are_skipped_when_asked(folder: Path, tmp_path: Path) -> None:
     bad = folder / "b" / "1.png"
     bad.write_bytes(bad.read_bytes()[:100])
     for _ in range(2):  # decoded, then from the cache
-        table, pixels, skipped = decode(
+        table, pixels, skipped = decoded(
             open_table(folder), 16, folder=tmp_path / "cache", skip_bad=True
         )
         assert len(table) == len(pixels) == 5
@@ -87,7 +93,7 @@ def test_bad_images_are_skipped_when_asked(folder: Path, tmp_path: Path) -> None
 def test_a_cache_that_cannot_be_written_says_so(folder: Path, tmp_path: Path) -> None:
     (tmp_path / "file").write_text("")
     with pytest.raises(LmdError, match="LMD_CACHE"):
-        decode(open_table(folder), 16, folder=tmp_path / "file" / "cache")
+        decoded(open_table(folder), 16, folder=tmp_path / "file" / "cache")
 
 
 def test_files_are_decoded_at_full_size_and_resized_by_the_rule(tmp_path: Path) -> None:
@@ -96,23 +102,23 @@ def test_files_are_decoded_at_full_size_and_resized_by_the_rule(tmp_path: Path) 
         (tmp_path / "data" / name).mkdir(parents=True)
         pixels = rng.integers(0, 256, (120, 160, 3), dtype=np.uint8)
         Image.fromarray(pixels).save(tmp_path / "data" / name / "0.jpg")
-    _, found, _ = decode(open_table(tmp_path / "data"), 16, folder=tmp_path / "cache")
+    _, found, _ = decoded(open_table(tmp_path / "data"), 16, folder=tmp_path / "cache")
     for pixels, name in zip(found, ("a", "b"), strict=True):
         with Image.open(tmp_path / "data" / name / "0.jpg") as image:
             np.testing.assert_array_equal(pixels, resize(np.asarray(image), 16))
 
 
 def test_pixels_of_another_rule_are_not_used(folder: Path, tmp_path: Path, monkeypatch) -> None:
-    decode(open_table(folder), 16, folder=tmp_path / "cache")
+    decoded(open_table(folder), 16, folder=tmp_path / "cache")
     monkeypatch.setattr("lmd.data.cache.RULE", "v3")
     table, counting = counted(folder)
-    decode(table, 16, folder=tmp_path / "cache")
+    decoded(table, 16, folder=tmp_path / "cache")
     assert counting.reads == 6
 
 
 def cached(folder: Path, tmp_path: Path) -> tuple[Path, np.ndarray]:
     """The cache file of a data set, and the right pixels."""
-    _, pixels, _ = decode(open_table(folder), 16, folder=tmp_path / "cache")
+    _, pixels, _ = decoded(open_table(folder), 16, folder=tmp_path / "cache")
     (file,) = (tmp_path / "cache").iterdir()
     return file, np.array(pixels)
 
@@ -142,7 +148,7 @@ def test_a_damaged_cache_is_said_and_decoded_again(folder: Path, tmp_path: Path,
     file.write_bytes(broken(file.read_bytes(), how))
     said: list[str] = []
     for _ in range(2):
-        _, pixels, _ = decode(open_table(folder), 16, folder=tmp_path / "cache", say=said.append)
+        _, pixels, _ = decoded(open_table(folder), 16, folder=tmp_path / "cache", say=said.append)
         np.testing.assert_array_equal(pixels, right)
     assert len(said) == 1  # the second time it is whole
     assert f"{file} is damaged" in said[0]
@@ -152,7 +158,7 @@ def test_only_damaged_images_are_decoded_again(folder: Path, tmp_path: Path) -> 
     file, right = cached(folder, tmp_path)
     file.write_bytes(broken(file.read_bytes(), "flipped"))
     table, counting = counted(folder)
-    _, pixels, _ = decode(table, 16, folder=tmp_path / "cache")
+    _, pixels, _ = decoded(table, 16, folder=tmp_path / "cache")
     np.testing.assert_array_equal(pixels, right)
     assert counting.reads == 1
 
@@ -172,11 +178,11 @@ def test_a_failure_is_not_remembered(folder: Path, tmp_path: Path) -> None:
     table = open_table(folder)
     table = replace(table, images=Failing(table))
     with pytest.raises(LmdError, match="permission denied"):
-        decode(table, 16, folder=tmp_path / "cache")
-    first, _, skipped = decode(table, 16, folder=tmp_path / "cache", skip_bad=True)
+        decoded(table, 16, folder=tmp_path / "cache")
+    first, _, skipped = decoded(table, 16, folder=tmp_path / "cache", skip_bad=True)
     assert (len(first), skipped) == (5, ("permission denied",))
     Failing.fails = False
-    whole, pixels, skipped = decode(table, 16, folder=tmp_path / "cache")
+    whole, pixels, skipped = decoded(table, 16, folder=tmp_path / "cache")
     assert (len(whole), skipped) == (6, ())
     np.testing.assert_array_equal(pixels[2], resize(table.read(2), 16))
 
@@ -189,7 +195,7 @@ def test_leftovers_of_killed_runs_are_removed_and_those_of_others_kept(
     (cache / "dead.part").write_bytes(b"x")
     with (cache / "alive.part").open("wb") as file:
         fcntl.flock(file, fcntl.LOCK_EX)
-        decode(open_table(folder), 16, folder=cache)
+        decoded(open_table(folder), 16, folder=cache)
     assert sorted(path.suffix for path in cache.iterdir()) == [".part", ".pixels"]
     assert (cache / "alive.part").exists()
 
@@ -230,5 +236,5 @@ def test_space_is_reserved_before_an_image_is_decoded(
     monkeypatch.setattr(os, "posix_fallocate", full)
     table, counting = counted(folder)
     with pytest.raises(LmdError, match="No space left on device"):
-        decode(table, 16, folder=tmp_path / "cache")
+        decoded(table, 16, folder=tmp_path / "cache")
     assert counting.reads == 0

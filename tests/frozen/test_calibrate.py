@@ -15,8 +15,10 @@ from typer.testing import CliRunner
 
 import lmd
 from lmd.base.errors import LmdError
+from lmd.base.progress import Display
 from lmd.cli.commands import app
-from lmd.data.dataset import prepare_data
+from lmd.data.dataset import plan_data
+from lmd.data.source import Source
 from lmd.evaluation.evaluate import compare_runs, evaluate_tta, rescore
 from lmd.export.export import export_run
 from lmd.frozen.calibrate import calibrate_run
@@ -243,7 +245,7 @@ def test_an_onnx_encoder(tmp_path: Path, images: Path) -> None:
     asked = Asked(data=str(images), output="colours", settings={"split": [0.5, 0.25, 0.25]})
     run = calibrate_run(path, asked=asked, out=tmp_path / "run", quiet=True)
     protocol = Protocol(image_size=16, split=(0.5, 0.25, 0.25))
-    pixels = prepare_data(str(images), protocol).part("test").pixels
+    pixels = plan_data(Source(images), protocol).decode(Display(quiet=True)).part("test")[:]
     mean, std = np.array([0.485, 0.456, 0.406]), np.array([0.229, 0.224, 0.225])
     colours = (pixels.mean((1, 2)) / 255 - mean) / std
     saved = run.read_predictions().parts["test"].probabilities

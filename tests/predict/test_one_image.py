@@ -75,12 +75,12 @@ def forms(tmp_path) -> Iterator[dict[str, object]]:
 
 def test_training_predict_and_arrays_have_the_same_pixels(forms, tmp_path, model):
     table = open_table(tmp_path / "data")
-    _, cached, _ = decode(table, SIZE, folder=tmp_path / "cache")
+    _, images, _ = decode(table, SIZE, folder=tmp_path / "cache")
     expected = resize(forms["array"], SIZE)
-    np.testing.assert_array_equal(cached, [expected, expected])
+    np.testing.assert_array_equal(images[:], [expected, expected])
     np.savez(tmp_path / "a.npz", images=np.stack([forms["array"]] * 2), labels=[0, 1])
-    _, found, _ = decode(open_table(tmp_path / "a.npz"), SIZE)
-    np.testing.assert_array_equal(found, [expected, expected])
+    _, images, _ = decode(open_table(tmp_path / "a.npz"), SIZE)
+    np.testing.assert_array_equal(images[:], [expected, expected])
     predictor, seen = load(model), []
     inner = predictor.engine.probabilities
     predictor.engine.probabilities = lambda pixels: seen.append(pixels) or inner(pixels)

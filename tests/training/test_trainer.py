@@ -2,12 +2,12 @@
 
 import csv
 
+import numpy as np
 import pytest
 import torch
 from toys import MakeTrainer, assert_same, weights_of
 
 from lmd.base.errors import LmdError
-from lmd.data.loaders import ImageSet
 from lmd.methods import METHODS
 from lmd.methods.method import Method
 from lmd.methods.stage import Epoch, Stage, Stages, Task
@@ -122,7 +122,7 @@ def test_without_validation_nothing_is_validated_or_chosen(
     settings = {"virtual_features": 100} if method == "lmd" else {}
     trainer = make_trainer(METHODS[method], settings=settings)
     assert trainer.validation is not None
-    none = ImageSet(trainer.validation.pixels[:0], trainer.validation.labels[:0])
+    none = trainer.validation.take(np.arange(0))
     trainer.validation = none if empty else None
     trainer.fit()
     assert all(row["val_bacc"] is None for row in trainer.history)

@@ -46,6 +46,7 @@ def identify(plan: Plan, folder: Path | None = None) -> Plan:
 def _fingerprint(plan: Plan, request: Mapping[str, Any]) -> str | LmdError:
     """The fingerprint of the data of a run, or why it cannot be trained on."""
     from lmd.data.dataset import plan_data
+    from lmd.data.source import Columns, Source
     from lmd.runs.protocol import Protocol
 
     for key, place in (("data", request["data"]), ("root", request["columns"].get("root"))):
@@ -55,9 +56,9 @@ def _fingerprint(plan: Plan, request: Mapping[str, Any]) -> str | LmdError:
                 "file, or to the current folder for a grid of lmd"
             )
     protocol = Protocol.model_validate(request["protocol"])
-    columns, skip = request["columns"], request["skip_bad"]
+    columns = Columns.of(request["columns"])
     try:
-        data = plan_data(request["data"], protocol, columns=columns, skip_bad=skip)
+        data = plan_data(Source(request["data"], columns, request["skip_bad"]), protocol)
     except LmdError as error:
         return error
     if plan.trials and len(data.table.part("validation")) == 0:

@@ -10,6 +10,7 @@ from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -22,6 +23,59 @@ from lmd.data.resizing import resize
 from lmd.data.table import Table
 
 Pixels = NDArray[np.uint8]
+
+
+@dataclass(frozen=True)
+class Part:
+    """Some of the decoded images ``pixels (M, S, S, 3)``, which are read when a batch is made.
+
+    ``index (N,)`` are their places in ``pixels``, which may be a memory map and is never copied;
+    ``labels (N,)`` their classes; ``checksums (N,)`` their CRC-32, if they are known.
+    """
+
+    pixels: Pixels
+    index: NDArray[np.int64]
+    labels: NDArray[np.int64]
+    checksums: NDArray[np.uint32] | None = None
+
+    @classmethod
+    def of(cls, pixels: Pixels, labels: NDArray[np.int64]) -> "Part":
+        """All images of an array."""
+        return cls(pixels, np.arange(len(labels)), labels)
+
+    def __len__(self) -> int:
+        return len(self.index)
+
+    def __getitem__(self, rows: slice | NDArray[np.int64]) -> Pixels:
+        """Copies of some images ``(B, S, S, 3)``."""
+        return np.asarray(self.pixels[self.index[rows]])
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        """Send a memory map to another process as the name of its file."""
+        pixels: Any = self.pixels
+        if isinstance(pixels, np.memmap):
+            pixels = _MapOfFile(pixels.filename, pixels.offset, pixels.shape)
+        return _part_of, (pixels, self.index, self.labels, self.checksums)
+
+    def take(self, rows: NDArray[np.int64] | NDArray[np.bool_]) -> "Part":
+        """Some of the images, in the chosen order."""
+        sums = None if self.checksums is None else self.checksums[rows]
+        return Part(self.pixels, self.index[rows], self.labels[rows], sums)
+
+
+@dataclass(frozen=True)
+class _MapOfFile:
+    path: Any
+    offset: int
+    shape: tuple[int, ...]
+
+
+def _part_of(pixels: Any, *rest: Any) -> Part:
+    if isinstance(pixels, _MapOfFile):
+        pixels = np.memmap(pixels.path, np.uint8, "r", pixels.offset, pixels.shape)
+    return Part(pixels, *rest)
+
+
 PART = ".part"  # the suffix of a file that is being written, under a lock
 
 
@@ -42,6 +96,10 @@ class PixelFile:
         """The pixels ``(N, S, S, 3)``, read from the disk when they are used."""
         shape = (self.count, self.size, self.size, 3)
         return np.memmap(self.path, np.uint8, mode="r", shape=shape)
+
+    def checksums(self) -> NDArray[np.uint32]:
+        """The CRC-32 of all images ``(N,)``."""
+        return np.fromfile(self.path, "<u4", self.count, offset=self.count * (self.row + 1))
 
     def check(self) -> tuple[NDArray[np.bool_], str]:
         """Which images are there undamaged ``(N,)``, and what is damaged, in words.
@@ -158,8 +216,8 @@ def decode(
     skip_bad: bool = False,
     tick: Tick | None = None,
     say: Say | None = None,
-) -> tuple[Table, NDArray[np.uint8], tuple[str, ...]]:
-    """Table and pixels ``(N, size, size, 3)`` of all readable images, and the problems of others.
+) -> tuple[Table, Part, tuple[str, ...]]:
+    """Table and pixels ``(size, size, 3)`` of all readable images, and the problems of others.
 
     Pixels of files are kept in ``folder`` (default: ``cache_folder()``) under a name that changes
     with the files. Only decoded images are kept, each with a checksum: an image that could not be
@@ -168,8 +226,13 @@ def decode(
     """
     if table.kind in IN_MEMORY:
         pixels = np.empty((len(table), size, size, 3), np.uint8)
-        problems = dict(_read(table, range(len(table)), size, pixels.__setitem__, tick))
-        return _without_bad(table, pixels, problems, skip_bad)
+        sums = np.zeros(len(table), np.uint32)
+
+        def write(i: int, image: Pixels) -> None:
+            pixels[i], sums[i] = image, zlib.crc32(np.ascontiguousarray(image).data)
+
+        problems = dict(_read(table, range(len(table)), size, write, tick))
+        return _without_bad(table, pixels, sums, problems, skip_bad)
     file = PixelFile(_place(table, size, folder), len(table), size)
     with _explained(file.path):
         clear_leftovers(file.path.parent)
@@ -180,7 +243,7 @@ def decode(
         frames = _frames(table, [i for i in np.flatnonzero(~kept).tolist() if i not in problems])
         if frames and say is not None:
             say(f"  data: {frames_note(frames)}.")
-        return _without_bad(table, file.pixels(), problems, skip_bad)
+        return _without_bad(table, file.pixels(), file.checksums(), problems, skip_bad)
 
 
 def _complete(
@@ -260,10 +323,15 @@ def _read(
 
 
 def _without_bad(
-    table: Table, pixels: NDArray[np.uint8], problems: dict[int, str], skip_bad: bool
-) -> tuple[Table, NDArray[np.uint8], tuple[str, ...]]:
+    table: Table,
+    pixels: Pixels,
+    sums: NDArray[np.uint32],
+    problems: dict[int, str],
+    skip_bad: bool,
+) -> tuple[Table, Part, tuple[str, ...]]:
+    images = Part(pixels, np.arange(len(table)), table.labels, sums)
     if not problems:
-        return table, pixels, ()
+        return table, images, ()
     if not skip_bad:
         shown = "\n".join(f"  {why}" for why in list(problems.values())[:10])
         more = f"\n  and {len(problems) - 10} more" if len(problems) > 10 else ""
@@ -272,4 +340,4 @@ def _without_bad(
             "Fix or remove them, or leave them out with --skip-bad."
         )
     keep = np.setdiff1d(np.arange(len(table)), np.array(list(problems), dtype=np.int64))
-    return table.take(keep), pixels[keep], tuple(problems.values())
+    return table.take(keep), images.take(keep), tuple(problems.values())

@@ -1,21 +1,18 @@
-"""From a source to a table with parts and decoded pixels, ready for training."""
+"""From a source to a data set with parts and decoded images, ready for training."""
 
 import hashlib
-import zlib
-from collections.abc import Mapping
-from dataclasses import dataclass
-from typing import Any
+from dataclasses import dataclass, replace
 
 import numpy as np
 from numpy.typing import NDArray
 
 from lmd.base.errors import LmdError
-from lmd.data.cache import Say, Tick, decode
+from lmd.base.progress import Display
+from lmd.data.cache import Part, decode
 from lmd.data.findings import Finding
 from lmd.data.imbalance import subsample
 from lmd.data.leaks import unused_groups
-from lmd.data.loaders import ImageSet
-from lmd.data.source import Columns
+from lmd.data.source import Source
 from lmd.data.sources import scan_source
 from lmd.data.splits import fold_split, require_training, split, without_parts
 from lmd.data.table import Table
@@ -24,23 +21,46 @@ from lmd.scoring.tiers import Tiers, assign_tiers
 
 
 @dataclass(frozen=True)
-class Prepared:
-    """A split table with its decoded pixels, and what was left out and why.
+class Dataset:
+    """A split table, what was left out of it and why, and its decoded images.
 
-    ``warnings`` are about columns and names that look like groups and are not used.
+    ``warnings`` are about columns and names that look like groups and are not used. ``images`` has
+    the images of all rows of the table, once they are decoded.
     """
 
     table: Table
-    pixels: NDArray[np.uint8]
-    skipped: tuple[str, ...]
     tiers: Tiers
+    skipped: tuple[str, ...] = ()
     warnings: tuple[Finding, ...] = ()
+    protocol: Protocol | None = None
+    skip_bad: bool = False
+    images: Part | None = None
 
-    def part(self, name: str) -> ImageSet:
-        """The images of one part."""
-        assert self.table.parts is not None
-        index = np.flatnonzero(self.table.parts == name)
-        return ImageSet(self.pixels[index], self.table.labels[index])
+    def decode(self, display: Display) -> "Dataset":
+        """The data set with all images decoded; an ``LmdError`` lists those that cannot be read.
+
+        Unreadable images are left out if ``skip_bad``.
+        """
+        assert self.protocol is not None
+        display.start("decoding images", len(self.table))
+        table, images, problems = decode(
+            self.table,
+            self.protocol.image_size,
+            skip_bad=self.skip_bad,
+            tick=display.step,
+            say=display.say,
+        )
+        display.stop()
+        tiers = _tiers(table, self.protocol)
+        skipped = (*self.skipped, *problems)
+        return replace(self, table=table, tiers=tiers, skipped=skipped, images=images)
+
+    def part(self, name: str | None = None) -> Part:
+        """The decoded images of one part, or of all."""
+        assert self.images is not None
+        if name is None:
+            return self.images
+        return self.images.take(np.flatnonzero(self.table.parts == name))
 
     def counts(self, name: str) -> NDArray[np.int64]:
         """Images of each class in one part ``(K,)``."""
@@ -53,11 +73,10 @@ class Prepared:
 
     def pixel_digest(self) -> str | None:
         """SHA-256 over the checksums of the decoded images; ``None`` if none are decoded."""
-        if len(self.pixels) != len(self.table):
+        if self.images is None or self.images.checksums is None:
             return None
-        order = np.argsort(self.table.ids, kind="stable")
-        sums = (zlib.crc32(np.ascontiguousarray(self.pixels[i]).data) for i in order)
-        return hashlib.sha256("\n".join(map(str, sums)).encode()).hexdigest()
+        sums = self.images.checksums[np.argsort(self.table.ids, kind="stable")]
+        return hashlib.sha256("\n".join(map(str, sums.tolist())).encode()).hexdigest()
 
 
 def fingerprint(ids: NDArray[np.str_], labels: NDArray[np.str_], parts: NDArray[np.str_]) -> str:
@@ -66,40 +85,12 @@ def fingerprint(ids: NDArray[np.str_], labels: NDArray[np.str_], parts: NDArray[
     return hashlib.sha256("\n".join(lines).encode()).hexdigest()
 
 
-@dataclass(frozen=True)
-class Planned:
-    """A split table before an image is read, and ``warnings`` about unused groups."""
-
-    table: Table
-    protocol: Protocol
-    skip_bad: bool
-    warnings: tuple[Finding, ...] = ()
-
-    def fingerprint(self) -> str:
-        """That of ``Prepared``, if every image can be read."""
-        assert self.table.parts is not None
-        return fingerprint(self.table.ids, self.table.label_names(), self.table.parts)
-
-    def decoded(self, tick: Tick | None = None, say: Say | None = None) -> Prepared:
-        """The data with all images decoded; errors list those that cannot be read."""
-        size = self.protocol.image_size
-        table, pixels, bad = decode(self.table, size, skip_bad=self.skip_bad, tick=tick, say=say)
-        tiers = _tiers(table, self.protocol)
-        return Prepared(table, pixels, (*table.skipped, *bad), tiers, self.warnings)
-
-
-def plan_data(
-    data: str,
-    protocol: Protocol,
-    *,
-    columns: Mapping[str, Any] | None = None,
-    skip_bad: bool = False,
-) -> Planned:
+def plan_data(source: Source, protocol: Protocol) -> Dataset:
     """Open, split and thin out a data set, with every check that needs no pixels."""
-    scan = scan_source(data, Columns.of(columns))
-    table = scan.table(skip_bad=skip_bad)
+    scan = scan_source(source.data, source.columns)
+    table = scan.table(skip_bad=source.skip_bad)
     if protocol.fold is not None:
-        table = without_parts(table, (columns or {}).get("split_column"))
+        table = without_parts(table, source.columns.split_column)
     if protocol.shape == "official":
         table = _thin(table, protocol)
     if protocol.fold is not None:
@@ -109,21 +100,8 @@ def plan_data(
         table = split(table, protocol.split, seed=protocol.split_seed, allow_leak=leak)
     if protocol.shape == "pareto":
         table = _thin(table, protocol)
-    _tiers(table, protocol)
-    return Planned(table, protocol, skip_bad, tuple(unused_groups(scan)))
-
-
-def prepare_data(
-    data: str,
-    protocol: Protocol,
-    *,
-    columns: Mapping[str, Any] | None = None,
-    skip_bad: bool = False,
-    tick: Tick | None = None,
-    say: Say | None = None,
-) -> Prepared:
-    """Open, split, thin out and decode a data set; errors list the images that cannot be read."""
-    return plan_data(data, protocol, columns=columns, skip_bad=skip_bad).decoded(tick, say)
+    tiers, warnings = _tiers(table, protocol), tuple(unused_groups(scan))
+    return Dataset(table, tiers, table.skipped, warnings, protocol, source.skip_bad)
 
 
 def _tiers(table: Table, protocol: Protocol) -> Tiers:

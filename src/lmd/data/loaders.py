@@ -23,9 +23,8 @@ from torch.utils.data import DataLoader, Dataset
 
 from lmd.base.device import derive_seed
 from lmd.base.distributed import cut, local_world
+from lmd.data.cache import Part
 from lmd.data.views import VIEWS
-
-Pixels = NDArray[np.uint8]
 
 
 class RawBatch(NamedTuple):
@@ -38,17 +37,6 @@ class RawBatch(NamedTuple):
     views: dict[str, Tensor]
     labels: Tensor
     seconds: float
-
-
-@dataclass(frozen=True)
-class ImageSet:
-    """Decoded images ``(N, S, S, 3)`` and their labels ``(N,)``."""
-
-    pixels: Pixels
-    labels: NDArray[np.int64]
-
-    def __len__(self) -> int:
-        return len(self.labels)
 
 
 @dataclass(frozen=True)
@@ -102,7 +90,7 @@ class _Batches(Dataset[list[RawBatch]]):
 
     def __init__(
         self,
-        images: ImageSet,
+        images: Part,
         plans: list[list[NDArray[np.int64]]],
         views: tuple[str, ...],
         seed: int,
@@ -121,7 +109,7 @@ class _Batches(Dataset[list[RawBatch]]):
     def _stream(self, stream: int, index: NDArray[np.int64], b: int) -> RawBatch:
         started = time.perf_counter()
         own = cut(len(index), *self.share)
-        pixels = np.asarray(self.images.pixels[index[own]])
+        pixels = self.images[index[own]]
         views = {name: np.empty_like(pixels) for name in self.views}
         random = generators(self.seed, stream, b, own.start)
         for i, (image, rng) in enumerate(zip(pixels, random, strict=False)):
@@ -153,7 +141,7 @@ def default_workers(device: torch.device) -> int:
 
 
 def training_batches(
-    images: ImageSet,
+    images: Part,
     weights: list[NDArray[np.float64] | None],
     *,
     views: tuple[str, ...],
@@ -219,7 +207,7 @@ def _report(kind: type[BaseException], error: BaseException, trace: TracebackTyp
 
 
 def evaluation_batches(
-    pixels: Pixels,
+    images: Part,
     batch_size: int,
     share: tuple[int, int] = (0, 1),
     view: str = "eval",
@@ -231,9 +219,9 @@ def evaluation_batches(
     view depends on ``seed`` and the row alone.
     """
     process, processes = share
-    for start in range(process * batch_size, len(pixels), processes * batch_size):
-        rows = slice(start, min(start + batch_size, len(pixels)))
-        batch = np.array(pixels[rows])
+    for start in range(process * batch_size, len(images), processes * batch_size):
+        rows = slice(start, min(start + batch_size, len(images)))
+        batch = images[rows]
         if view != "eval":
             made = zip(batch, generators(seed, 0, 0, start), strict=False)
             batch = np.stack([VIEWS[view](image, rng) for image, rng in made])

@@ -3,10 +3,13 @@
 from collections.abc import Mapping
 from dataclasses import dataclass, fields
 from pathlib import Path
-from typing import Any, Self
+from typing import TYPE_CHECKING, Any, Self
 
 from lmd.base.errors import LmdError
 from lmd.base.text import unknown
+
+if TYPE_CHECKING:
+    from lmd.runs.record import Request
 
 
 @dataclass(frozen=True)
@@ -75,6 +78,11 @@ class Source:
     data: str | Path
     columns: Columns = Columns()
     skip_bad: bool = False
+
+    @classmethod
+    def of(cls, request: "Request") -> Self:
+        """Return the source that the record of a run names."""
+        return cls(request.data, Columns.of(request.columns), request.skip_bad)
 
     def words(self) -> list[str]:
         """Return the options of a command that read this source, without ``data`` itself."""

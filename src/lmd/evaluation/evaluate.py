@@ -12,7 +12,7 @@ import numpy as np
 from lmd.base.device import choose_device
 from lmd.base.errors import LmdError
 from lmd.base.progress import Display
-from lmd.data.dataset import Prepared
+from lmd.data.dataset import Dataset
 from lmd.data.loaders import evaluation_batches
 from lmd.decisions.answers import answers_of, basis_of, with_prior
 from lmd.decisions.decide import CostTable, Decide, Prevalence
@@ -167,7 +167,7 @@ def _check_out(folder: Path) -> None:
         raise LmdError(f"--tta writes to {folder}, which holds something else: rename or remove it")
 
 
-def _predicted(predictor: Predictor, data: Prepared, display: Display) -> Predictions:
+def _predicted(predictor: Predictor, data: Dataset, display: Display) -> Predictions:
     parts = {}
     total = sum(len(data.table.part(part)) for part in PARTS)
     display.start("predicting mirror images", total)
@@ -177,7 +177,7 @@ def _predicted(predictor: Predictor, data: Prepared, display: Display) -> Predic
         if not len(table):
             continue
         found = np.zeros((len(table), len(predictor.classes)), np.float32)
-        for rows, pixels in evaluation_batches(images.pixels, BATCH):
+        for rows, pixels in evaluation_batches(images, BATCH):
             found[rows] = predictor.answer(pixels.numpy(), tta=True)[0]
             display.step(done + rows.stop, total)
         done += len(table)

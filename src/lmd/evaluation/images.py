@@ -14,9 +14,10 @@ from lmd.base.errors import LmdError
 from lmd.base.progress import Display
 from lmd.base.text import counted, shorten
 from lmd.data.cache import decode
-from lmd.data.dataset import Planned, Prepared, plan_data
+from lmd.data.dataset import Dataset, plan_data
 from lmd.data.loaders import evaluation_batches
 from lmd.data.reading import FileImages
+from lmd.data.source import Source
 from lmd.data.sources import open_table
 from lmd.data.table import PARTS, Table
 from lmd.evaluation.record import UnknownClass
@@ -81,19 +82,19 @@ def _is_data_of(record: Record, data: str) -> bool:
     return planned is not None and _unchanged(planned, record, False)
 
 
-def _planned(record: Record, data: str) -> Planned | None:
+def _planned(record: Record, data: str) -> Dataset | None:
     """The images at ``data`` in the parts of a run, or ``None`` if they cannot be its images."""
     request = record.request
     if not request.protocol:
         return None
     try:
         protocol = Protocol.model_validate(request.protocol)
-        return plan_data(data, protocol, columns=request.columns, skip_bad=request.skip_bad)
+        return plan_data(replace(Source.of(request), data=data), protocol)
     except LmdError:
         return None
 
 
-def _unchanged(planned: Planned, record: Record, in_place: bool) -> bool:
+def _unchanged(planned: Dataset, record: Record, in_place: bool) -> bool:
     """Whether these are the images of a run: the same names, classes and parts.
 
     Pixels must agree, too, unless the images are known to be ``in_place``, because images from
@@ -106,7 +107,7 @@ def _unchanged(planned: Planned, record: Record, in_place: bool) -> bool:
     if (same and in_place) or not (same or 0 < more <= len(record.data.skipped)):
         return same
     try:
-        found = planned.decoded()
+        found = planned.decode(Display(quiet=True))
     except LmdError:
         return False
     known = in_place or record.data.pixels in (None, found.pixel_digest())
@@ -183,13 +184,13 @@ def predicted(
         )
     display.start("decoding images", len(table))
     side = predictor.engine.image_size
-    table, pixels, bad = decode(table, side, skip_bad=skip_bad, tick=display.step)
+    table, images, bad = decode(table, side, skip_bad=skip_bad, tick=display.step)
     display.start("predicting", len(table))
-    probabilities = np.zeros((len(pixels), len(predictor.classes)), np.float32)
-    unlike = np.zeros(len(pixels), np.bool_)
-    for rows, images in evaluation_batches(pixels, BATCH):
-        probabilities[rows], unlike[rows] = predictor.answer(images.numpy())
-        display.step(rows.stop, len(pixels))
+    probabilities = np.zeros((len(images), len(predictor.classes)), np.float32)
+    unlike = np.zeros(len(images), np.bool_)
+    for rows, batch in evaluation_batches(images, BATCH):
+        probabilities[rows], unlike[rows] = predictor.answer(batch.numpy())
+        display.step(rows.stop, len(images))
     answers = Answers(probabilities, None if predictor.novelty is None else unlike)
     return table, answers, (*table.skipped, *bad)
 
@@ -215,7 +216,7 @@ def external_data(
     record = run.record
     whole = replace(table.take(known), parts=np.full(int(known.sum()), "test"))
     request = record.request.model_copy(update={"data": source})
-    info = data_info(request, Prepared(whole, np.zeros(0, np.uint8), skipped, record.tiers))
+    info = data_info(request, Dataset(whole, record.tiers, skipped))
     there = dict(zip(whole.classes, info.counts["test"], strict=True))
     counts = {**record.data.counts, "test": [there.get(name, 0) for name in record.data.classes]}
     notes = [note for note in info.notes if note != NO_VALIDATION]

@@ -14,7 +14,7 @@ from lmd.base.arrays import read_npz
 from lmd.base.errors import LmdError
 from lmd.base.files import atomic_write
 from lmd.base.progress import Display
-from lmd.data.dataset import Prepared
+from lmd.data.dataset import Dataset
 from lmd.explain.features import images_of_run
 from lmd.explain.heat_map import explain_pixels
 from lmd.predict.engines import TorchEngine
@@ -101,7 +101,7 @@ def read_examples(folder: Path) -> Examples | None:
 SIDE = 160  # px of a picture at most
 
 
-def make_examples(engine: TorchEngine, data: Prepared, predictions: Predictions) -> Examples | None:
+def make_examples(engine: TorchEngine, data: Dataset, predictions: Predictions) -> Examples | None:
     """The most confident mistakes and the least certain hits of the test part."""
     found = predictions.parts.get("test")
     if found is None or not len(found.labels):
@@ -109,9 +109,9 @@ def make_examples(engine: TorchEngine, data: Prepared, predictions: Predictions)
     chosen = (of(found.labels, found.probabilities) for of in (confident_mistakes, uncertain_hits))
     ids = found.ids[np.concatenate(list(chosen))].astype(str)
     places = {str(name): i for i, name in enumerate(data.table.ids.tolist())}
-    predictor, pictures, maps = Predictor(engine), [], []
+    images, predictor, pictures, maps = data.part(), Predictor(engine), [], []
     for name in ids.tolist():
-        pixels = np.array(data.pixels[places[name]])  # a copy: the cache is read-only
+        pixels = images[np.array([places[name]])][0]
         picture = _small(pixels)
         pictures.append(picture)
         try:

@@ -11,8 +11,10 @@ from numpy.typing import NDArray
 
 from lmd.base.errors import LmdError
 from lmd.base.progress import Display
-from lmd.data.dataset import Prepared, plan_data
-from lmd.data.loaders import Pixels, evaluation_batches
+from lmd.data.cache import Part
+from lmd.data.dataset import Dataset, plan_data
+from lmd.data.loaders import evaluation_batches
+from lmd.data.source import Columns, Source
 from lmd.explain.neighbours import FILE, Neighbours, expected_bytes, save_neighbours
 from lmd.predict.engines import TorchEngine
 from lmd.predict.novelty import (
@@ -50,7 +52,7 @@ class Kept:
 
 
 def keep(
-    engine: TorchEngine, data: Prepared, test_groups: NDArray[Any] | None, *, neighbours: bool
+    engine: TorchEngine, data: Dataset, test_groups: NDArray[Any] | None, *, neighbours: bool
 ) -> Kept:
     """Compute the features of all parts and what is kept of them.
 
@@ -58,11 +60,9 @@ def keep(
     than new images are, so they cannot give the threshold.
     """
     train = data.part("train")
-    own = features_of(engine, train.pixels)
+    own = features_of(engine, train)
     index = Neighbours.of(own, train.labels, data.table.classes) if neighbours else None
-    held_out = {
-        part: features_of(engine, data.part(part).pixels) for part in ("validation", "test")
-    }
+    held_out = {part: features_of(engine, data.part(part)) for part in ("validation", "test")}
     flag = flag_of(own, train.labels, held_out, test_groups)
     return Kept(flag.novelty, flag.info, index)
 
@@ -93,14 +93,14 @@ def flag_of(
 
 
 def features_of(
-    engine: TorchEngine, pixels: Pixels, tick: Callable[[int, int], None] | None = None
+    engine: TorchEngine, images: Part, tick: Callable[[int, int], None] | None = None
 ) -> NDArray[np.float32]:
-    """Features ``(N, C)`` of decoded images ``(N, S, S, 3)``, as in prediction."""
-    found = np.zeros((len(pixels), engine.spec.feature_dim), np.float32)
-    for rows, images in evaluation_batches(pixels, BATCH):
-        found[rows] = engine.features(images.numpy())
+    """Features ``(N, C)`` of decoded images, as in prediction."""
+    found = np.zeros((len(images), engine.spec.feature_dim), np.float32)
+    for rows, batch in evaluation_batches(images, BATCH):
+        found[rows] = engine.features(batch.numpy())
         if tick is not None:
-            tick(rows.stop, len(pixels))
+            tick(rows.stop, len(images))
     return found
 
 
@@ -139,7 +139,7 @@ def build_index(
     part = prepared.table.part("train")
     display.say(size_line(len(part), engine.spec.feature_dim))
     display.start("computing features", len(part))
-    features = features_of(engine, prepared.part("train").pixels, display.step)
+    features = features_of(engine, prepared.part("train"), display.step)
     display.stop()
     names = part.ids.tolist() if with_names else None
     return save_neighbours(
@@ -147,7 +147,7 @@ def build_index(
     )
 
 
-def images_of_run(record: Record, data: str | None, display: Display) -> Prepared:
+def images_of_run(record: Record, data: str | None, display: Display) -> Dataset:
     """All images of a run, read again as its record says; they must be the same.
 
     ``data`` is where they are now, if they have moved.
@@ -168,7 +168,7 @@ def images_of_run(record: Record, data: str | None, display: Display) -> Prepare
         )
     place, columns = place_of(request, data)
     protocol = Protocol.model_validate(request.protocol)
-    planned = plan_data(place, protocol, columns=columns, skip_bad=request.skip_bad)
+    planned = plan_data(Source(place, Columns.of(columns), request.skip_bad), protocol)
     other = LmdError(
         f"--data: {place} is not what {record.name} was trained on (names, "
         "classes or parts differ): give the same data"
@@ -176,9 +176,7 @@ def images_of_run(record: Record, data: str | None, display: Display) -> Prepare
     # Images that cannot be read may be left out, and only decoding finds them.
     if not request.skip_bad and planned.fingerprint() != record.data.fingerprint:
         raise other
-    display.start("decoding images", 1)
-    found = planned.decoded(display.step)
-    display.stop()
+    found = planned.decode(display)
     if found.fingerprint() != record.data.fingerprint:
         raise other
     return found

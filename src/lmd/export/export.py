@@ -13,7 +13,8 @@ from numpy.typing import NDArray
 
 from lmd.base.errors import LmdError
 from lmd.base.progress import Display
-from lmd.data.dataset import Prepared
+from lmd.data.cache import Part
+from lmd.data.dataset import Dataset
 from lmd.data.loaders import evaluation_batches
 from lmd.explain.features import images_of_run
 from lmd.export.quantise import quantised
@@ -126,7 +127,7 @@ def export_run(
     return path, change
 
 
-def _quantised(run: Path, images: Prepared, display: Display) -> tuple[Any, Change]:
+def _quantised(run: Path, images: Dataset, display: Display) -> tuple[Any, Change]:
     """The complete int8 graph, and what it changes on the validation part."""
     validation, (model, spec) = images.part("validation"), load_model(run)
     if spec.preprocessing.resize != "v2":
@@ -146,8 +147,8 @@ def _quantised(run: Path, images: Prepared, display: Display) -> tuple[Any, Chan
             write_graph(complete(_copy(core), spec), Path(name) / f"{kind}.onnx")
             engines.append(OnnxEngine(Path(name) / f"{kind}.onnx", threads=1))
         sizes = [engine.path.stat().st_size / 1e6 for engine in engines]
-        found = [_answers(engine, validation.pixels) for engine in engines]
-        ratio = _ratio(engines, validation.pixels)
+        found = [_answers(engine, validation) for engine in engines]
+        ratio = _ratio(engines, validation[:_TIMED])
     groups = images.table.part("validation").groups
     numbered = None if groups is None else np.unique(groups, return_inverse=True)[1]
     tiers = images.tiers.assignment
@@ -171,7 +172,7 @@ def _copy(graph: Any) -> Any:
     return found
 
 
-def _calibration_images(images: Prepared) -> NDArray[np.uint8]:
+def _calibration_images(images: Dataset) -> NDArray[np.uint8]:
     """Training images, about as many of each class: rare classes have ranges of their own."""
     train, rng = images.part("train"), np.random.default_rng(0)
     shuffled = rng.permutation(len(train))
@@ -180,17 +181,17 @@ def _calibration_images(images: Prepared) -> NDArray[np.uint8]:
         own = shuffled[train.labels[shuffled] == k]
         turn[own] = np.arange(len(own))
     chosen = shuffled[np.argsort(turn[shuffled], kind="stable")][:CALIBRATION]
-    return np.asarray(train.pixels[np.sort(chosen)])
+    return train[np.sort(chosen)]
 
 
-def _answers(engine: OnnxEngine, pixels: NDArray[np.uint8]) -> NDArray[np.float32]:
-    batches = evaluation_batches(pixels, _TIMED)
-    return np.concatenate([engine.probabilities(images.numpy()) for _, images in batches])
+def _answers(engine: OnnxEngine, images: Part) -> NDArray[np.float32]:
+    batches = evaluation_batches(images, _TIMED)
+    return np.concatenate([engine.probabilities(batch.numpy()) for _, batch in batches])
 
 
-def _ratio(engines: Sequence[OnnxEngine], pixels: NDArray[np.uint8]) -> float:
+def _ratio(engines: Sequence[OnnxEngine], batch: NDArray[np.uint8]) -> float:
     """How many times as fast the second is, in seconds of the processor, measured in turns."""
-    batch, ratios = np.array(pixels[:_TIMED]), []
+    ratios = []
     for _ in range(_ROUNDS):
         seconds = []
         for engine in engines:

@@ -12,7 +12,8 @@ from lmd.base.distributed import in_turn
 from lmd.base.errors import LmdError
 from lmd.base.progress import Display
 from lmd.base.text import counted
-from lmd.data.dataset import Planned, Prepared, plan_data
+from lmd.data.dataset import Dataset, plan_data
+from lmd.data.source import Source
 from lmd.data.table import PARTS
 from lmd.doctor import quick_check
 from lmd.methods import find_method
@@ -30,7 +31,7 @@ class Ready:
     request: Request
     method: Method
     protocol: Protocol
-    data: Prepared
+    data: Dataset
     model: Model
     preprocessing: Preprocessing
     device: torch.device
@@ -61,14 +62,10 @@ class Ready:
         )
 
 
-def plan(request: Request) -> Planned:
+def plan(request: Request) -> Dataset:
     """Open the data and check all that needs no pixels; several processes take turns."""
     protocol = Protocol.model_validate(request.protocol)
-    planned = in_turn(
-        lambda: plan_data(
-            request.data, protocol, columns=request.columns, skip_bad=request.skip_bad
-        )
-    )
+    planned = in_turn(lambda: plan_data(Source.of(request), protocol))
     parts = planned.table.parts
     if parts is not None and "validation" not in parts:
         _check_without_validation(request)
@@ -84,7 +81,7 @@ def _check_without_validation(request: Request) -> None:
         )
 
 
-def prepare(request: Request, planned: Planned, device: torch.device, display: Display) -> Ready:
+def prepare(request: Request, planned: Dataset, device: torch.device, display: Display) -> Ready:
     """Build the model, then decode the images; several processes take turns."""
     method, protocol = find_method(request.method), Protocol.model_validate(request.protocol)
     model, preprocessing = in_turn(
@@ -99,9 +96,7 @@ def prepare(request: Request, planned: Planned, device: torch.device, display: D
     )
     _check_batches(model, protocol)
     started = time.perf_counter()
-    display.start("decoding images", 1)
-    data = in_turn(lambda: planned.decoded(display.step, display.say))
-    display.stop()
+    data = in_turn(lambda: planned.decode(display))
     seconds = time.perf_counter() - started
     return Ready(request, method, protocol, data, model, preprocessing, device, seconds)
 

@@ -7,7 +7,7 @@ from typing import get_args
 
 from lmd import __version__
 from lmd.base.distributed import world
-from lmd.data.dataset import Prepared
+from lmd.data.dataset import Dataset
 from lmd.data.imbalance import imbalance_factor
 from lmd.data.splits import groups_in_two_parts
 from lmd.fit.prepare import Ready
@@ -66,7 +66,7 @@ def first_record(run: Run, ready: Ready, command: str, notes: list[str]) -> Reco
     )
 
 
-def data_info(request: Request, data: Prepared) -> DataInfo:
+def data_info(request: Request, data: Dataset) -> DataInfo:
     """What the record says about the images."""
     table, factor = data.table, imbalance_factor(data.counts("train"))
     return DataInfo(
@@ -122,7 +122,7 @@ def finished_record(
 NO_VALIDATION = "There is no validation part: nothing was chosen on held-out images."
 
 
-def _data_notes(data: Prepared) -> list[str]:
+def _data_notes(data: Dataset) -> list[str]:
     notes = []
     if data.table.synthetic:
         notes.append("The images are synthetic: these numbers say nothing about patients.")

@@ -15,7 +15,7 @@ from lmd import __version__
 from lmd.base.device import choose_device
 from lmd.base.errors import LmdError
 from lmd.base.progress import Display
-from lmd.data.dataset import Prepared
+from lmd.data.dataset import Dataset
 from lmd.data.table import PARTS
 from lmd.decisions.answers import answers_of
 from lmd.explain.features import Kept, flag_of
@@ -141,7 +141,7 @@ def _record(
     counts = table.part("train").counts()
     tiers = found.tiers or assign_tiers(counts, table.classes, "thirds")
     request = found.request or Request(data=found.origin, method=KEY)
-    data = data_info(request, Prepared(table, np.zeros(0, np.uint8), found.skipped, tiers))
+    data = data_info(request, Dataset(table, tiers, found.skipped))
     notes = [note for note in data.notes if note != NO_VALIDATION] + found.notes
     where = "by cross-validation" if done.crossed else "on the validation part"
     chosen = done.outcome.tried[best]

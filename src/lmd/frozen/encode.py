@@ -10,9 +10,10 @@ from numpy.typing import NDArray
 
 from lmd.base.errors import LmdError
 from lmd.base.progress import Display
-from lmd.data.dataset import Prepared, prepare_data
+from lmd.data.dataset import Dataset, plan_data
 from lmd.data.loaders import Normalise, evaluation_batches
 from lmd.data.source import Columns
+from lmd.data.source import Source as DataSource
 from lmd.explain.features import images_of_run, place_of
 from lmd.frozen.features import FeatureTable, read_features
 from lmd.model import Model, ModelSpec, build_model, channels_last, load_model
@@ -233,28 +234,22 @@ def _reading(data: str, columns: dict[str, Any], protocol: Protocol, skip_bad: b
     return Request(data=data, method=KEY, protocol=values, columns=columns, skip_bad=skip_bad)
 
 
-def prepared(asked: Asked, protocol: Protocol, display: Display) -> Prepared:
+def prepared(asked: Asked, protocol: Protocol, display: Display) -> Dataset:
     """The decoded images of ``--data`` in their parts."""
-    display.start("decoding images", 1)
-    return prepare_data(
-        str(asked.data),
-        protocol,
-        columns=asked.columns,
-        skip_bad=asked.skip_bad,
-        tick=display.step,
-    )
+    source = DataSource(str(asked.data), Columns.of(asked.columns), asked.skip_bad)
+    return plan_data(source, protocol).decode(display)
 
 
 @torch.no_grad()
 def encode_images(
-    model: Model, preprocessing: Any, data: Prepared, device: torch.device, display: Display
+    model: Model, preprocessing: Any, data: Dataset, device: torch.device, display: Display
 ) -> NDArray[np.float32]:
     """Features ``(N, C)`` of the evaluation view of all images."""
     encoder = channels_last(model.to(device)).eval().encoder
     normalise = Normalise.of(preprocessing.mean, preprocessing.std, device)
-    found = np.empty((len(data.pixels), model.classifier.in_features), np.float32)
+    found = np.empty((len(data.table), model.classifier.in_features), np.float32)
     display.start("encoding images", len(found))
-    for rows, images in evaluation_batches(data.pixels, BATCH):
+    for rows, images in evaluation_batches(data.part(), BATCH):
         found[rows] = encoder(normalise(images)).float().cpu().numpy()
         display.step(rows.stop, len(found))
     if not np.isfinite(found).all():
@@ -291,10 +286,10 @@ def open_onnx(path: Path, asked: Asked, display: Display) -> Source:
     kind = np.float16 if given.type == "tensor(float16)" else np.float32
     batch = given.shape[0] if isinstance(given.shape[0], int) else BATCH
     found: list[NDArray[np.float32]] = []
-    display.start("encoding images", len(data.pixels))
-    for rows, images in evaluation_batches(data.pixels, batch):
+    display.start("encoding images", len(data.table))
+    for rows, images in evaluation_batches(data.part(), batch):
         found.append(_encoded(session, given.name, name, images.numpy(), kind, path, batch))
-        display.step(rows.stop, len(data.pixels))
+        display.step(rows.stop, len(data.table))
     features = np.concatenate(found)
     if not np.isfinite(features).all():
         raise LmdError(f"{path} gives NaN or infinite features")

@@ -21,10 +21,9 @@ from lmd.base.device import derive_seed
 from lmd.base.distributed import agree, all_reduce, check_same, in_turn, rank, world
 from lmd.base.errors import DivergedError
 from lmd.base.progress import Display
+from lmd.data.cache import Part
 from lmd.data.loaders import (
-    ImageSet,
     Normalise,
-    Pixels,
     RawBatch,
     batches_of,
     default_workers,
@@ -451,8 +450,8 @@ class Trainer:
 
     model: Model
     stages: Callable[[], Stages]
-    train: ImageSet
-    validation: ImageSet | None
+    train: Part
+    validation: Part | None
     protocol: Protocol
     normalise: Normalise
     folder: Path
@@ -502,15 +501,15 @@ class Trainer:
             training.run(saved)
             shared.keep(training.path, place)
 
-    def predict(self, images: ImageSet, *, exact: bool = False) -> Tensor:
+    def predict(self, images: Part, *, exact: bool = False) -> Tensor:
         """Logits ``(N, K)`` of the evaluation view, on the CPU; ``exact`` ones are in float32."""
         width = self.model.classifier.out_features
-        return self._forward(self.model, images.pixels, width, exact=exact)
+        return self._forward(self.model, images, width, exact=exact)
 
     def features(
         self,
         drawn: Literal["natural", "balanced"],
-        images: ImageSet,
+        images: Part,
         seed: int,
         view: str = "eval",
     ) -> tuple[Tensor, Tensor]:
@@ -522,7 +521,7 @@ class Trainer:
             weights = np.divide(1.0, counts, out=np.zeros(len(counts)), where=counts > 0)
             index = draw(images.labels, weights, seed)
         unique, back = np.unique(index, return_inverse=True)
-        chosen = images.pixels if len(unique) == len(images) else images.pixels[unique]
+        chosen = images if len(unique) == len(images) else images.take(unique)
         width = self.model.classifier.in_features
         found = self._forward(self.model.encoder, chosen, width, view, seed)
         labels = torch.from_numpy(images.labels[index]).to(self.device)
@@ -531,7 +530,7 @@ class Trainer:
     def _forward(
         self,
         module: nn.Module,
-        pixels: Pixels,
+        images: Part,
         width: int,
         view: str = "eval",
         seed: int = 0,
@@ -539,13 +538,13 @@ class Trainer:
         exact: bool = False,
     ) -> Tensor:
         """Outputs ``(N, width)`` in eval mode; processes share the batches."""
-        outputs = torch.zeros(len(pixels), width)
+        outputs = torch.zeros(len(images), width)
         size = max(self.protocol.batch_size, 64)
         precision = nullcontext() if exact else self.autocast()
         with evaluating(self.model), torch.no_grad(), precision:
-            shared = evaluation_batches(pixels, size, (rank(), world()), view, seed)
-            for rows, images in shared:
-                outputs[rows] = module(self.normalise(images)).float().cpu()
+            shared = evaluation_batches(images, size, (rank(), world()), view, seed)
+            for rows, batch in shared:
+                outputs[rows] = module(self.normalise(batch)).float().cpu()
         all_reduce(outputs)
         return outputs
 

@@ -1,7 +1,7 @@
 """Draw t-SNE of test features: all tiers above, the tail classes alone below."""
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -65,7 +65,9 @@ def read_records(runs: Sequence[Path]) -> list[Record]:
 def features_of(runs: Sequence[Path], records: Sequence[Record], asked: Asked) -> Points:
     """Features of the same test images in each run, at most ``per_class`` of a class."""
     from lmd.base.device import choose_device
-    from lmd.data.dataset import prepare_data
+    from lmd.base.progress import Display
+    from lmd.data.dataset import plan_data
+    from lmd.data.source import Source
     from lmd.runs.protocol import Protocol
 
     device = choose_device(asked.device)
@@ -75,12 +77,9 @@ def features_of(runs: Sequence[Path], records: Sequence[Record], asked: Asked) -
         where = asked.data or request.data
         if where != "synthetic" and not Path(where).exists():
             raise LmdError(f"the data of {path} is not at {where}: say where it is with --data")
-        data = prepare_data(
-            where,
-            Protocol.model_validate(request.protocol),
-            columns=request.columns,
-            skip_bad=request.skip_bad,
-        )
+        source = replace(Source.of(request), data=where)
+        data = plan_data(source, Protocol.model_validate(request.protocol))
+        data = data.decode(Display(quiet=True))
         if data.fingerprint() != record.data.fingerprint:
             raise LmdError(f"the data at {where} is not that of {path}: images or parts differ")
         here = data.table.part("test")
@@ -89,7 +88,7 @@ def features_of(runs: Sequence[Path], records: Sequence[Record], asked: Asked) -
             ids, labels = here.ids[chosen], here.labels[chosen]
         place = {name: i for i, name in enumerate(here.ids.tolist())}
         rows = np.array([place[name] for name in ids.tolist()])
-        found.append(_features(path, data.part("test").pixels[rows], device))
+        found.append(_features(path, data.part("test")[rows], device))
     assert ids is not None
     assert labels is not None
     return Points(ids, labels, found)
