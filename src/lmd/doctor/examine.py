@@ -216,7 +216,7 @@ def examine(
 def quick_check(table: Table, ratios: Sequence[float] = RATIOS) -> list[str]:
     """The findings that need no pixels, as sentences to print before training.
 
-    Groups that are not used are ``Prepared.warnings``.
+    Groups that are not used are ``Dataset.warnings``.
     """
     scan = scan_table(table)
     found = [*check_classes(scan, ratios), *(check_groups(scan, ratios) if scan.grouped else ())]
