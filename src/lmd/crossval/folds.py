@@ -31,21 +31,21 @@ from lmd.runs.record import Request
 NAME = "folds.json"
 
 
-class Asked(BaseModel):
-    """What was asked for, complete enough to continue; ``folds.json`` in the folder."""
+class FoldsRequest(BaseModel):
+    """What a cross-validation was asked for, complete enough to continue; ``folds.json``."""
 
     model_config = ConfigDict(extra="forbid", frozen=True)
 
     format: Literal[1] = 1
     data: str
-    folds: int = Field(ge=2)
-    final: Final
-    method: str
-    protocol: str | None
-    settings: dict[str, Any]
-    profile: str
-    columns: dict[str, Any]
-    skip_bad: bool
+    folds: int = Field(default=5, ge=2)
+    final: Final = "average"
+    method: str = DEFAULT
+    protocol: str | None = None
+    settings: dict[str, Any] = {}
+    profile: str = "default"
+    columns: dict[str, Any] = {}
+    skip_bad: bool = False
     images: bool = True
 
 
@@ -82,44 +82,40 @@ def cross_validate(
         raise LmdError("--folds cannot be used under torchrun: its trainings are processes already")
     folder = Path(out) if out is not None else None
     before = _read(folder) if resume and folder is not None else None
-    values: dict[str, Any] = {
-        "folds": folds or (before.folds if before else 5),
-        "final": final or (before.final if before else "average"),
+    arguments = {
+        "data": None if data is None else str(data),
+        "folds": folds,
+        "final": final,
+        "method": method,
+        "protocol": None if protocol is None else str(protocol),
+        "settings": dict(settings or {}),
+        "profile": profile,
+        "columns": dict(columns or {}),
+        "skip_bad": skip_bad,
+        "images": images,
     }
-    if data is not None:
-        values |= {"profile": profile, "skip_bad": skip_bad, "method": method}
-        values |= {"images": images}
-        values |= _located(data, protocol, dict(settings or {}), dict(columns or {}))
-    elif before is not None:
-        values = before.model_dump() | values
-        given: dict[str, Any] = {"method": method} if method != DEFAULT else {}
-        given |= {"profile": profile} if profile != "default" else {}
-        given |= {"skip_bad": True} if skip_bad else {}
-        given |= {"images": False} if not images else {}
-        values |= given | _located(
-            before.data,
-            protocol if protocol is not None else before.protocol,
-            before.settings | dict(settings or {}),
-            before.columns | dict(columns or {}),
-        )
-    else:
-        raise LmdError("there is no cross-validation to resume: give DATA, or its folder as --out")
-    asked = _asked(values)
+    request = _complete(arguments, before)
     if folder is None:
-        folder = default_folder(asked)
+        folder = default_folder(request)
         before = _read(folder) if resume else None
         if before is not None and final is None:
-            asked = asked.model_copy(update={"final": before.final})
-    if before is None:
-        _check_free(folder, overwrite=overwrite)
-        check_outside(folder, asked.data)
+            request = request.model_copy(update={"final": before.final})
+    if before is not None:
+        _check_same(folder, before, request)
+    elif (folder / NAME).exists() and not overwrite:
+        raise LmdError(
+            f"{folder} already holds a cross-validation: continue it with --resume, choose another "
+            "folder with --out, or replace it with --overwrite"
+        )
     else:
-        _check_same(folder, before, asked)
-    plan, notes = plan_folds(asked), _checked(asked)
+        if not (folder / NAME).exists():
+            Run.check_free(folder, overwrite=overwrite)
+        check_outside(folder, request.data)
+    plan, notes = plan_folds(request), _checked(request)
     with locked(folder, "training") as lock:
         if before is None:
             _clear(folder)
-        atomic_write(folder / NAME, (asked.model_dump_json(indent=1) + "\n").encode())
+        atomic_write(folder / NAME, (request.model_dump_json(indent=1) + "\n").encode())
         board = open_board(Console(stderr=True, quiet=quiet))
         outcome = run_plan(plan, folder, lambda: _local(folder, workers, lock, device), board)
         if outcome.failed:
@@ -129,48 +125,44 @@ def cross_validate(
                 f"Run `lmd train --resume --out {folder}` to train what is missing."
             )
         names = [run.name for run in plan.runs if run.name != FINAL]
-        command = _command(asked, folder)
-        run = write_pooled(folder, names, asked.final, notes, command)
+        command = _command(request, folder)
+        run = write_pooled(folder, names, request.final, notes, command)
     say = partial(Console(stderr=True, quiet=quiet).print, markup=False, highlight=False)
     with Tracking(trackers, folder, run.record, say) as tracking:
         tracking.finish(run.record)
     return run
 
 
-def plan_folds(asked: Asked) -> Plan:
-    """One run for each fold, and one on all images for ``refit``; settings are checked here."""
-    method = find_method(asked.method)
-    numbers = [*range(1, asked.folds + 1), *([0] if asked.final == "refit" else [])]
+def plan_folds(request: FoldsRequest) -> Plan:
+    """Plan one run for each fold, and one on all images for ``refit``; settings are checked."""
+    method = find_method(request.method)
+    numbers = [*range(1, request.folds + 1), *([0] if request.final == "refit" else [])]
     runs = []
     for place, number in enumerate(numbers):
-        given = asked.settings | {"fold": [number, asked.folds]}
-        found = resolve(method, asked.protocol, given, asked.profile)
-        request = Request(
-            data=asked.data,
-            method=method.key,
-            profile=asked.profile,
-            protocol=found.protocol.model_dump(mode="json"),
-            settings=found.settings,
-            columns=asked.columns,
-            skip_bad=asked.skip_bad,
-            images=asked.images,
+        settings = request.settings | {"fold": [number, request.folds]}
+        resolved = resolve(method, request.protocol, settings, request.profile)
+        run = _run_request(request).model_copy(
+            update={
+                "protocol": resolved.protocol.model_dump(mode="json"),
+                "settings": resolved.settings,
+            }
         )
         runs.append(
             PlannedRun(
                 name=f"fold-{number}" if number else FINAL,
                 method=method.key,
                 point=place,
-                seed=found.protocol.seed,
+                seed=resolved.protocol.seed,
                 stages=len(method.stages),
-                request=request.model_dump(mode="json"),
-                command=train_command(request, asked.protocol, given),
+                request=run.model_dump(mode="json"),
+                command=train_command(run, request.protocol, settings),
                 first=str(number),
-                last_epochs=method.last_epochs(found.settings),
+                last_epochs=method.last_epochs(resolved.settings),
             )
         )
     return Plan(
         name=NAME,
-        title=f"{asked.folds} folds of {asked.data}",
+        title=f"{request.folds} folds of {request.data}",
         reference=method.key,
         form="metrics",
         seeds=[runs[0].seed],
@@ -182,41 +174,57 @@ def plan_folds(asked: Asked) -> Plan:
     )
 
 
-def default_folder(asked: Asked) -> Path:
+def _run_request(request: FoldsRequest) -> Request:
+    """What the runs of all folds share."""
+    shared = {"data", "method", "profile", "columns", "skip_bad", "images"}
+    return Request(**request.model_dump(include=shared))
+
+
+def default_folder(request: FoldsRequest) -> Path:
     """``runs/DATA-METHOD-foldsN-seedN``, with the profile unless it is the default."""
-    profile = "" if asked.profile == "default" else f"-{asked.profile}"
-    seed = plan_folds(asked).seeds[0]
-    stem = Path(asked.data).stem
-    return Path("runs") / f"{stem}-{asked.method}{profile}-folds{asked.folds}-seed{seed}"
+    profile = "" if request.profile == "default" else f"-{request.profile}"
+    seed = plan_folds(request).seeds[0]
+    stem = Path(request.data).stem
+    return Path("runs") / f"{stem}-{request.method}{profile}-folds{request.folds}-seed{seed}"
 
 
-def _located(
-    data: str | Path,
-    protocol: str | Path | None,
-    settings: dict[str, Any],
-    columns: dict[str, Any],
-) -> dict[str, Any]:
-    """What has paths, with absolute ones, so that it can be resumed from another folder."""
+def _complete(arguments: dict[str, Any], before: FoldsRequest | None) -> FoldsRequest:
+    """Complete the arguments with those ``before``, or the defaults.
+
+    Without data, everything that is not given is as it was before. Paths become absolute, so that
+    the cross-validation can be resumed from another folder.
+    """
+    unset = {name: field.default for name, field in FoldsRequest.model_fields.items()}
+    unset |= {"folds": None, "final": None}
+    values = {
+        name: value
+        for name, value in arguments.items()
+        if value is not None and value != unset[name]
+    }
+    if before is not None and "data" in values:
+        values = before.model_dump(include={"folds", "final"}) | values
+    elif before is not None:
+        for name in ("settings", "columns"):
+            values[name] = getattr(before, name) | arguments[name]
+        values = before.model_dump() | values
+    elif "data" not in values:
+        raise LmdError("there is no cross-validation to resume: give DATA, or its folder as --out")
+    settings, columns = values.get("settings", {}), values.get("columns", {})
     if "fold" in settings:
         raise LmdError("--set fold is one fold of a cross-validation: leave it out with --folds")
     if isinstance(settings.get("weights"), str) and "." in settings["weights"]:
         settings["weights"] = _absolute(settings["weights"])
     if "root" in columns:
         columns["root"] = _absolute(columns["root"])
-    name = None if protocol is None else str(protocol)
-    return {
-        "data": str(data) if str(data) == "synthetic" else _absolute(data),
-        "protocol": _absolute(name) if name is not None and name.endswith(".toml") else name,
-        "settings": settings,
-        "columns": columns,
-    }
-
-
-def _asked(values: dict[str, Any]) -> Asked:
+    if values["data"] != "synthetic":
+        values["data"] = _absolute(values["data"])
+    if (values.get("protocol") or "").endswith(".toml"):
+        values["protocol"] = _absolute(values["protocol"])
     try:
-        return Asked.model_validate(values)
+        return FoldsRequest.model_validate(values)
     except ValidationError as error:
-        raise LmdError("; ".join(complaints(error, Asked, values, what="option"))) from None
+        message = "; ".join(complaints(error, FoldsRequest, values, what="option"))
+        raise LmdError(message) from None
 
 
 def _absolute(path: str | Path) -> str:
@@ -224,37 +232,27 @@ def _absolute(path: str | Path) -> str:
     return str(whole(path))
 
 
-def _read(folder: Path) -> Asked | None:
+def _read(folder: Path) -> FoldsRequest | None:
     """What was asked for in a folder, or ``None`` if it has no cross-validation."""
     place = folder / NAME
     if not place.exists():
         return None
     try:
-        return Asked.model_validate_json(place.read_bytes())
+        return FoldsRequest.model_validate_json(place.read_bytes())
     except (OSError, ValidationError) as error:
         said = str(error).splitlines()[0]
         raise LmdError(f"{place} cannot be read: {said}; restore it, or start again") from None
 
 
-def _check_same(folder: Path, before: Asked, asked: Asked) -> None:
+def _check_same(folder: Path, before: FoldsRequest, request: FoldsRequest) -> None:
     """Only the model at the end may be another one: it needs no other folds."""
-    old, new = before.model_dump(exclude={"final"}), asked.model_dump(exclude={"final"})
+    old, new = before.model_dump(exclude={"final"}), request.model_dump(exclude={"final"})
     changed = [f"{k}: {old[k]} → {new[k]}" for k in old if old[k] != new[k]]
     if changed:
         raise LmdError(
             f"{folder} was started with other settings, so it cannot be resumed with these:\n  "
             + "\n  ".join(changed)
             + f"\nRun `lmd train --resume --out {folder}` to resume it, or choose another --out."
-        )
-
-
-def _check_free(folder: Path, *, overwrite: bool) -> None:
-    if not (folder / NAME).exists():
-        Run.check_free(folder, overwrite=overwrite)
-    elif not overwrite:
-        raise LmdError(
-            f"{folder} already holds a cross-validation: continue it with --resume, choose another "
-            "folder with --out, or replace it with --overwrite"
         )
 
 
@@ -272,13 +270,13 @@ def _clear(folder: Path) -> None:
         (folder / name).unlink(missing_ok=True)
 
 
-def _checked(asked: Asked) -> list[str]:
+def _checked(request: FoldsRequest) -> list[str]:
     """Notes about small classes; data that cannot be divided into folds is refused here."""
-    protocol = Protocol.model_validate(plan_folds(asked).runs[0].request["protocol"])
-    found = open_table(asked.data, skip_bad=asked.skip_bad, **asked.columns)
-    table = without_parts(found, asked.columns.get("split_column"))
-    make_folds(table, asked.folds, protocol.split_seed)
-    return fold_notes(table, asked.folds)
+    protocol = Protocol.model_validate(plan_folds(request).runs[0].request["protocol"])
+    found = open_table(request.data, skip_bad=request.skip_bad, **request.columns)
+    table = without_parts(found, request.columns.get("split_column"))
+    make_folds(table, request.folds, protocol.split_seed)
+    return fold_notes(table, request.folds)
 
 
 def _local(folder: Path, workers: int | None, lock: int, device: str) -> Local:
@@ -288,10 +286,7 @@ def _local(folder: Path, workers: int | None, lock: int, device: str) -> Local:
     return made
 
 
-def _command(asked: Asked, folder: Path) -> Sequence[str]:
-    """The words of the command that repeats the cross-validation."""
-    request = Request(
-        **asked.model_dump(include={"data", "method", "profile", "columns", "skip_bad", "images"})
-    )
-    words = train_command(request, asked.protocol, asked.settings)
-    return [*words, "--folds", str(asked.folds), "--final", asked.final, "--out", str(folder)]
+def _command(request: FoldsRequest, folder: Path) -> Sequence[str]:
+    """Return the words of the command that repeats the cross-validation."""
+    words = train_command(_run_request(request), request.protocol, request.settings)
+    return [*words, "--folds", str(request.folds), "--final", request.final, "--out", str(folder)]
