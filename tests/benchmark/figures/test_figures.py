@@ -12,13 +12,11 @@ from runs_on_disk import SKIN, edited, make_run
 from typer.testing import CliRunner
 
 from lmd.base.errors import LmdError
-from lmd.benchmark.figures.cost import cost_figure
+from lmd.benchmark.figures.comparison import cost_figure
 from lmd.benchmark.figures.critical import critical_figure
-from lmd.benchmark.figures.recall import recall_figure
-from lmd.benchmark.figures.series import group
-from lmd.benchmark.figures.sources import read_study
+from lmd.benchmark.figures.series import make_series, read_study
 from lmd.benchmark.figures.style import drawing, inches, need, save
-from lmd.benchmark.figures.sweep import sweep_figure
+from lmd.benchmark.figures.sweep import recall_figure, sweep_figure
 from lmd.cli.commands import app
 from lmd.runs.folder import read_record
 
@@ -41,7 +39,7 @@ def study(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """Three methods, the third an ablation of the second, with two seeds."""
     folder = tmp_path_factory.mktemp("study")
     for seed in (0, 1):
-        for key, skill in (("ce", 0.5), ("lmd", 3.0), ("lmd_wo_x", 1.5)):
+        for key, skill in (("ce", 0.5), ("lmd", 3.0), ("lmd_wo_rrl", 1.5)):
             run_of(folder / f"{key}-seed{seed}", key, seed=seed, skill=skill)
     return folder
 
@@ -90,9 +88,19 @@ def test_ablation_takes_the_rows_of_the_family(study: Path, tmp_path: Path) -> N
     out = tmp_path / "ablation.svg"
     said = draw(["ablation", str(study), "--out", str(out), "--metrics", "balanced_accuracy"])
     rows = rows_of(tmp_path / "ablation.csv")
-    assert [row["method"] for row in rows] == ["lmd", "lmd_wo_x"]
+    assert [row["method"] for row in rows] == ["lmd", "lmd_wo_rrl"]
     assert all(float(row["low"]) < float(row["value"]) < float(row["high"]) for row in rows)
     assert "mean over seeds" in said
+
+
+def test_only_ablations_of_a_method_are_its_ablations(study: Path, tmp_path: Path) -> None:
+    strong = run_of(tmp_path / "ce_strong", "ce_strong")  # a method with a similar name
+    found = read_study([str(study / "ce-seed0"), str(strong)])
+    assert found.reference is None
+    assert found.own == frozenset()
+    found = read_study([str(study), str(strong)])
+    assert found.reference == "lmd"
+    assert found.own == {"lmd", "lmd_wo_rrl"}
 
 
 def test_differences_are_paired_and_ablations_are_below(study: Path, tmp_path: Path) -> None:
@@ -101,10 +109,10 @@ def test_differences_are_paired_and_ablations_are_below(study: Path, tmp_path: P
     assert "mean over common seeds on 1000 paired resamples" in " ".join(draw(words).split())
     rows = rows_of(tmp_path / "difference.csv")
     assert [(row["method"], row["reference"]) for row in rows] == [
-        ("lmd_wo_x", "lmd"),
         ("ce", "lmd"),
-    ]  # without a plan nothing is an ablation: the best is on top
-    series = {one.key: one for one in group(read_study([str(study)]))}
+        ("lmd_wo_rrl", "lmd"),
+    ]
+    series = {one.key: one for one in make_series(read_study([str(study)]))}
     mean = {key: one.mean("balanced_accuracy") or 0 for key, one in series.items()}
     for row in rows:
         assert float(row["difference"]) == pytest.approx(mean[row["method"]] - mean["lmd"])
@@ -128,7 +136,7 @@ def test_differences_are_paired_and_ablations_are_below(study: Path, tmp_path: P
 def test_records_alone_give_intervals_over_seeds(study: Path, tmp_path: Path) -> None:
     for run in study.iterdir():
         (tmp_path / f"{run.name}.json").write_bytes((run / "record.json").read_bytes())
-    series = {one.key: one for one in group(read_study([str(tmp_path)]))}
+    series = {one.key: one for one in make_series(read_study([str(tmp_path)]))}
     found, kind = series["lmd"].estimate("balanced_accuracy")
     assert found is not None
     assert found.sd is not None
@@ -148,8 +156,8 @@ def test_cost_counts_minutes_of_all_threads(study: Path) -> None:
             height=None,
         )
     minutes = {row["method"]: row["minutes"] for row in drawn.rows}
-    assert minutes == {"ce": 10.0, "lmd": 60.0, "lmd_wo_x": 30.0}  # two threads each
-    assert {row["method"] for row in drawn.rows if row["front"]} == {"ce", "lmd", "lmd_wo_x"}
+    assert minutes == {"ce": 10.0, "lmd": 60.0, "lmd_wo_rrl": 30.0}  # two threads each
+    assert {row["method"] for row in drawn.rows if row["front"]} == {"ce", "lmd", "lmd_wo_rrl"}
 
 
 def test_cost_is_processor_time_where_it_was_measured(study: Path, tmp_path: Path) -> None:
@@ -157,7 +165,7 @@ def test_cost_is_processor_time_where_it_was_measured(study: Path, tmp_path: Pat
         record = json.loads((run / "record.json").read_text())
         record["timings"]["stage 1 processor time"] = 60.0
         (tmp_path / f"{run.name}.json").write_text(json.dumps(record))
-    assert {one.minutes() for one in group(read_study([str(tmp_path)]))} == {1.0}
+    assert {one.minutes() for one in make_series(read_study([str(tmp_path)]))} == {1.0}
 
 
 def test_ranks_over_seeds(study: Path) -> None:
@@ -172,7 +180,7 @@ def test_ranks_over_seeds(study: Path) -> None:
             height=None,
         )
     ranks = {row["method"]: row["mean_rank"] for row in drawn.rows}
-    assert ranks == {"ce": 3.0, "lmd": 1.0, "lmd_wo_x": 2.0}
+    assert ranks == {"ce": 3.0, "lmd": 1.0, "lmd_wo_rrl": 2.0}
     assert any("not independent" in note for note in drawn.notes)
 
 
@@ -183,7 +191,7 @@ def test_ranks_without_ablations(study: Path, tmp_path: Path) -> None:
 
 
 def test_recall_of_many_rows_leaves_ablations_out(study: Path, tmp_path: Path) -> None:
-    runs = [study / f"{key}-seed0" for key in ("ce", "lmd", "lmd_wo_x")]
+    runs = [study / f"{key}-seed0" for key in ("ce", "lmd", "lmd_wo_rrl")]
     for i in range(6):
         runs.append(run_of(tmp_path / f"m{i}", f"m{i}", skill=1.0 + 0.1 * i))
     with drawing():
@@ -196,7 +204,6 @@ def test_recall_of_many_rows_leaves_ablations_out(study: Path, tmp_path: Path) -
 
 
 def test_published_runs_have_the_rows_of_their_grid(study: Path, tmp_path: Path) -> None:
-    # Two ablations of another method: without the grid, that method would be the reference.
     grid = tmp_path / "grid.toml"
     lines = ['data = "synthetic"', 'methods = ["ce", "lmd", "balanced_softmax"]', "seeds = [0, 1]"]
     grid.write_text("\n".join([*lines, 'protocol = "demo"', 'reference = "lmd"']), encoding="utf-8")

@@ -53,7 +53,7 @@ def recall(
     sources: Sources, *, runs: Runs = None, methods: Methods = None, paper: Paper = Paper()
 ) -> None:
     """Recall of each class against its number of training images."""
-    from lmd.benchmark.figures.recall import recall_figure
+    from lmd.benchmark.figures.sweep import recall_figure
 
     _compare("recall", paper, recall_figure, sources, runs, methods=_names(methods))
 
@@ -68,7 +68,7 @@ def ablation(
     paper: Paper = Paper(),
 ) -> None:
     """Bars of a method and its ablations, overall and for head, medium and tail."""
-    from lmd.benchmark.figures.ablation import ablation_figure
+    from lmd.benchmark.figures.comparison import ablation_figure
 
     _compare(
         "ablation", paper, ablation_figure, sources, runs, methods=_names(methods),
@@ -86,7 +86,7 @@ def difference(
     paper: Paper = Paper(),
 ) -> None:
     """Each row minus the reference on the same test images, with paired intervals."""
-    from lmd.benchmark.figures.difference import difference_figure
+    from lmd.benchmark.figures.comparison import difference_figure
 
     _compare(
         "difference", paper, difference_figure, sources, runs, methods=_names(methods),
@@ -115,7 +115,7 @@ def cd(
     from lmd.benchmark.figures.critical import critical_figure
 
     _compare(
-        "cd", paper, critical_figure, sources, runs, "scipy", methods=_names(methods),
+        "cd", paper, critical_figure, sources, runs, methods=_names(methods),
         metric=metric, test=test, blocks=blocks, ablations=ablations,
     )  # fmt: skip
 
@@ -129,7 +129,7 @@ def cost(
     paper: Paper = Paper(),
 ) -> None:
     """Balanced accuracy, or another metric, against minutes of computing."""
-    from lmd.benchmark.figures.cost import cost_figure
+    from lmd.benchmark.figures.comparison import cost_figure
 
     _compare("cost", paper, cost_figure, sources, runs, methods=_names(methods), metric=metric)
 
@@ -179,10 +179,10 @@ def tsne(
         perplexity: Perplexity of t-SNE.
         seed: Seed of the choice of images and of t-SNE.
     """
-    from lmd.benchmark.figures.embedding import Asked, tsne_figure
+    from lmd.benchmark.figures.embedding import Options, tsne_figure
 
-    asked = Asked(data, per_class, perplexity, seed, device)
-    _draw("tsne", paper, partial(tsne_figure, runs, asked), "openTSNE")
+    options = Options(data, per_class, perplexity, seed, device)
+    _draw("tsne", paper, partial(tsne_figure, runs, options), "openTSNE")
 
 
 def method(
@@ -210,16 +210,15 @@ def _compare(
     figure: "Callable[..., Drawn]",
     sources: Sequence[str],
     runs: Path | None,
-    *packages: str,
     **options: Any,
 ) -> None:
     """Draw a figure of the runs of a study."""
-    from lmd.benchmark.figures.sources import read_study
+    from lmd.benchmark.figures.series import read_study
 
     def draw(**size: Any) -> "Drawn":
         return figure(read_study(sources, runs), **options, **size)
 
-    _draw(name, paper, draw, *packages)
+    _draw(name, paper, draw)
 
 
 def _draw(name: str, paper: Paper, figure: "Callable[..., Drawn]", *packages: str) -> None:
@@ -230,7 +229,7 @@ def _draw(name: str, paper: Paper, figure: "Callable[..., Drawn]", *packages: st
     check_out(out)
     width = inches("--width", paper.width)
     height = None if paper.height is None else inches("--height", paper.height)
-    for package in ("matplotlib", *packages):
+    for package in ("matplotlib", "scipy", *packages):
         need(package)
     with drawing():
         drawn = with_fonts(figure(width=width, height=height))

@@ -4,23 +4,27 @@ import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from itertools import combinations
-from typing import TYPE_CHECKING, Any, Literal
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 from numpy.typing import NDArray
 
 from lmd.base.errors import LmdError
 from lmd.base.text import shorten
-from lmd.benchmark.figures.series import Series, check_metrics, group, without_ablations
-from lmd.benchmark.figures.sources import Study
-from lmd.benchmark.figures.style import COLOURS, Drawn, new_figure
+from lmd.benchmark.figures.series import (
+    Series,
+    Study,
+    check_metrics,
+    make_series,
+    without_ablations,
+)
+from lmd.benchmark.figures.style import COLOURS, Drawn, Style, new_figure
 from lmd.scoring.intervals import holm
 from lmd.scoring.metrics import METRICS
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
 
-Test = Literal["nemenyi", "wilcoxon"]
 LEVEL = 0.05
 
 
@@ -41,19 +45,19 @@ class Ranking:
 
 
 def mean_ranks(values: NDArray[np.float64]) -> NDArray[np.float64]:
-    """Mean rank of each column of ``values (N, K)``; the highest value has rank 1, ties share.
+    """Return the mean rank of each column of ``values (N, K)``; the highest value has rank 1.
 
     >>> mean_ranks(np.array([[0.9, 0.5, 0.5], [0.8, 0.9, 0.1]])).tolist()
     [1.5, 1.75, 2.75]
     """
-    above = (values[:, None, :] > values[:, :, None]).sum(2)
-    equal = (values[:, None, :] == values[:, :, None]).sum(2)
-    ranks: NDArray[np.float64] = (above + (equal + 1) / 2).mean(0)
+    from scipy import stats
+
+    ranks: NDArray[np.float64] = stats.rankdata(-values, axis=1).mean(0)
     return ranks
 
 
 def friedman(ranks: NDArray[np.float64], blocks: int) -> float:
-    """P-value of Friedman's test in the form of Iman and Davenport (Demsar 2006, section 3.2.2)."""
+    """Return the p-value of Friedman's test by Iman and Davenport (Demsar 2006, section 3.2.2)."""
     from scipy import stats
 
     k = len(ranks)
@@ -65,7 +69,7 @@ def friedman(ranks: NDArray[np.float64], blocks: int) -> float:
 
 
 def nemenyi_difference(methods: int, blocks: int) -> float:
-    """Critical difference of mean ranks at 5 % (Nemenyi 1963; Demsar 2006, section 3.2.2)."""
+    """Return the critical difference of ranks at 5 % (Nemenyi 1963; Demsar 2006, section 3.2.2)."""
     from scipy import stats
 
     # The studentised range with infinite degrees of freedom, over the square root of two.
@@ -74,47 +78,59 @@ def nemenyi_difference(methods: int, blocks: int) -> float:
 
 
 def wilcoxon_holm(values: NDArray[np.float64]) -> dict[tuple[int, int], float]:
-    """Wilcoxon's signed-rank p-value of each pair of columns, corrected by Holm (Benavoli 2016)."""
+    """Return Wilcoxon's p-value of each pair of columns, corrected by Holm (Benavoli 2016)."""
     from scipy import stats
 
-    found = {}
+    pairs = {}
     for i, j in combinations(range(values.shape[1]), 2):
         gaps = values[:, i] - values[:, j]
-        found[i, j] = float(stats.wilcoxon(gaps).pvalue) if np.any(gaps != 0) else 1.0
-    return dict(zip(found, holm(list(found.values())).tolist(), strict=True))
+        pairs[i, j] = float(stats.wilcoxon(gaps).pvalue) if np.any(gaps != 0) else 1.0
+    return dict(zip(pairs, holm(list(pairs.values())).tolist(), strict=True))
 
 
-def rank_methods(values: NDArray[np.float64], test: Test) -> Ranking:
+def rank_methods(values: NDArray[np.float64], test: str) -> Ranking:
     """Compare the columns of ``values (N, K)``, higher is better."""
     blocks, methods = values.shape
     if blocks < 2 or methods < 2:
         raise LmdError(f"ranks need at least two methods on two blocks; got {methods} on {blocks}")
     ranks = mean_ranks(values)
-    order = np.argsort(ranks, kind="stable").tolist()
-    if test == "nemenyi":
-        critical = nemenyi_difference(methods, blocks)
-        cliques = _cliques(order, lambda i, j: abs(ranks[i] - ranks[j]) <= critical)
-        return Ranking(ranks, friedman(ranks, blocks), critical, {}, cliques)
-    pairs = wilcoxon_holm(values)
-    cliques = _cliques(order, lambda i, j: pairs[min(i, j), max(i, j)] >= LEVEL)
-    return Ranking(ranks, friedman(ranks, blocks), None, pairs, cliques)
+    critical = nemenyi_difference(methods, blocks) if test == "nemenyi" else None
+    pairs = wilcoxon_holm(values) if test == "wilcoxon" else {}
+
+    def alike(i: int, j: int) -> bool:
+        if critical is not None:
+            return bool(abs(ranks[i] - ranks[j]) <= critical)
+        return pairs[min(i, j), max(i, j)] >= LEVEL
+
+    cliques = _cliques(np.argsort(ranks, kind="stable").tolist(), alike)
+    return Ranking(ranks, friedman(ranks, blocks), critical, pairs, cliques)
 
 
 def _cliques(order: Sequence[int], alike: Callable[[int, int], bool]) -> list[tuple[int, ...]]:
     """The longest stretches of the order, of two or more, in which every pair is alike."""
-    found: list[tuple[int, ...]] = []
+    cliques: list[tuple[int, ...]] = []
     for start in range(len(order)):
         end = start + 1
         while end < len(order) and all(alike(order[k], order[end]) for k in range(start, end)):
             end += 1
         stretch = tuple(order[start:end])
-        if len(stretch) > 1 and not any(set(stretch) <= set(other) for other in found):
-            found.append(stretch)
-    return found
+        if len(stretch) > 1 and not any(set(stretch) <= set(other) for other in cliques):
+            cliques.append(stretch)
+    return cliques
 
 
 LINE = 0.17  # inches between two labels
 NAMES = {"nemenyi": "Friedman and Nemenyi", "wilcoxon": "Wilcoxon signed-rank with Holm"}
+
+
+@dataclass(frozen=True)
+class Blocks:
+    """Complete blocks: ``values (N, K)`` of the methods in ``titles``; ``left_out`` lack some."""
+
+    titles: dict[str, str]
+    names: list[str]
+    values: NDArray[np.float64]
+    left_out: list[str]
 
 
 def critical_figure(
@@ -128,59 +144,55 @@ def critical_figure(
     height: float | None,
     ablations: bool = True,
 ) -> Drawn:
-    """Ranks over blocks: every seed of every data set, or data sets with their seeds averaged."""
+    """Draw ranks over blocks: seeds of all data sets, or data sets with their seeds averaged."""
     check_metrics([metric])
     if test not in NAMES:
         raise LmdError(f"--test is {test!r}; choose nemenyi or wilcoxon")
     if blocks not in ("seeds", "data"):
         raise LmdError(f"--blocks is {blocks!r}; choose seeds or data")
-    series = group(study, methods)
+    series = make_series(study, methods)
     if not ablations:
         series = without_ablations(series, study)
-    titles, names, values, left_out = _values(series, metric, blocks)
-    if len(names) < 2 or len(titles) < 2:
+    complete = _complete_blocks(series, metric, blocks)
+    titles, left_out = complete.titles, complete.left_out
+    if len(complete.names) < 2 or len(titles) < 2:
         incomplete = f" ({shorten(left_out)} not complete)" if left_out else ""
         raise LmdError(
             "a critical-difference diagram needs at least two methods on at least two blocks "
             f"({'data sets' if blocks == 'data' else 'seeds or data sets'}) that all of them have "
-            f"finished; there are {len(titles)} methods on {len(names)}{incomplete}: train more "
-            "seeds or data sets, or leave out methods with --methods"
+            f"finished; there are {len(titles)} methods on {len(complete.names)}{incomplete}: "
+            "train more seeds or data sets, or leave out methods with --methods"
         )
     sign = 1 if METRICS[metric].higher_is_better else -1
-    chosen: Test = "nemenyi" if test == "nemenyi" else "wilcoxon"
-    found = rank_methods(sign * values, chosen)
-    half = (len(titles) + 1) // 2
-    tall = height or 0.55 + 0.09 * len(found.cliques) + LINE * half
-    figure = new_figure(width, tall)
+    ranking = rank_methods(sign * complete.values, test)
+    tall = 0.55 + 0.09 * len(ranking.cliques) + LINE * ((len(titles) + 1) // 2)
+    figure = new_figure(width, height or tall)
     figure.set_layout_engine("none")
-    _draw(figure.add_subplot(), found, list(titles.values()))
-    notes = _notes(found, names, chosen, left_out)
-    return Drawn(figure, _rows(found, titles, names, values, metric), notes)
+    _draw(figure.add_axes((0, 0, 1, 1)), ranking, list(titles.values()))
+    return Drawn(figure, _rows(ranking, complete, metric), _notes(ranking, complete, test))
 
 
-def _values(
-    series: Sequence[Series], metric: str, blocks: str
-) -> tuple[dict[str, str], list[str], NDArray[np.float64], list[str]]:
-    """Titles by method, names of the blocks, and ``values (N, K)``; blocks must be complete."""
-    found: dict[str, dict[str, list[float]]] = {}
+def _complete_blocks(series: Sequence[Series], metric: str, blocks: str) -> Blocks:
+    """The mean of each method in each block that all of them have."""
+    by_block: dict[str, dict[str, list[float]]] = {}
     titles: dict[str, str] = {}
-    sets = list(dict.fromkeys(one.data for one in series))
+    sets = list(dict.fromkeys(one.fingerprint for one in series))
     for one in series:
         key = one.title if one.values else one.key
         titles[key] = one.title
-        source = f"{one.record.data.source} ({sets.index(one.data) + 1})"
+        source = f"{one.record.data.source} ({sets.index(one.fingerprint) + 1})"
         for run in one.runs:
             name = source if blocks == "data" else f"{source}, seed {run.seed}"
-            value = one.value(run, metric)
+            value = run.value(metric)
             if value is not None:
-                found.setdefault(name, {}).setdefault(key, []).append(value)
-    complete = {name: of for name, of in found.items() if set(of) == set(titles)}
-    table = [[float(np.mean(of[key])) for key in titles] for of in complete.values()]
-    left_out = [name for name in found if name not in complete]
-    return titles, list(complete), np.array(table).reshape(len(complete), len(titles)), left_out
+                by_block.setdefault(name, {}).setdefault(key, []).append(value)
+    names = [name for name, values in by_block.items() if set(values) == set(titles)]
+    means = [[float(np.mean(by_block[name][key])) for key in titles] for name in names]
+    table = np.array(means).reshape(len(names), len(titles))
+    return Blocks(titles, names, table, [name for name in by_block if name not in names])
 
 
-def _draw(axes: "Axes", found: Ranking, titles: Sequence[str]) -> None:
+def _draw(axes: "Axes", ranking: Ranking, titles: Sequence[str]) -> None:
     """The axis of ranks on top, bars of methods that do not differ, and labels on both sides.
 
     Coordinates are inches from the upper left corner.
@@ -188,15 +200,14 @@ def _draw(axes: "Axes", found: Ranking, titles: Sequence[str]) -> None:
     figure = axes.get_figure(root=True)
     assert figure is not None
     wide, tall = figure.get_size_inches()
-    axes.set_position((0, 0, 1, 1))
     axes.set_xlim(0, wide)
     axes.set_ylim(-tall, 0)
     axes.axis("off")
-    order, methods = np.argsort(found.ranks, kind="stable").tolist(), len(titles)
+    order, methods = np.argsort(ranking.ranks, kind="stable").tolist(), len(titles)
     half = (methods + 1) // 2
     # Names and ranks need about half an em for each character, and the axis a third of the width.
-    texts = [f"{titles[k]} {found.ranks[k]:.2f}" for k in order]
-    longest = [max(map(len, of)) for of in (texts[:half], texts[half:])]
+    lengths = [len(f"{titles[k]} {ranking.ranks[k]:.2f}") for k in order]
+    longest = [max(lengths[:half]), max(lengths[half:])]
     size = min(7.0, 0.6 * wide / (sum(longest) * 0.58 / 72))
     left, right = (0.06 + 0.58 * n * size / 72 for n in longest)
     scale = (wide - left - right - 0.2) / (methods - 1)
@@ -205,75 +216,70 @@ def _draw(axes: "Axes", found: Ranking, titles: Sequence[str]) -> None:
         return float(left + 0.1 + scale * (rank - 1))
 
     top = -0.42
-    _axis(axes, found, x, top, methods)
-    for i, clique in enumerate(found.cliques):
+    _draw_axis(axes, ranking.critical, x, top, methods)
+    for i, clique in enumerate(ranking.cliques):
         y = top - 0.08 - 0.09 * i
-        ends = [x(float(found.ranks[clique[0]])) - 0.03, x(float(found.ranks[clique[-1]])) + 0.03]
-        axes.plot(ends, [y, y], color=COLOURS[1], linewidth=2.6, solid_capstyle="butt")
-    first = top - 0.16 - 0.09 * len(found.cliques)
+        best, worst = (float(ranking.ranks[k]) for k in (clique[0], clique[-1]))
+        bar: Style = {"color": COLOURS[1], "linewidth": 2.6, "solid_capstyle": "butt"}
+        axes.plot([x(best) - 0.03, x(worst) + 0.03], [y, y], **bar)
+    first = top - 0.16 - 0.09 * len(ranking.cliques)
     for place, k in enumerate(order):
-        before, rank = place < half, float(found.ranks[k])
-        y = first - LINE * (place if before else methods - 1 - place)
-        edge = left if before else wide - right
+        rank = float(ranking.ranks[k])
+        if place < half:
+            y, edge, side = first - LINE * place, left, "right"
+            label, text_x = f"{titles[k]} {rank:.2f}", left - 0.03
+        else:
+            y, edge, side = first - LINE * (methods - 1 - place), wide - right, "left"
+            label, text_x = f"{rank:.2f} {titles[k]}", wide - right + 0.03
         axes.plot([x(rank), x(rank), edge], [top, y, y], color="#555555", linewidth=0.6)
-        words = f"{titles[k]} {rank:.2f}" if before else f"{rank:.2f} {titles[k]}"
-        aside = {"ha": "right", "x": edge - 0.03} if before else {"ha": "left", "x": edge + 0.03}
-        axes.text(y=y, s=words, va="center", fontsize=size, **aside)
+        axes.text(text_x, y, label, ha=side, va="center", fontsize=size)
 
 
-def _axis(
-    axes: "Axes", found: Ranking, x: Callable[[float], float], top: float, methods: int
+def _draw_axis(
+    axes: "Axes", critical: float | None, x: Callable[[float], float], top: float, methods: int
 ) -> None:
     axes.plot([x(1), x(methods)], [top, top], color="black", linewidth=0.8)
     step = next(n for n in (1, 2, 5, 10, 20, 50) if (x(1 + n) - x(1)) > 0.2 or n == 50)
-    ticks = [tick for tick in range(step, methods, step) if x(methods) - x(tick) > 0.2]
-    for tick in sorted({1, methods, *(t for t in ticks if x(t) - x(1) > 0.16 or t == 1)}):
+    ticks = [t for t in range(step, methods, step) if x(methods) - x(t) > 0.2]
+    for tick in sorted({1, methods, *(t for t in ticks if x(t) - x(1) > 0.16)}):
         axes.plot([x(tick), x(tick)], [top, top + 0.05], color="black", linewidth=0.8)
         axes.text(x(tick), top + 0.07, str(tick), ha="center", va="bottom", fontsize=7)
-    if found.critical is None:
+    if critical is None:
         return
-    beyond = 1 + found.critical > methods
-    end = x(methods if beyond else 1 + found.critical)
+    beyond = 1 + critical > methods
+    end = x(methods if beyond else 1 + critical)
     axes.plot([x(1), end], [-0.17, -0.17], color="black", linewidth=1.2)
     for at in (x(1), end)[: 1 if beyond else 2]:
         axes.plot([at, at], [-0.2, -0.14], color="black", linewidth=1.2)
-    words = f"CD = {found.critical:.2f}" + (" (beyond the axis)" if beyond else "")
-    axes.text((x(1) + end) / 2, -0.13, words, ha="center", va="bottom", fontsize=7)
+    label = f"CD = {critical:.2f}" + (" (beyond the axis)" if beyond else "")
+    axes.text((x(1) + end) / 2, -0.13, label, ha="center", va="bottom", fontsize=7)
 
 
-def _rows(
-    found: Ranking,
-    titles: dict[str, str],
-    names: Sequence[str],
-    values: NDArray[np.float64],
-    metric: str,
-) -> list[dict[str, Any]]:
+def _rows(ranking: Ranking, blocks: Blocks, metric: str) -> list[dict[str, Any]]:
     rows: list[dict[str, Any]] = []
-    keys = list(titles)
+    keys = list(blocks.titles)
     for k, key in enumerate(keys):
-        own = [str(i + 1) for i, clique in enumerate(found.cliques) if k in clique]
-        about = {"method": key, "title": titles[key], "mean_rank": float(found.ranks[k])}
-        about |= {"groups": " ".join(own)}
-        for n, name in enumerate(names):
-            rows.append(about | {"block": name, metric: float(values[n, k])})
-    for (i, j), p in found.pairs.items():
+        groups = [str(i + 1) for i, clique in enumerate(ranking.cliques) if k in clique]
+        row = {"method": key, "title": blocks.titles[key], "mean_rank": float(ranking.ranks[k])}
+        row |= {"groups": " ".join(groups)}
+        for name, value in zip(blocks.names, blocks.values[:, k].tolist(), strict=True):
+            rows.append(row | {"block": name, metric: value})
+    for (i, j), p in ranking.pairs.items():
         rows.append({"method": keys[i], "against": keys[j], "p_holm": p})
     return rows
 
 
-def _notes(
-    found: Ranking, names: Sequence[str], test: Test, left_out: Sequence[str]
-) -> tuple[str, ...]:
-    sets = {name.split(", seed ")[0] for name in names}
+def _notes(ranking: Ranking, blocks: Blocks, test: str) -> tuple[str, ...]:
+    names, left_out = blocks.names, blocks.left_out
     notes = [
         f"Mean ranks over {len(names)} blocks (1 is best); a bar joins methods that do not differ "
-        f"at {100 * LEVEL:g} % ({NAMES[test]}; Demsar 2006). Friedman's test: p = {found.p:.2g}."
+        f"at {100 * LEVEL:g} % ({NAMES[test]}; Demsar 2006). Friedman's test: p = {ranking.p:.2g}."
     ]
     if left_out:
         notes.append(f"Left out, because not every method has finished: {shorten(left_out)}.")
-    if found.p >= LEVEL:
+    if ranking.p >= LEVEL:
         notes.append("Friedman's test finds no difference: do not read one from the ranks.")
-    if len(sets) < len(names):
+    if len({name.split(", seed ")[0] for name in names}) < len(names):
         notes.append(
             "Seeds of one data set are not independent data sets: the result speaks of training "
             "again on these images, not of other data; --blocks data averages them."

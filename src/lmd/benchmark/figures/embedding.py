@@ -9,21 +9,27 @@ import numpy as np
 from numpy.typing import NDArray
 
 from lmd.base.errors import LmdError
-from lmd.benchmark.figures.style import COLOURS, MARKERS, TIER_STYLE, Drawn, entry, new_figure
+from lmd.benchmark.figures.style import (
+    COLOURS,
+    MARKERS,
+    TIER_STYLE,
+    Drawn,
+    legend_name,
+    new_figure,
+)
 from lmd.runs.folder import Run, several_models
 from lmd.runs.record import Record
+from lmd.scoring.proportions import Floats
 from lmd.scoring.tiers import TIERS
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
-    from matplotlib.figure import Figure
 
-Floats = NDArray[np.float64]
 COMPONENTS = 50  # principal components that t-SNE sees
 
 
 @dataclass(frozen=True)
-class Asked:
+class Options:
     """Options of the t-SNE figure."""
 
     data: str | None = None
@@ -43,7 +49,7 @@ class Points:
 
 
 def read_records(runs: Sequence[Path]) -> list[Record]:
-    """The records of runs on the same test images, checked before anything is computed."""
+    """Read the records of runs on the same test images, and check them."""
     if not 1 <= len(runs) <= 3:
         raise LmdError(f"the tsne figure shows one to three runs; got {len(runs)}")
     records: list[Record] = []
@@ -62,19 +68,19 @@ def read_records(runs: Sequence[Path]) -> list[Record]:
     return records
 
 
-def features_of(runs: Sequence[Path], records: Sequence[Record], asked: Asked) -> Points:
-    """Features of the same test images in each run, at most ``per_class`` of a class."""
+def features_of(runs: Sequence[Path], records: Sequence[Record], options: Options) -> Points:
+    """Compute features of the same test images in each run, at most ``per_class`` of a class."""
     from lmd.base.device import choose_device
     from lmd.base.progress import Display
     from lmd.data.dataset import plan_data
     from lmd.data.source import Source
     from lmd.runs.protocol import Protocol
 
-    device = choose_device(asked.device)
-    ids, labels, found = None, None, []
+    device = choose_device(options.device)
+    points: Points | None = None
     for path, record in zip(runs, records, strict=True):
         request = record.request
-        where = asked.data or request.data
+        where = options.data or request.data
         if where != "synthetic" and not Path(where).exists():
             raise LmdError(f"the data of {path} is not at {where}: say where it is with --data")
         source = replace(Source.of(request), data=where)
@@ -83,22 +89,21 @@ def features_of(runs: Sequence[Path], records: Sequence[Record], asked: Asked) -
         if data.fingerprint() != record.data.fingerprint:
             raise LmdError(f"the data at {where} is not that of {path}: images or parts differ")
         here = data.table.part("test")
-        if ids is None or labels is None:
-            chosen = _chosen(here.labels, asked)
-            ids, labels = here.ids[chosen], here.labels[chosen]
+        if points is None:
+            chosen = _choose_images(here.labels, options)
+            points = Points(here.ids[chosen], here.labels[chosen], [])
         place = {name: i for i, name in enumerate(here.ids.tolist())}
-        rows = np.array([place[name] for name in ids.tolist()])
-        found.append(_features(path, data.part("test")[rows], device))
-    assert ids is not None
-    assert labels is not None
-    return Points(ids, labels, found)
+        rows = np.array([place[name] for name in points.ids.tolist()])
+        points.features.append(_features(path, data.part("test")[rows], device))
+    assert points is not None
+    return points
 
 
-def _chosen(labels: NDArray[np.int64], asked: Asked) -> NDArray[np.int64]:
+def _choose_images(labels: NDArray[np.int64], options: Options) -> NDArray[np.int64]:
     """Indices of at most ``per_class`` images of each class, in their order."""
-    draw = np.random.default_rng(asked.seed)
-    kept = [draw.permutation(np.flatnonzero(labels == k))[: asked.per_class] for k in set(labels)]
-    return np.sort(np.concatenate(kept))
+    draw = np.random.default_rng(options.seed)
+    drawn = [draw.permutation(np.flatnonzero(labels == k)) for k in set(labels)]
+    return np.sort(np.concatenate([rows[: options.per_class] for rows in drawn]))
 
 
 def _features(path: Path, pixels: NDArray[np.uint8], device: Any) -> Floats:
@@ -111,7 +116,7 @@ def _features(path: Path, pixels: NDArray[np.uint8], device: Any) -> Floats:
 
 
 def embed(features: Sequence[Floats], perplexity: float, seed: int) -> list[Floats]:
-    """One embedding ``(N, 2)`` for each run by t-SNE (van der Maaten and Hinton 2008).
+    """Embed each run as ``(N, 2)`` by t-SNE (van der Maaten and Hinton 2008).
 
     Features of different networks have no common axes, so each run has its own t-SNE. Each starts
     from the embedding of the first run, and is then rotated, reflected and scaled onto it, so that
@@ -123,8 +128,8 @@ def embed(features: Sequence[Floats], perplexity: float, seed: int) -> list[Floa
     if n < 12:
         raise LmdError(f"t-SNE needs at least 12 test images; there are {n}")
     start: Any = "pca"
-    found: list[Floats] = []
-    for each in features:
+    embeddings: list[Floats] = []
+    for of_run in features:
         method = TSNE(
             perplexity=min(perplexity, (n - 1) / 3),
             initialization=start,
@@ -132,15 +137,18 @@ def embed(features: Sequence[Floats], perplexity: float, seed: int) -> list[Floa
             n_jobs=1,
             metric="euclidean",
         )
-        made = np.asarray(method.fit(principal(each, COMPONENTS)), dtype=np.float64)
-        if not found:
-            start = made / made[:, 0].std() * 1e-4
-        found.append(aligned(made, found[0]) if found else made - made.mean(0))
-    return found
+        fitted = method.fit(principal(of_run, COMPONENTS))
+        xy: Floats = np.asarray(fitted, dtype=np.float64)
+        if embeddings:
+            embeddings.append(aligned(xy, embeddings[0]))
+        else:
+            start = xy / xy[:, 0].std() * 1e-4
+            embeddings.append(xy - xy.mean(0))
+    return embeddings
 
 
 def principal(features: Floats, most: int) -> Floats:
-    """The first principal components of features of length one: ``(N, C) → (N, ≤ most)``."""
+    """Return the first principal components of unit features: ``(N, C) → (N, ≤ most)``."""
     unit = features / np.maximum(np.linalg.norm(features, axis=1, keepdims=True), 1e-12)
     centred = unit - unit.mean(0)
     left, sizes, _ = np.linalg.svd(centred, full_matrices=False)
@@ -148,68 +156,84 @@ def principal(features: Floats, most: int) -> Floats:
 
 
 def aligned(points: Floats, goal: Floats) -> Floats:
-    """``points (N, 2)`` moved, turned and mirrored onto ``goal``, at its size (Procrustes).
+    """Move, turn and mirror ``points (N, 2)`` onto ``goal``, at its size (Procrustes).
 
     >>> square = np.array([[0.0, 0], [2, 0], [2, 1], [0, 1]])
     >>> turned = 3 * square @ np.array([[0.0, 1], [-1, 0]]) + 5
     >>> bool(np.allclose(aligned(turned, square), square))
     True
     """
+    from scipy.linalg import orthogonal_procrustes
+
     centre = goal.mean(0)
     centred, wanted = points - points.mean(0), goal - centre
-    left, _, right = np.linalg.svd(centred.T @ wanted)
+    turn, _ = orthogonal_procrustes(centred, wanted)
     # The least-squares scale would shrink an embedding the more, the less it is like the goal.
     scale = np.linalg.norm(wanted) / max(float(np.linalg.norm(centred)), 1e-12)
-    return np.asarray(scale * centred @ left @ right + centre)
+    return np.asarray(scale * centred @ turn + centre)
 
 
-def tsne_figure(runs: Sequence[Path], asked: Asked, *, width: float, height: float | None) -> Drawn:
-    """One column for each run, with the same test images."""
+def tsne_figure(
+    runs: Sequence[Path], options: Options, *, width: float, height: float | None
+) -> Drawn:
+    """Draw one column for each run, with the same test images."""
     records = read_records(runs)
-    points = features_of(runs, records, asked)
-    embeddings = embed(points.features, asked.perplexity, asked.seed)
-    tiers = np.array(records[0].tiers.assignment)
+    points = features_of(runs, records, options)
+    embeddings = embed(points.features, options.perplexity, options.seed)
+    tiers, classes = np.array(records[0].tiers.assignment), records[0].data.classes
     columns = len(runs)
     cell = (width - 1.1) / columns
     figure = new_figure(width, height or min(2 * cell, 0.9 * width) + 0.3)
     axes = figure.subplots(2, columns, squeeze=False, sharex=True, sharey=True)
-    for j, (record, xy) in enumerate(zip(records, embeddings, strict=True)):
-        axes[0, j].set_title(_title(record, records))
-        _tiers(axes[0, j], xy, tiers[points.labels])
-        _tail(axes[1, j], xy, points.labels, tiers, records[0].data.classes)
+    titles = [record.method.title for record in records]
+    rows: list[dict[str, Any]] = []
+    for column, record, xy in zip(axes.T, records, embeddings, strict=True):
+        title = record.method.title
+        several = titles.count(title) > 1
+        column[0].set_title(f"{title} ({record.name})" if several else title)
+        _draw_tiers(column[0], xy, tiers[points.labels])
+        _draw_tail(column[1], xy, points.labels, tiers, classes)
+        for name, k, (x, y) in zip(points.ids, points.labels, xy.tolist(), strict=True):
+            row = {"run": record.name, "method": record.method.key, "image": str(name)}
+            row |= {"class": classes[k], "tier": str(tiers[k])}
+            rows.append(row | {"x": round(x, 4), "y": round(y, 4)})
     for panel in axes.ravel():
         panel.set_xticks([])
         panel.set_yticks([])
         for side in panel.spines.values():
             side.set_visible(True)
             side.set_color("#BBBBBB")
-    _legends(figure, axes)
-    rows = _rows(records, embeddings, points.ids, points.labels, tiers)
-    note = (
-        f"{len(points.ids)} test images, at most {asked.per_class} of a class; features of length "
-        f"one, t-SNE with perplexity {asked.perplexity:g}, seed {asked.seed}."
-    )
-    how = (
-        "Each run has its own t-SNE, which starts from that of the first run and is rotated, "
-        "mirrored and scaled onto it (Procrustes); distances between far groups mean nothing."
-    )
-    return Drawn(figure, rows, (note, how) if columns > 1 else (note,))
+    # Beside each row of panels; both rows are as wide as the wider legend.
+    for panel, title in zip(axes[:, -1], ("all classes", "tail classes"), strict=True):
+        panel.legend(
+            title=title,
+            title_fontsize=7,
+            loc="upper left",
+            bbox_to_anchor=(1.0, 1.0),
+            handletextpad=0.2,
+            markerscale=1.6,
+            alignment="left",
+        )
+    notes = [
+        f"{len(points.ids)} test images, at most {options.per_class} of a class; features of "
+        f"length one, t-SNE with perplexity {options.perplexity:g}, seed {options.seed}."
+    ]
+    if columns > 1:
+        notes.append(
+            "Each run has its own t-SNE, which starts from that of the first run and is rotated, "
+            "mirrored and scaled onto it (Procrustes); distances between far groups mean nothing."
+        )
+    return Drawn(figure, rows, tuple(notes))
 
 
-def _title(record: Record, records: Sequence[Record]) -> str:
-    titles = [each.method.title for each in records]
-    same = titles.count(record.method.title) > 1
-    return f"{record.method.title} ({record.name})" if same else record.method.title
-
-
-def _tiers(panel: "Axes", xy: Floats, tiers: NDArray[Any]) -> None:
+def _draw_tiers(panel: "Axes", xy: Floats, tiers: NDArray[Any]) -> None:
     for tier in TIERS:
-        at, inside = TIER_STYLE[tier], tiers == tier
+        inside = tiers == tier
         if inside.any():
-            _scatter(panel, xy[inside], at, tier, 7 if tier == "tail" else 4)
+            _scatter(panel, xy[inside], TIER_STYLE[tier], tier, 7 if tier == "tail" else 4)
 
 
-def _tail(
+def _draw_tail(
     panel: "Axes",
     xy: Floats,
     labels: NDArray[np.int64],
@@ -223,53 +247,16 @@ def _tail(
             _scatter(panel, xy[labels == k], i, classes[k], 8)
 
 
-def _scatter(panel: "Axes", xy: Floats, at: int, label: str, size: float) -> None:
+def _scatter(panel: "Axes", xy: Floats, place: int, name: str, size: float) -> None:
     n = len(COLOURS)
-    # After all colours, the markers go on with the next one.
-    marker = MARKERS[(at + at // n) % n]
-    colour = COLOURS[at % n]
-    x, y = xy.T
     panel.scatter(
-        x, y, s=size, color=colour, marker=marker, label=entry(label), linewidths=0, alpha=0.85
+        xy[:, 0],
+        xy[:, 1],
+        s=size,
+        color=COLOURS[place % n],
+        # After all colours, the markers go on with the next one.
+        marker=MARKERS[(place + place // n) % n],
+        label=legend_name(name, 18),
+        linewidths=0,
+        alpha=0.85,
     )
-
-
-def _legends(figure: "Figure", axes: NDArray[Any]) -> None:
-    """Beside each row of panels; both rows are as wide as the wider legend."""
-    for row, title in zip(axes, ("all classes", "tail classes"), strict=True):
-        handles, names = row[-1].get_legend_handles_labels()
-        short = [name if len(name) <= 18 else f"{name[:17]}…" for name in names]
-        row[-1].legend(
-            handles,
-            short,
-            title=title,
-            title_fontsize=7,
-            loc="upper left",
-            bbox_to_anchor=(1.0, 1.0),
-            handletextpad=0.2,
-            markerscale=1.6,
-            alignment="left",
-        )
-
-
-def _rows(
-    records: Sequence[Record],
-    embeddings: Sequence[Floats],
-    ids: NDArray[Any],
-    labels: NDArray[np.int64],
-    tiers: NDArray[Any],
-) -> list[dict[str, Any]]:
-    classes = records[0].data.classes
-    return [
-        {
-            "run": record.name,
-            "method": record.method.key,
-            "image": str(name),
-            "class": classes[k],
-            "tier": str(tiers[k]),
-            "x": round(float(x), 4),
-            "y": round(float(y), 4),
-        }
-        for record, xy in zip(records, embeddings, strict=True)
-        for name, k, (x, y) in zip(ids.tolist(), labels.tolist(), xy.tolist(), strict=True)
-    ]
