@@ -2,15 +2,17 @@
 
 import os
 import sys
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from datetime import timedelta
+from functools import cache
 from pathlib import Path
 from typing import TypeVar
 
 import torch
 from torch import Tensor
 from torch import distributed as dist
+from torch.nn import Parameter
 
 from lmd.base.errors import LmdError
 
@@ -90,7 +92,16 @@ def joined(device: torch.device) -> Iterator[None]:
     except LmdError as error:
         # The others may have ended or be waiting: they notice only that this one ends.
         raise error if rank() == 0 else LmdError(f"process {rank()}: {error}") from error
+    _patient_group.cache_clear()
     dist.destroy_process_group()
+
+
+@cache
+def _patient_group() -> "dist.ProcessGroup":
+    """The processes once more: decoding may take hours, and those that wait must not time out."""
+    with _answered():
+        group: dist.ProcessGroup = dist.new_group(backend="gloo", timeout=timedelta(days=2))
+    return group
 
 
 def in_turn(work: Callable[[], T]) -> T:
@@ -103,9 +114,7 @@ def in_turn(work: Callable[[], T]) -> T:
         return work()
     mine = 0 if rank() == 0 else 1 if _environment("LOCAL_RANK", 0) == 0 else 2
     result: list[T] = []
-    # Decoding may take hours; processes that wait for it must not time out.
-    with _answered():
-        patient = dist.new_group(backend="gloo", timeout=timedelta(days=2))
+    group = _patient_group()
     for turn in range(3):
         failure: LmdError | None = None
         if turn == mine:
@@ -115,7 +124,7 @@ def in_turn(work: Callable[[], T]) -> T:
                 failure = error
         failed: list[bool | None] = [None] * world()
         with _answered():
-            dist.all_gather_object(failed, failure is not None, group=patient)
+            dist.all_gather_object(failed, failure is not None, group=group)
         if failure is not None and failed.index(True) == rank():
             raise failure
         if any(failed):
@@ -156,6 +165,20 @@ def agree(tensors: Sequence[Tensor]) -> None:
             dist.broadcast(flat, 0)
         for t, part in zip(same, flat.split([t.numel() for t in same]), strict=True):
             t.copy_(part.view_as(t))
+
+
+def average_gradients(parameters: Iterable[Parameter]) -> None:
+    """Replace the gradients of trained parameters by their means over all processes."""
+    gradients = [p.grad for p in parameters if p.requires_grad and p.grad is not None]
+    if world() == 1 or not gradients:
+        return
+    # One large message is faster than hundreds of small ones.
+    flat = torch.cat([gradient.flatten() for gradient in gradients])
+    all_reduce(flat)
+    flat /= world()
+    sizes = [gradient.numel() for gradient in gradients]
+    for gradient, mean in zip(gradients, flat.split(sizes), strict=True):
+        gradient.copy_(mean.view_as(gradient))
 
 
 def all_gather(tensor: Tensor) -> list[Tensor]:

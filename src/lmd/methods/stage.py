@@ -14,6 +14,8 @@ import torch
 from torch import Tensor, nn
 from torch.optim import Optimizer
 
+from lmd.base.distributed import average_gradients
+
 Terms = Mapping[str, Tensor]
 Schedule = Literal["constant", "cosine"]
 ParameterGroups = Sequence[nn.Parameter] | Sequence[dict[str, Any]]
@@ -167,12 +169,17 @@ class Stage(nn.Module):
         """The same as ``loss``, for wrappers that call ``forward``."""
         return self.loss(*batches)
 
+    def backward(self, loss: Tensor) -> None:
+        """Compute the gradients of a loss; processes that share a batch get the mean of theirs."""
+        loss.backward()
+        average_gradients(self.parameters())
+
     def step(self, optimizer: Optimizer, *batches: Batch) -> Terms:
         """One update. Overridden only where one backward pass is not enough."""
         optimizer.zero_grad(set_to_none=True)
         terms: Terms = self(*batches)
         with self.clock("backward and update"):
-            terms["loss"].backward()
+            self.backward(terms["loss"])
             optimizer.step()
         return terms
 

@@ -215,7 +215,7 @@ class Flat(Stage):
         """One sharpness-aware update; BatchNorm statistics come from the unperturbed pass only."""
         optimizer.zero_grad(set_to_none=True)
         terms: Terms = self(*batches)
-        terms["loss"].backward()
+        self.backward(terms["loss"])
 
         moved = [p for p in self.parameters() if p.grad is not None]
         gradients = [p.grad for p in moved if p.grad is not None]
@@ -223,7 +223,7 @@ class Flat(Stage):
         optimizer.zero_grad(set_to_none=True)
         with still_statistics(self):
             flat: Terms = self(*batches)
-        flat["loss"].backward()
+        self.backward(flat["loss"])
         restore(moved, saved)
 
         optimizer.step()

@@ -45,7 +45,7 @@ from lmd.training.checkpoint import (
     load_checkpoint,
     save_checkpoint,
 )
-from lmd.training.sharing import averaged, sharing, split_encoder
+from lmd.training.sharing import sharing, split_encoder
 
 
 @dataclass
@@ -305,9 +305,8 @@ class StageTraining:
         first = self._restore(saved) if saved is not None else 0
         if first == self.epochs:  # trained by another run
             self._save(first)
-        with averaged([p for p in self.stage.parameters() if p.requires_grad]):
-            for epoch in range(first, self.epochs):
-                self._epoch(epoch)
+        for epoch in range(first, self.epochs):
+            self._epoch(epoch)
         if self.trainer.protocol.select == "best" and self.best is not None:
             self.trainer.model.load_state_dict(self.best)
         for parameter in self.trainer.model.parameters():

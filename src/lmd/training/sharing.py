@@ -12,7 +12,6 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
-from torch.nn.modules.batchnorm import _BatchNorm
 
 from lmd.base.distributed import (
     TOGETHER,
@@ -25,6 +24,8 @@ from lmd.base.distributed import (
     world,
 )
 from lmd.base.errors import LmdError
+
+_NORMS = (nn.BatchNorm1d, nn.BatchNorm2d, nn.BatchNorm3d, nn.SyncBatchNorm)
 
 # The number of images of the current batch in each process; None outside a step.
 _sizes: ContextVar[tuple[int, ...] | None] = ContextVar("sizes", default=None)
@@ -57,23 +58,33 @@ def split_encoder(encoder: nn.Module) -> Iterator[None]:
     if world() == 1:
         yield
         return
-    norms = [m for m in encoder.modules() if isinstance(m, _BatchNorm)]
-    for norm in norms:
-        if type(norm) not in (nn.BatchNorm2d, _SharedBatchNorm):
+    for module in encoder.modules():
+        if isinstance(module, _NORMS) and type(module) not in (nn.BatchNorm2d, _SharedBatchNorm):
             raise LmdError(
-                f"backbone: several processes cannot share its {type(norm).__name__} layers: "
+                f"backbone: several processes cannot share its {type(module).__name__} layers: "
                 "choose another backbone, or train with one process"
             )
-    # A copy of the encoder, such as an averaged teacher, keeps the class and the hook.
+    # A copy of the encoder, such as an averaged teacher, keeps the shared layers and the hook.
     handle = encoder.register_forward_hook(_whole_batch)
-    for norm in norms:
-        norm.__class__ = _SharedBatchNorm
+    _exchange(encoder, nn.BatchNorm2d, _SharedBatchNorm)
     try:
         yield
     finally:
         handle.remove()
-        for norm in norms:
-            norm.__class__ = nn.BatchNorm2d
+        _exchange(encoder, _SharedBatchNorm, nn.BatchNorm2d)
+
+
+def _exchange(encoder: nn.Module, old: type[nn.BatchNorm2d], new: type[nn.BatchNorm2d]) -> None:
+    """Put layers of another type in place of the old ones, with the same tensors."""
+    for parent in list(encoder.modules()):
+        for name, norm in parent.named_children():
+            if type(norm) is old:
+                layer = new(norm.num_features, norm.eps, norm.momentum)
+                layer.affine, layer.track_running_stats = norm.affine, norm.track_running_stats
+                layer.weight, layer.bias = norm.weight, norm.bias
+                layer.running_mean, layer.running_var = norm.running_mean, norm.running_var
+                layer.num_batches_tracked = norm.num_batches_tracked
+                setattr(parent, name, layer.train(norm.training))
 
 
 def _whole_batch(_module: nn.Module, _inputs: object, features: Tensor) -> Tensor:
@@ -85,7 +96,7 @@ def gather(rows: Tensor, sizes: Sequence[int]) -> Tensor:
     """The rows ``(m n_r, …)`` of all processes as ``(m N, …)``, in the order of a single process.
 
     Process r has ``n_r = sizes[r]`` images in m blocks, the views that are encoded together. The
-    gradient is scaled by the number of processes, as ``averaged`` expects.
+    gradient is scaled by the number of processes, as ``average_gradients`` expects.
     """
     own = sizes[rank()]
     blocks = len(rows) // own if own else 0
@@ -195,36 +206,3 @@ class _Normalise(torch.autograd.Function):
 def _full(tensor: Tensor) -> Tensor:
     """At least float32: sums over a batch need more than half precision."""
     return tensor.float() if tensor.dtype in (torch.float16, torch.bfloat16) else tensor
-
-
-@contextmanager
-def averaged(parameters: Sequence[nn.Parameter]) -> Iterator[None]:
-    """In this context, ``backward()`` ends with the mean of the gradients of all processes."""
-    if world() == 1:
-        yield
-        return
-    queued = False
-
-    def reduce() -> None:
-        nonlocal queued
-        queued = False
-        gradients = [p.grad for p in parameters if p.grad is not None]
-        # One large message is faster than hundreds of small ones.
-        flat = torch.cat([g.flatten() for g in gradients])
-        all_reduce(flat)
-        flat /= world()
-        for g, part in zip(gradients, flat.split([g.numel() for g in gradients]), strict=True):
-            g.copy_(part.view_as(g))
-
-    def ready(_parameter: Tensor) -> None:
-        nonlocal queued
-        if not queued:
-            queued = True
-            torch.autograd.Variable._execution_engine.queue_callback(reduce)
-
-    handles = [p.register_post_accumulate_grad_hook(ready) for p in parameters]
-    try:
-        yield
-    finally:
-        for handle in handles:
-            handle.remove()

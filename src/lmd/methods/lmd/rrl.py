@@ -244,14 +244,14 @@ class RRL(Stage):
         """
         loss = self._label_loss_alone(batch)
         optimizer.zero_grad(set_to_none=True)
-        loss.backward()  # not autograd.grad, so that several processes average their gradients
+        self.backward(loss)
         moved = [p for p in self.model.parameters() if p.grad is not None]
         gradients = [p.grad for p in moved if p.grad is not None]
         saved = perturb(moved, ascent(gradients, self.settings.sam))
         optimizer.zero_grad(set_to_none=True)
         with still_statistics(self.model):
             terms: Terms = self(batch)
-        terms["loss"].backward()
+        self.backward(terms["loss"])
         restore(moved, saved)
         optimizer.step()
         return terms
