@@ -32,16 +32,17 @@ def test_it_shows_the_records_numbers(tmp_path: Path) -> None:
     for row in record.decisions.per_class:
         for found in (row.recall, row.specificity, row.fixed, row.ppv, row.npv):
             if found.value is not None:
-                assert f"{shown(found.value)} {100 * found.low:.1f}–{shown(found.high)}" in section
+                span = f"{100 * found.low:.1f} to {shown(found.high)}"
+                assert f"{shown(found.value)} {span}" in section
         point = f"{row.name}: sensitivity {shown(row.recall.value)} at specificity "
         assert point + shown(row.specificity.value) in section
     sets = text[text.index("Sets of classes") : text.index("What a decision is worth")]
     for one in record.sets.per_class:
         found = one.coverage
-        assert f"{shown(found.value)} {100 * found.low:.1f}–{shown(found.high)}" in sets
-        span = "" if one.size.low is None else f" {one.size.low:.2f}–{one.size.high:.2f}"
+        assert f"{shown(found.value)} {100 * found.low:.1f} to {shown(found.high)}" in sets
+        span = "" if one.size.low is None else f" {one.size.low:.2f} to {one.size.high:.2f}"
         assert f"{one.size.value:.2f}{span}" in sets
-        assert f"{100 * one.expected.low:.1f}–{shown(one.expected.high)}" in sets
+        assert f"{100 * one.expected.low:.1f} to {shown(one.expected.high)}" in sets
     calibration = text[text.index("Can its confidence") : text.index("Sets of classes")]
     found = record.calibration["test"]
     for value in (found.before.value, found.matched_before, found.matched_after):

@@ -10,7 +10,7 @@ from typer.testing import CliRunner
 import lmd
 from lmd.base.errors import LmdError
 from lmd.cli.commands import app
-from lmd.report.card_files import card_page
+from lmd.report.card import card_page
 from lmd.runs.folder import Run
 from lmd.scoring.intervals import Difference
 from lmd.scoring.metrics import METRICS

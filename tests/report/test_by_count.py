@@ -1,31 +1,32 @@
 """Recall against training images."""
 
 import re
-from dataclasses import replace
 from pathlib import Path
 
 import pytest
 from runs_on_disk import SKIN, make_run
 
 from lmd.base.errors import LmdError
-from lmd.report.bars import Point, against_counts
+from lmd.report.charts import Point, against_counts
 from lmd.report.page import write_report
 from lmd.runs.folder import Run
+from lmd.scoring.estimates import Estimate
 
 
 def point(value: float) -> Point:
-    return Point(value, value - 0.1, value + 0.1, "tail", "circle", "a class")
+    estimate = Estimate(value=value, low=value - 0.1, high=value + 0.1)
+    return Point(estimate, "tail", "circle", "a class")
 
 
 def test_places_are_logarithmic() -> None:
-    drawn = against_counts("x", [(n, point(0.5)) for n in (10, 100, 1000)], 640)
-    left, middle, right = (float(x) for x in re.findall(r'<circle cx="([\d.]+)"', drawn))
+    drawn = against_counts("x", [(n, point(0.5)) for n in (10, 100, 1000)])
+    left, middle, right = (float(x) for x in re.findall(r'<circle cx="([\d.]+)%"', drawn))
     assert middle - left == pytest.approx(right - middle, abs=0.02)
     assert all(f">{n}<" in drawn for n in ("10", "100")), drawn
 
 
 def test_equal_counts_can_be_drawn() -> None:
-    drawn = against_counts("x", [(50, point(0.2)), (50, point(0.9))], 342)
+    drawn = against_counts("x", [(50, point(0.2)), (50, point(0.9))])
     assert drawn.count("<circle") == 2
 
 
@@ -37,7 +38,7 @@ def test_a_report_of_several_runs_is_written_where_asked(tmp_path: Path) -> None
     path = write_report(runs[0], compare=runs[1:], out=tmp_path / "three.html")
     page = path.read_text(encoding="utf-8")
     assert path == tmp_path / "three.html"
-    assert "by-count-desk" in page
+    assert "by-count-title" in page
     assert all(f"<small>run{i}</small>" in page for i in range(3))
     assert not (tmp_path / "run0" / "report.html").exists()
     with pytest.raises(LmdError, match="at most 8 runs side by side; got 9"):
@@ -51,7 +52,7 @@ def test_reliability_is_drawn_without_the_temperature_too(tmp_path: Path) -> Non
     page = write_report(run, out=tmp_path / "one.html").read_text(encoding="utf-8")
     assert "reliability-before" not in page
     model = run.record.model.model_copy(update={"temperature": 2.0})
-    warm = replace(run, record=run.record.model_copy(update={"model": model}))
+    warm = Run(run.path, run.record.model_copy(update={"model": model}))
     page = write_report(warm, out=tmp_path / "two.html").read_text(encoding="utf-8")
     gaps = re.findall(r"between confidence and accuracy: ([\d.]+)", page)
     assert len(gaps) == 2

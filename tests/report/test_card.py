@@ -7,7 +7,7 @@ import pytest
 from pages import page
 from runs_on_disk import SKIN, make_run
 
-from lmd.report.card_files import card_page, write_card
+from lmd.report.card import card_page, write_card
 from lmd.runs.record import Record
 from lmd.scoring.metrics import METRICS
 

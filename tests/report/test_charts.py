@@ -3,34 +3,38 @@
 import pytest
 from pages import Page
 
-from lmd.report.bars import DotRow, Point, count_bars, dots
+from lmd.report.charts import DotRow, Point, count_bars, dots
+from lmd.scoring.estimates import Estimate
+
+
+def percent(place: str) -> float:
+    assert place.endswith("%")
+    return float(place[:-1])
 
 
 def test_marks_lie_where_their_values_are() -> None:
     def drawn(value: float, low: float, high: float) -> tuple[float, float, float]:
-        row = DotRow("a", [], [Point(value, low, high, "head", "circle", "")])
-        found = Page(dots("x", "title", [row], 980.0))
+        estimate = Estimate(value=value, low=low, high=high)
+        row = DotRow("a", "", [Point(estimate, "head", "circle", "")])
+        found = Page(dots("x", "title", [row]))
         centre = next(
-            float(v) for tag, key, v in found.attributes if (tag, key) == ("circle", "cx")
+            percent(v) for tag, key, v in found.attributes if (tag, key) == ("circle", "cx")
         )
         whisker = [i for i, a in enumerate(found.attributes) if a[1:] == ("class", "whisker head")]
         line = dict(a[1:] for a in found.attributes[whisker[0] - 4 : whisker[0]])
-        return centre, float(line["x1"]), float(line["x2"])
+        return centre, percent(line["x1"]), percent(line["x2"])
 
     zero, one = drawn(0, 0, 0)[0], drawn(1, 1, 1)[0]
-    assert one > zero + 300
+    assert one > zero + 90
     at = [zero + share * (one - zero) for share in (0.5, 0.25, 0.875)]
     assert drawn(0.5, 0.25, 0.875) == pytest.approx(at, abs=0.02)
 
 
 def test_bars_are_logarithmic() -> None:
     counts = (1000, 100, 10, 1, 0)
-    rows = [
-        {"name": f"class {n}", "tier": "head", "train": n, "validation": None, "test": 0}
-        for n in counts
-    ]
-    found = Page(count_bars("x", rows, 980.0))
-    widths = [float(v) for tag, key, v in found.attributes if (tag, key) == ("rect", "width")]
+    rows = [(f"class {n}", "head", (n, None, 0)) for n in counts]
+    found = Page(count_bars("x", rows))
+    widths = [percent(v) for tag, key, v in found.attributes if (tag, key) == ("rect", "width")]
     assert widths[1] == pytest.approx(widths[0] * 2 / 3, abs=0.02)
     assert widths[2] == pytest.approx(widths[0] / 3, abs=0.02)
     assert 0 < widths[3] < 5, "one image is still to be seen"

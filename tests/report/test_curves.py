@@ -6,8 +6,7 @@ import pytest
 from pages import page, report_of
 from runs_on_disk import make_run
 
-from lmd.report.curves import nice_ticks
-from lmd.report.history import curve_groups
+from lmd.report.curves import curve_groups, nice_ticks
 
 
 @pytest.mark.parametrize(("epochs", "lines"), [((1,), 0), ((2,), 3), ((3, 2), 7)])

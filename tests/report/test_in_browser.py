@@ -122,7 +122,9 @@ def test_a_phone_shows_all_of_it(browser: Browser, report: Path) -> None:
     open_page(browser, report, 390)
     assert browser.value("document.documentElement.scrollWidth") <= 390
     assert browser.value("[...document.images].every((e) => e.complete && e.naturalWidth > 0)")
-    assert browser.value("document.querySelector('.phone').offsetHeight") > 0
+    fluid = "[...document.querySelectorAll('.fluid')].map((e) => e.getBoundingClientRect())"
+    assert browser.value(f"{fluid}.length") > 4
+    assert browser.value(f"{fluid}.every((box) => box.width > 300 && box.right <= 390)")
 
 
 @pytest.mark.parametrize(("wide", "scheme"), [(1280, "light"), (390, "dark")])

@@ -65,8 +65,7 @@ def test_print_keeps_a_heading_its_text_and_its_chart_together(page: Browser) ->
     try:
         for selector in ("#confusion h2", "#confusion h2 + p", "#counts .legend", "#recall h3 + p"):
             assert page.value(STYLE.format(selector, "breakAfter")) == "avoid", selector
-        for selector in ("#confusion h2 + p", "#confusion .desk", "figure", ".scroll", "thead"):
+        for selector in ("#confusion h2 + p", "#confusion .plot", "figure", ".scroll", "thead"):
             assert page.value(STYLE.format(selector, "breakInside")) == "avoid", selector
-        assert page.value(STYLE.format("#confusion .phone", "display")) == "none"
     finally:
         page.send("Emulation.setEmulatedMedia", media="")

@@ -16,7 +16,7 @@ from lmd.fit.provenance import now
 from lmd.fit.score import scored
 from lmd.model import AVERAGE
 from lmd.predict.average import save_average
-from lmd.report.card_files import write_card
+from lmd.report.card import write_card
 from lmd.report.page import write_report
 from lmd.runs.folder import FINAL, Run
 from lmd.runs.predictions import PartPredictions, Predictions

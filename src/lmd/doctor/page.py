@@ -9,7 +9,7 @@ from lmd.base.files import atomic_write
 from lmd.data.findings import LISTS
 from lmd.data.table import PARTS
 from lmd.doctor import Cleaned, Examination, Finding, as_json
-from lmd.report.html import environment
+from lmd.report.page import environment
 from lmd.report.svg import data_uri
 
 PICTURES = 24  # for one finding

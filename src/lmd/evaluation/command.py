@@ -61,7 +61,7 @@ def evaluate(
     kept = Run.open(run).record.resamples
     print_scores(record)
     if record.external is not None:
-        typer.echo(f"\n{format_external(record.external, record.sets)}")
+        typer.echo(f"\n{format_external(record)}")
     if decide != Decide() and record.decisions is not None:
         typer.echo(f"\n{format_decisions(record.decisions, record.sets)}")
     if against is not None:

@@ -23,7 +23,7 @@ from lmd.fit.provenance import now
 from lmd.fit.score import scored
 from lmd.model import add_answers
 from lmd.predict.predictor import Predictor, load
-from lmd.report.card_files import write_card
+from lmd.report.card import write_card
 from lmd.report.page import write_report
 from lmd.runs.folder import Run, paired, unborn
 from lmd.runs.predictions import PARTS, PartPredictions, Predictions

@@ -12,11 +12,11 @@ from numpy.typing import NDArray
 from PIL import Image, ImageDraw, ImageFont
 
 from lmd import __version__
-from lmd.explain.examples import Examples
-from lmd.report.html import environment
+from lmd.explain.examples import Examples, read_examples
+from lmd.report.page import environment
+from lmd.report.sections import Report, Values
 from lmd.report.svg import data_uri, shorten
-from lmd.report.words import percent
-from lmd.runs.folder import Run
+from lmd.report.wording import percent
 
 Pixels = NDArray[np.uint8]
 
@@ -186,8 +186,10 @@ PICTURE_SIDE = 160
 QUALITY = 80
 
 
-def looks_view(run: Run, examples: Examples | None) -> dict[str, Any] | None:
+def looks_view(report: Report) -> Values | None:
     """Two lists of pictures with what the predictions say about them."""
+    run = report.run
+    examples = read_examples(run.path) if report.images else None
     of = run.predictions.parts.get("test") if run.predictions else None
     if examples is None or of is None:
         return None

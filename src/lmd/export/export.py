@@ -3,7 +3,7 @@
 import statistics
 import tempfile
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -21,8 +21,7 @@ from lmd.export.quantise import quantised
 from lmd.model import HeldOut, load_model
 from lmd.predict.engines import OnnxEngine
 from lmd.predict.exported import checked_target, complete, core_graph, export_onnx, write_graph
-from lmd.report.card import Block, Bullets, Grid, Section
-from lmd.report.card_files import write_card
+from lmd.report.card import write_card
 from lmd.runs.folder import Run, of_one_model
 from lmd.scoring.conformal import true_probabilities
 from lmd.scoring.intervals import Difference, paired_differences
@@ -207,7 +206,7 @@ def _write_card(run: Path, path: Path, change: Change | None = None) -> None:
     folder = run if run.is_dir() else run.parent
     if not (folder / "record.json").exists():
         return
-    more = [] if change is None else [Section("int8", [*_about(change)])]
+    more = "" if change is None else _about(change)
     write_card(Run.open(folder).record, path.parent, exported=path, more=more)
 
 
@@ -218,25 +217,25 @@ def _span(change: Difference) -> str:
     return f"{100 * change.low:+.2f} to {100 * change.high:+.2f}"
 
 
-def _about(change: Change) -> Iterator[Block]:
-    yield (
-        "This file computes convolutions with 8-bit numbers. The numbers above are of the float32 "
-        f"model; on {change.images} validation images int8 changes them by these points."
-    )
+def _about(change: Change) -> str:
+    """Return the section of the card about int8, as Markdown."""
     rows = [
-        (
-            METRICS[key].title,
-            f"{100 * one.value:+.2f}",
-            _span(one) or "none",
-        )
+        f"| {METRICS[key].title} | {100 * one.value:+.2f} | {_span(one) or 'none'} |"
         for key, one in change.metrics.items()
         if np.isfinite(one.value)
     ]
-    yield Grid(("Metric", "Change", "95 % interval"), rows)
-    yield Bullets(
-        [
-            *([NO_INTERVAL] if change.unbounded else []),
-            f"The same class for {100 * change.same:.1f} % of these images.",
-            "Thresholds of prediction sets are from the int8 answers.",
-        ]
-    )
+    lines = [
+        "## int8",
+        "",
+        "This file computes convolutions with 8-bit numbers. The numbers above are of the float32 "
+        f"model; on {change.images} validation images int8 changes them by these points.",
+        "",
+        "| Metric | Change | 95 % interval |",
+        "| --- | --- | --- |",
+        *rows,
+        "",
+        *([f"- {NO_INTERVAL}"] if change.unbounded else []),
+        f"- The same class for {100 * change.same:.1f} % of these images.",
+        "- Thresholds of prediction sets are from the int8 answers.",
+    ]
+    return "\n".join(lines)

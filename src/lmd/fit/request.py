@@ -16,7 +16,7 @@ from lmd.data.source import Columns
 from lmd.methods import DEFAULT, METHODS, find_method
 from lmd.methods.method import Method
 from lmd.model.backbones import available
-from lmd.report.card_files import write_card
+from lmd.report.card import write_card
 from lmd.report.page import write_report
 from lmd.runs.folder import WRITTEN_AGAIN, Run
 from lmd.runs.protocol import Protocol, current_names, load_protocol

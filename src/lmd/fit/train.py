@@ -34,7 +34,7 @@ from lmd.fit.tracking import Tracking, checked_trackers
 from lmd.methods import DEFAULT, find_method
 from lmd.model import save_model
 from lmd.predict.engines import TorchEngine
-from lmd.report.card_files import write_card
+from lmd.report.card import write_card
 from lmd.report.page import write_report
 from lmd.runs.folder import Run
 from lmd.runs.predictions import Predictions

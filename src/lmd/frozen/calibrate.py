@@ -27,7 +27,7 @@ from lmd.frozen.classifier import NAME, FeatureClassifier
 from lmd.frozen.encode import KEY, Asked, Source, open_source
 from lmd.frozen.features import feature_table
 from lmd.model import save_model
-from lmd.report.card_files import write_card
+from lmd.report.card import write_card
 from lmd.report.page import write_report
 from lmd.runs.folder import Run
 from lmd.runs.record import Machine, MethodInfo, ModelInfo, Record, Request

@@ -1,92 +1,84 @@
 """Show several runs side by side, on the same test images."""
 
-from collections.abc import Sequence
 from dataclasses import asdict
 from typing import Any
 
 from markupsafe import Markup
 
-from lmd.report import bars as charts
-from lmd.report import figures, view
-from lmd.report.curves import Bin, reliability
-from lmd.report.svg import savable
+from lmd.report import charts
+from lmd.report.sections import ClassRow, Report, Values, class_rows
+from lmd.report.svg import legend_mark
 from lmd.runs.folder import Run, paired
 from lmd.scoring.comparing import compare, p_text
 from lmd.scoring.metrics import METRICS
-from lmd.scoring.proportions import effective, wilson
-from lmd.scoring.sample import ECE_BINS, Sample
+from lmd.scoring.sample import Sample
 
 
-def reliability_figure(name: str, sample: Sample) -> tuple[Markup, list[Bin]]:
-    """The diagram with its data, and its bins."""
-    bins = reliability_bins(sample)
-    return savable(name, reliability(name, bins), [asdict(each) for each in bins]), bins
-
-
-def reliability_bins(sample: Sample) -> list[Bin]:
-    """The bins of the expected calibration error, each with its accuracy.
-
-    Guo et al. 2017, "On Calibration of Modern Neural Networks", equations 2 and 3. Images of one
-    patient or lesion count as in the intervals of recall.
-    """
-    result = []
-    for i in range(ECE_BINS):
-        inside = sample.bins == i
-        count, hits = int(inside.sum()), int(sample.right[inside].sum())
-        low, high = wilson(*effective(sample.right[inside], sample.groups_in(inside)))
-        mean = float(sample.confidence[inside].mean()) if count else (i + 0.5) / ECE_BINS
-        share = hits / count if count else 0.0
-        result.append(Bin(i / ECE_BINS, (i + 1) / ECE_BINS, count, mean, share, low, high))
-    return result
-
-
-def comparison(
-    run: Run, others: Sequence[Run], classes: Sequence[view.Row], resamples: int = 1000
-) -> dict[str, Any]:
-    """The metrics, recalls and paired differences of several runs, as the page shows them."""
-    runs, pairs = [run, *others], [_pair(run, other, resamples) for other in others]
-    by_run = [{row["key"]: row for row in view.metric_rows(each.record)} for each in runs]
-    recalls = [{row["name"]: row for row in view.class_rows(each.record)} for each in runs]
+def comparison_view(report: Report) -> Values | None:
+    """The metrics, recalls and paired differences of the runs."""
+    if not report.others:
+        return None
+    runs = [report.run, *report.others]
+    # The pairs first: they refuse runs on other images.
+    pairs = [_pair(report.run, other, report.resamples) for other in report.others]
+    tables = [{row.name: row for row in class_rows(run.record)} for run in runs]
+    recalls = [(row.name, [table[row.name] for table in tables]) for row in report.classes]
+    titles = [run.record.method.title for run in runs]
     return {
         "runs": [
-            {
-                "title": each.record.method.title,
-                "name": each.record.name,
-                "mark": figures.legend_mark(charts.RUN_SHAPES[i % 4], f"run{i % charts.MOST_RUNS}"),
-            }
-            for i, each in enumerate(runs)
+            (title, run.record.name, legend_mark(_shape(i), _tone(i)))
+            for i, (title, run) in enumerate(zip(titles, runs, strict=True))
         ],
-        "metrics": [
-            {"title": row["title"], "cells": [metrics.get(key) for metrics in by_run]}
-            for key, row in by_run[0].items()
-        ],
-        "recalls": [
-            {"name": row["name"], "cells": [table[row["name"]] for table in recalls]}
-            for row in classes
-        ],
-        "figure": figures.comparison_figure(classes, recalls, [each.record.name for each in runs]),
+        "metrics": [(key, [run.metrics.get(key) for run in runs]) for key in report.metrics],
+        "recalls": recalls,
+        "figure": _recalls_figure(recalls, [run.record.name for run in runs]),
         "pairs": pairs,
-        "alike": len({each.record.method.title for each in runs}) < len(runs),
+        "alike": len(set(titles)) < len(titles),
     }
 
 
+def _recalls_figure(recalls: list[tuple[str, list[ClassRow]]], names: list[str]) -> Markup:
+    """Return recall of each class in every run, one mark below the other."""
+    lines, data = [], []
+    for label, rows in recalls:
+        points = [
+            charts.Point.make(row.name, row.recall, _tone(i), _shape(i), row.support)
+            for i, row in enumerate(rows)
+        ]
+        lines.append(charts.DotRow(label, f"n = {rows[0].support}", points))
+        data += [
+            {"run": name, **row.cells("recall", row.recall), "tier": rows[0].tier}
+            for name, row in zip(names, rows, strict=True)
+        ]
+    return charts.dots_figure("recall of runs", "Recall of each class in every run", lines, data)
+
+
+def _shape(i: int) -> str:
+    return charts.RUN_SHAPES[i % len(charts.RUN_SHAPES)]
+
+
+def _tone(i: int) -> str:
+    return f"run{i % charts.MOST_RUNS}"
+
+
 def _pair(run: Run, other: Run, resamples: int) -> dict[str, Any]:
-    """Differences between two runs, and the number of images on which only one of them is right."""
-    found, theirs = paired(run, other)
-    labels, mine, tiers = found.labels, found.probabilities, run.record.tiers.assignment
-    right, right_too = mine.argmax(1) == labels, theirs.argmax(1) == labels
-    a, b = (Sample(labels, each, tiers, found.groups) for each in (mine, theirs))
+    """Return differences of two runs, and how many images only one of them answers right."""
+    mine, theirs = paired(run, other)
+    labels, tiers = mine.labels, run.record.tiers.assignment
+    probabilities = mine.probabilities, theirs
+    right, right_too = (p.argmax(1) == labels for p in probabilities)
+    a, b = (Sample(labels, p, tiers, mine.groups) for p in probabilities)
     differences = [
         {
             "title": METRICS[key].title,
             "key": key,
-            "same_as": METRICS[one.same_as].title.lower() if one.same_as else "",
-            "p": "–" if one.corrected is None else p_text(one.corrected).removeprefix("= "),
-            "why": one.why,
-            **asdict(one.difference),
+            "same_as": METRICS[result.same_as].title.lower() if result.same_as else "",
+            "p": "–" if result.corrected is None else p_text(result.corrected).removeprefix("= "),
+            "why": result.why,
+            **asdict(result.difference),
         }
-        for key, one in compare(a, b, resamples=resamples).items()
-        if one.known
+        for key, result in compare(a, b, resamples=resamples).items()
+        if result.known
     ]
     return {
         "title": other.record.method.title,

@@ -1,11 +1,19 @@
-"""The reliability diagram and the learning curves."""
+"""Draw the reliability diagram, and the learning curves of each stage."""
 
 import math
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
+from itertools import count, groupby
+from typing import TYPE_CHECKING, Any
 
-from lmd.report.svg import chart, element, line, mark, shorten, text, tip, upright
-from lmd.report.words import percent
+from markupsafe import Markup
+
+from lmd.report.svg import chart, element, line, mark, savable, shorten, text, upright, with_tip
+from lmd.report.wording import percent
+from lmd.runs.record import HistoryRow
+
+if TYPE_CHECKING:
+    from lmd.report.sections import Report
 
 
 @dataclass(frozen=True)
@@ -45,7 +53,7 @@ def reliability(name: str, bins: Sequence[Bin]) -> str:
     parts.append(line(x(0), y(0), x(1), y(1), "reference"))
     for each in bins:
         height = below * each.count / tallest
-        words = (
+        about = (
             f"confidence {percent(each.left, 0)} to {percent(each.right, 0)}: {each.count} images, "
             f"{percent(each.accuracy)} right at a mean confidence of {percent(each.confidence)}"
         )
@@ -60,8 +68,8 @@ def reliability(name: str, bins: Sequence[Bin]) -> str:
         if each.count:
             at = x(each.confidence)
             bar += line(at, y(each.low), at, y(each.high), "whisker curve")
-            bar += mark("circle", at, y(each.accuracy), 4.5, "fill curve")
-            parts.append(element("g", tip(words) + bar))
+            bar += mark("circle", at, y(each.accuracy), "fill curve", 4.5)
+            parts.append(with_tip(about, bar))
     parts.append(line(left, base, left + size, base, "axis"))
     parts.append(text(left + size / 2, base + 32, "confidence, %", class_="tick"))
     parts.append(text(0, 0, "accuracy, %", class_="tick", transform=upright(12, top + size / 2)))
@@ -108,8 +116,8 @@ def curve(
     if len(known) <= 40:
         for epoch, value in enumerate(values, 1):
             if value is not None:
-                dot = mark("circle", x(epoch), y(value), 2.5, "fill curve")
-                parts.append(element("g", tip(f"{unit} {epoch}: {value:.4g}") + dot))
+                dot = mark("circle", x(epoch), y(value), "fill curve", 2.5)
+                parts.append(with_tip(f"{unit} {epoch}: {value:.4g}", dot))
     said = (
         f"from {known[0]:.4g} to {known[-1]:.4g} in {len(values)} {unit}s" if known else "no value"
     )
@@ -159,3 +167,94 @@ def _runs(
         if value is not None:
             runs[-1].append((epoch, value))
     return [run for run in runs if len(run) > 1]
+
+
+FIXED_COLUMNS = ("stage", "stage_name", "epoch", "lr", "seconds")
+M_STEP = "m_loss"  # a stage with this number is expectation-maximisation, an iteration per epoch
+TITLES = {
+    "val_bacc": "Validation balanced accuracy",
+    "loss": "Loss",
+    "psi": "Psi: distance to the own class",
+    "phi": "Phi: distance to the other classes",
+    M_STEP: "Loss of the M step",
+    "m_grad_norm": "Gradient where the M step ended",
+    "m_evaluations": "Evaluations in the M step",
+    "shrinkage": "Shrinkage of the covariances",
+    "weight_penalty": "Penalty on the classifier's weights",
+}
+Rows = Sequence[HistoryRow]
+Stages = Sequence[tuple[str, Rows]]
+Figures = list[tuple[str, Markup]]
+
+
+@dataclass(frozen=True)
+class Group:
+    """What one stage has alone, or all stages share: small charts, or numbers of a single epoch."""
+
+    heading: str
+    figures: Figures = field(default_factory=list)
+    numbers: list[tuple[str, str]] = field(default_factory=list)
+
+
+def curves_view(report: "Report") -> dict[str, Any]:
+    """The learning curves of the run."""
+    return {"groups": curve_groups(report.run.history)}
+
+
+def curve_groups(history: Rows) -> list[Group]:
+    """Every number of the history, drawn over the epochs of the stages that have it.
+
+    One that only one of several stages has is drawn over the epochs of that stage, and written
+    down if that is a single epoch.
+    """
+    stages = [(name, list(rows)) for name, rows in groupby(history, key=_stage)]
+    keys = dict.fromkeys(("val_bacc", *(key for row in history for key in row)))
+    known = [key for key in keys if key not in FIXED_COLUMNS and _has(history, key)]
+    shared = [key for key in known if key == "val_bacc" or _owners(stages, key) > 1]
+    numbers = count()
+    if len(stages) < 2:
+        unit = "EM iteration" if _has(history, M_STEP) else "epoch"
+        figures = [_figure(next(numbers), key, stages, unit) for key in known]
+        return [Group("", figures)] if figures else []
+    groups = [Group("", [_figure(next(numbers), key, stages, "epoch") for key in shared])]
+    for name, rows in stages:
+        own = [key for key in known if key not in shared and _has(rows, key)]
+        if len(rows) == 1:
+            values = [(TITLES.get(key, key), f"{_number(rows[0], key):.4g}") for key in own]
+            groups.append(Group(name, numbers=values))
+            continue
+        em = _has(rows, M_STEP)
+        unit = "EM iteration" if em else "epoch"
+        figures = [_figure(next(numbers), key, [(name, rows)], unit) for key in own]
+        groups.append(Group(f"{name}, over its EM iterations" if em else name, figures))
+    return [group for group in groups if group.figures or group.numbers]
+
+
+def _figure(number: int, key: str, stages: Stages, unit: str) -> tuple[str, Markup]:
+    title = TITLES.get(key, key)
+    rows = [row for _, each in stages for row in each]
+    values = [_number(row, key) for row in rows]
+    lengths = [(name, len(each)) for name, each in stages]
+    drawing = curve(f"curve-{number}", title, values, lengths, unit)
+    data = [
+        {"stage": _stage(row), "epoch": row.get("epoch"), key: value}
+        for row, value in zip(rows, values, strict=True)
+    ]
+    return title, savable(key, drawing, data)
+
+
+def _owners(stages: Stages, key: str) -> int:
+    return sum(_has(rows, key) for _, rows in stages)
+
+
+def _has(rows: Rows, key: str) -> bool:
+    return any(_number(row, key) is not None for row in rows)
+
+
+def _number(row: HistoryRow, key: str) -> float | None:
+    found = row.get(key)
+    return float(found) if isinstance(found, int | float) else None
+
+
+def _stage(row: HistoryRow) -> str:
+    return str(row.get("stage_name") or f"stage {row.get('stage')}")

@@ -1,26 +1,57 @@
-"""Assembles the report of a run and writes it into the run's folder."""
+"""Assemble the report of a run and write it into the run's folder."""
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from functools import lru_cache
+from importlib import import_module
 from pathlib import Path
-from typing import Any
+
+from jinja2 import Environment, FileSystemLoader, StrictUndefined
+from markupsafe import Markup
 
 from lmd.base.errors import LmdError
 from lmd.base.files import atomic_write
-from lmd.decisions.section import calibration_view, decisions_view, sets_view
-from lmd.evaluation.section import external_view
-from lmd.explain.examples import read_examples
-from lmd.explain.page import looks_view
-from lmd.report import bars as charts
-from lmd.report import figures, view, words
-from lmd.report.comparison import comparison, reliability_figure
-from lmd.report.history import curve_groups
-from lmd.report.html import environment
+from lmd.report.charts import MOST_RUNS
+from lmd.report.sections import Report, Values
+from lmd.report.wording import FILTERS, summary
 from lmd.runs.folder import Run
 from lmd.runs.record import Record
-from lmd.scoring.calibration import without_temperature
-from lmd.scoring.metrics import METRICS
-from lmd.scoring.sample import Sample
-from lmd.scoring.tiers import TIERS
+from lmd.scoring.estimates import Estimate
+
+_PACKAGE = Path(__file__).parents[1]
+# The sections in their order, by their anchor, which is also the name of their template: the title
+# in the contents, and the function that makes the values of the template, or ``None`` where there
+# is nothing to show. A section without a function needs only the field of the record of its name.
+SECTIONS: dict[str, tuple[str, str | None]] = {
+    "external": ("Another place", "lmd.evaluation.section:external_view"),
+    "candidates": ("Before and after", None),
+    "comparison": ("Comparison", "lmd.report.comparison:comparison_view"),
+    "folds": ("Folds", None),
+    "counts": ("Classes", "lmd.report.sections:counts_view"),
+    "recall": ("Recall", "lmd.report.sections:recall_view"),
+    "confusion": ("Confusion", "lmd.report.sections:confusion_view"),
+    "looks": ("Images", "lmd.explain.page:looks_view"),
+    "calibration": ("Calibration", "lmd.report.sections:calibration_view"),
+    "sets": ("Sets", "lmd.decisions.section:sets_view"),
+    "decisions": ("Decisions", "lmd.decisions.section:decisions_view"),
+    "novelty": ("Unlike training", None),
+    "metrics": ("Metrics", None),
+    "curves": ("Training", "lmd.report.curves:curves_view"),
+    "facts": ("What was run", None),
+}
+
+
+@lru_cache(maxsize=1)
+def environment() -> Environment:
+    """Return the templates of all features, with the filters they share."""
+    templates = Environment(
+        loader=FileSystemLoader(sorted(_PACKAGE.glob("*/templates"))),
+        autoescape=True,
+        undefined=StrictUndefined,
+        trim_blocks=True,
+        lstrip_blocks=True,
+    )
+    templates.filters |= FILTERS
+    return templates
 
 
 def write_report(
@@ -36,85 +67,59 @@ def write_report(
     Without ``out``, it is ``report.html`` in the run's folder. ``resamples`` is for the paired
     differences. With ``images``, it has the pictures of ``examples.npz``, if the folder has them.
     """
-    if len(compare) >= charts.MOST_RUNS:
-        most = charts.MOST_RUNS
-        raise LmdError(f"a report shows at most {most} runs side by side; got {len(compare) + 1}")
-    looks = looks_view(run, read_examples(run.path) if images else None)
-    shown = _page(run, compare, resamples) | {"looks": looks}
-    html = environment().get_template("report.html").render(shown)
+    if len(compare) >= MOST_RUNS:
+        raise LmdError(
+            f"a report shows at most {MOST_RUNS} runs side by side; got {len(compare) + 1}"
+        )
+    report = Report(run, compare, resamples, images)
+    sections = [
+        (key, title, section)
+        for key, (title, function) in SECTIONS.items()
+        if (section := _section(report, key, function)) is not None
+    ]
+    html = environment().get_template("report.html").render(
+        report=report,
+        record=run.record,
+        tiles=_tiles(report),
+        summary=summary(run.record, report.classes) if run.record.part else [],
+        notes=_notes(run.record),
+        sections=sections,
+    )  # fmt: skip
     path = out or run.path / "report.html"
     atomic_write(path, html.encode(), parents=out is not None)
     return path
 
 
-def _page(run: Run, others: Sequence[Run], resamples: int) -> dict[str, Any]:
-    record = run.record
-    classes, metrics = view.class_rows(record), view.metric_rows(record)
-    headline = view.find_metric(metrics, "balanced_accuracy")
-    tiers = view.tier_rows(metrics, classes)
-    present = [tier for tier in TIERS if any(row["tier"] == tier for row in classes)]
-    about = record.definitions.get("interval")
-    return {
-        "record": record,
-        "part": record.part,
-        "part_title": record.part_title,
-        "headline": headline,
-        "tiles": view.tiles(metrics, classes),
-        "summary": words.summary(record, classes) if record.part else [],
-        "notes": _notes(record),
-        "totals": {part: sum(counts) for part, counts in record.data.counts.items() if any(counts)},
-        "classes": classes,
-        "metrics": metrics,
-        "intervals": about.definition if about else "",
-        "grouped": any(row["units"] is not None for row in classes),
-        "legend": [(tier, figures.legend_mark(charts.SHAPES[tier], tier)) for tier in present],
-        "counts_figure": figures.counts_figure(classes) if classes else None,
-        "recall_figure": figures.recall_figure(classes, headline["value"] if headline else None),
-        "by_count_figure": figures.count_recall_figure(classes),
-        "tiers_figure": figures.tiers_figure(tiers) if tiers else None,
-        "confusion_figure": figures.confusion_figure(record, classes),
-        "curves": curve_groups(run.history),
-        "calibration": _calibration(run, metrics),
-        "tempered": calibration_view(run),
-        "sets": sets_view(run, classes),
-        "decisions": decisions_view(run, classes),
-        "novelty": words.novelty(record),
-        "facts": view.facts(record),
-        "external": external_view(record, classes),
-        "candidates": view.candidate_rows(record),
-        "comparison": comparison(run, others, classes, resamples) if others else None,
-    }
+def _section(report: Report, key: str, function: str | None) -> Markup | None:
+    """Return a section as HTML; ``None`` if there is nothing to show."""
+    if function is None:
+        values: Values | None = {} if getattr(report.record, key, True) else None
+    else:
+        module, _, name = function.partition(":")
+        view: Callable[[Report], Values | None] = getattr(import_module(module), name)
+        values = view(report)
+    if values is None:
+        return None
+    template = environment().get_template(f"{key}.html")
+    return Markup(template.render(values, report=report, record=report.record))
+
+
+def _tiles(report: Report) -> list[tuple[str, Estimate, str, str]]:
+    """Return title, value, its form and a note of accuracy, macro F1, AUC and the lowest recall."""
+    tiles = [
+        (report.define(key).title, report.metrics[key], form, "")
+        for key, form in (("accuracy", ".1%"), ("macro_f1", ".1%"), ("auc", ".3f"))
+        if key in report.metrics
+    ]
+    scored = [row for row in report.classes if row.recall.value is not None]
+    if scored:
+        worst = min(scored, key=lambda row: row.recall.value or 0)
+        tiles.append(("Lowest recall", worst.recall, ".1%", worst.name))
+    return tiles
 
 
 def _notes(record: Record) -> list[str]:
-    """The notes of the method, then those of the reported part, then the rest."""
+    """Return the notes of the method, then those of the reported part, then the rest."""
     first = f"{record.part}:" if record.external is None else ""
     notes = sorted(record.notes, key=lambda note: not note.startswith(first))
     return [record.method.note, *notes] if record.method.note else notes
-
-
-def _calibration(run: Run, metrics: Sequence[view.Row]) -> dict[str, Any] | None:
-    part = run.record.part
-    found = run.predictions.parts.get(part) if run.predictions and part else None
-    if found is None or not len(found.labels):
-        return None
-    sample = Sample(found.labels, found.probabilities, groups=found.groups)
-    figure, bins = reliability_figure("reliability", sample)
-    computed = {"text": f"{METRICS['ece'].value(sample):.3f}", "interval": ""}
-    total = sum(each.count for each in bins)
-    gap = sum(each.count * (each.confidence - each.accuracy) for each in bins) / total
-    before = None
-    temperature = run.record.model.temperature
-    # A mean over mirror images has no logits that could be multiplied by it.
-    if temperature != 1 and run.record.tta is None:
-        untempered = without_temperature(found.probabilities, temperature)
-        raw = Sample(found.labels, untempered, groups=found.groups)
-        before, _ = reliability_figure("reliability-before", raw)
-    return {
-        "figure": figure,
-        "before": before,
-        "error": view.find_metric(metrics, "ece") or computed,
-        "bins": len(bins),
-        "gap": gap,
-        "points": f"{abs(100 * gap):.1f}",
-    }

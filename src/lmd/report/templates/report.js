@@ -42,6 +42,11 @@ function standalone(plot) {
     for (const name of STYLES) copies[i].setAttribute(name, style.getPropertyValue(name));
   });
   document.documentElement.classList.remove("saving");
+  if (!from.hasAttribute("viewBox")) { // as wide as the page shows it
+    const box = from.getBoundingClientRect();
+    copy.setAttribute("width", box.width);
+    copy.setAttribute("height", box.height);
+  }
   const paper = document.createElementNS(copy.namespaceURI, "rect");
   for (const [name, value] of [["width", "100%"], ["height", "100%"], ["fill", "#fff"]]) paper.setAttribute(name, value);
   copy.prepend(paper);
