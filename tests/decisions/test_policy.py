@@ -55,9 +55,9 @@ def test_what_the_model_does_not_know() -> None:
     for nothing in (None, [Held(np.array([]))] * 3):
         with pytest.raises(LmdError, match="coverage needs the probabilities of validation"):
             make_policy(Decide(coverage=0.9), basis(held_out=nothing))
-    with pytest.raises(LmdError, match="refer_above needs coverage as well; it is 2"):
+    with pytest.raises(LmdError, match="--refer-above needs --coverage as well; it is 2"):
         make_policy(Decide(refer_above=2), basis())
-    with pytest.raises(LmdError, match="refer_above must be at least 1; it is 0"):
+    with pytest.raises(LmdError, match="--refer-above must be at least 1; it is 0"):
         make_policy(Decide(coverage=0.9, refer_above=0), basis())
 
 

@@ -90,7 +90,7 @@ def test_a_figure_is_saved_with_its_data(
     drawing = (tmp_path / "recall.svg").read_text(encoding="utf-8")
     assert drawing.startswith("<svg")
     assert 'xmlns="http://www.w3.org/2000/svg"' in drawing
-    assert "class=" not in drawing.replace('class="chart"', "")
+    assert "class=" not in drawing.replace('class="chart fluid"', "")
     # In print colours, whatever the screen has.
     assert {"rgb(0, 114, 178)", "rgb(213, 94, 0)"} <= set(re.findall(r'fill="([^"]+)"', drawing))
     data = (tmp_path / "recall.csv").read_text(encoding="utf-8").splitlines()

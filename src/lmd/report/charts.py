@@ -247,7 +247,7 @@ def _count_ticks(low: float, span: float) -> list[int]:
 def _cell(x: float, y: float, size: float, count: int, share: float, right: bool) -> str:
     def square(**style: object) -> str:
         side = size - 1
-        return element("rect", x=x + 0.5, y=y + 0.5, width=side, height=side, rx=2, **style)
+        return element("rect", "", x=x + 0.5, y=y + 0.5, width=side, height=side, rx=2, **style)
 
     drawn = square(class_="cell")
     if not count:
