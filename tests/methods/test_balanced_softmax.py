@@ -52,7 +52,7 @@ def test_a_control_is_its_family_with_another_view_or_an_average(key: str) -> No
     assert row.family == family
     assert row.title.startswith(plain.title)
     assert row.note.startswith("A control")
-    assert row.prior == plain.prior
+    assert row.mix({}) == plain.mix({})
     assert row.defaults() == plain.defaults() | {"view": view, "average": average}
     stage = World([9, 3]).to_stage(key, 0)
     assert stage.view_names() == (("weak", "strong") if view == "both" else (view,))

@@ -36,7 +36,7 @@ def test_rows_of_the_paper_stand_in_its_order_and_others_before_lmd() -> None:
 
 
 def test_the_class_mix_of_a_row_is_that_of_its_training() -> None:
-    found = {key for key, row in METHODS.items() if row.prior == "training"}
+    found = {key for key, row in METHODS.items() if row.mix({}) == "training"}
     assert found == {"ce", "ce_strong", "focal", "bal_mixup", "fs", "fs_crt"}
 
 

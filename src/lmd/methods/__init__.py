@@ -1,57 +1,62 @@
 """The table of methods: a new method is a file, a line here and a test."""
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator, Mapping
+from importlib import import_module
 
 from lmd.base.errors import LmdError
 from lmd.base.text import unknown
-from lmd.methods import (
-    balanced_mixup,
-    balanced_softmax,
-    cb_focal,
-    cc_sam,
-    ce,
-    cicl,
-    decoupling,
-    fcd,
-    flexible_sampling,
-    focal,
-    gcl,
-    ldam,
-    lmd,
-    logit_adjustment,
-    rs,
-    seesaw,
-    vs_loss,
-    weight_balancing,
-)
 from lmd.methods.method import Method
 
-METHODS: dict[str, Method] = {
-    method.key: method
-    for method in (
-        *ce.METHODS,
-        *rs.METHODS,
-        *focal.METHODS,
-        *ldam.METHODS,
-        *cb_focal.METHODS,
-        *decoupling.METHODS,
-        *seesaw.METHODS,
-        *cicl.METHODS,
-        *balanced_mixup.METHODS,
-        *weight_balancing.METHODS,
-        *fcd.METHODS,
-        *flexible_sampling.METHODS,
-        *cc_sam.METHODS,
-        *gcl.METHODS,
-        *lmd.METHODS,
-        *balanced_softmax.METHODS,
-        *logit_adjustment.METHODS,
-        *vs_loss.METHODS,
-    )
-}
 
-# Names of rows under which other papers know them; not in METHODS, so "all" trains each once.
-ALSO: dict[str, Method] = {method.key: method for method in balanced_softmax.ALSO}
+class Rows(Mapping[str, Method]):
+    """Methods by key; the module of a row is imported when the row is used."""
+
+    def __init__(self, modules: Mapping[str, tuple[str, ...]]) -> None:
+        self._modules = {key: module for module, keys in modules.items() for key in keys}
+
+    def __getitem__(self, key: str) -> Method:
+        rows: tuple[Method, ...] = import_module(f"{__name__}.{self._modules[key]}").METHODS
+        return next(row for row in rows if row.key == key)
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self._modules)
+
+    def __len__(self) -> int:
+        return len(self._modules)
+
+
+# The modules of this package, and the keys of their rows.
+METHODS = Rows(
+    {
+        "ce": ("ce", "ce_strong"),
+        "rs": ("rs", "rs_strong"),
+        "focal": ("focal",),
+        "ldam": ("ldam_rs", "ldam_drw"),
+        "cb_focal": ("cb_focal",),
+        "decoupling": ("decoupling", "tau_norm", "lws", "ncm"),
+        "seesaw": ("seesaw", "seesaw_norm"),
+        "cicl": ("cicl",),
+        "balanced_mixup": ("bal_mixup",),
+        "weight_balancing": ("cb_wd_max",),
+        "fcd": ("fcd",),
+        "flexible_sampling": ("fs", "fs_crt"),
+        "cc_sam": ("cc_sam",),
+        "gcl": ("gcl",),
+        "lmd": (
+            *("lmd", "lmd_wo_rrl", "lmd_wo_icc", "lmd_wo_vfc", "lmd_wo_fdc", "lmd_wo_levels"),
+            *("lmd_wo_views", "lmd_wo_shrunk_means", "lmd_wo_strong"),
+            *("lmd_with_rrl", "lmd_with_icc"),
+        ),
+        "balanced_softmax": (
+            *("balanced_softmax", "balanced_softmax_strong", "balanced_softmax_ema"),
+            *("balanced_softmax_strong_ema", "balanced_softmax_two_views_ema"),
+        ),
+        "logit_adjustment": ("logit_adjust_posthoc",),
+        "vs_loss": ("vs_loss",),
+    }
+)
+# A name under which another paper knows a row; not in METHODS, so "all" trains each once.
+ALSO = Rows({"balanced_softmax": ("logit_adjust",)})
 
 # The rows of the paper's tables, in its order; the last five are LMD and its ablations.
 PAPER = (
@@ -68,22 +73,23 @@ CANDIDATES = ("balanced_softmax", "logit_adjust_posthoc", "decoupling", "rs_stro
 
 
 def find_method(key: str) -> Method:
-    """The row of ``METHODS`` with this key, or one that it is also known as."""
-    if key not in METHODS and key not in ALSO:
-        raise LmdError(unknown("method", key, [*METHODS, *ALSO]))
-    return METHODS.get(key) or ALSO[key]
+    """Return the row of ``METHODS`` or ``ALSO`` with this key."""
+    for rows in (METHODS, ALSO):
+        if key in rows:
+            return rows[key]
+    raise LmdError(unknown("method", key, [*METHODS, *ALSO]))
 
 
 def in_paper_order(keys: Iterable[str]) -> list[Method]:
-    """The rows in the order of the paper's tables; others come before LMD's own rows.
+    """Sort the rows as the paper's tables do; rows that these lack come before LMD's own rows.
 
     Further ablations of LMD follow those of the paper.
     """
-    own = next(i for i, key in enumerate(PAPER) if METHODS[key].ablation)
+    ablations = next(i for i, key in enumerate(PAPER) if METHODS[key].ablation)
     place = {key: float(i) for i, key in enumerate(PAPER)}
 
     def order(method: Method) -> float:
-        return place.get(method.key, (len(PAPER) - 1 if method.ablation else own) - 0.5)
+        return place.get(method.key, (len(PAPER) - 1 if method.ablation else ablations) - 0.5)
 
     return sorted((find_method(key) for key in keys), key=order)
 

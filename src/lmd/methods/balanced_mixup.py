@@ -15,6 +15,10 @@ from lmd.methods.stage import Batch, Epoch, Stage, Stages, Task, Terms
 from lmd.methods.weighting import image_weights
 from lmd.model import Model
 
+PAPER = (
+    "Galdran et al., Balanced-MixUp for highly imbalanced medical image classification, MICCAI 2021"
+)
+
 
 def mix(instance: Tensor, balanced: Tensor, share: float) -> Tensor:
     """``(1 - share) · instance + share · balanced``: λ is the share of the *balanced* batch.
@@ -42,7 +46,7 @@ class BalancedMixup(Stage):
     """Two streams: images as they come, and classes drawn alike; one λ for each batch."""
 
     def __init__(self, model: Model, weights: Tensor, alpha: float) -> None:
-        super().__init__(weights=weights)
+        super().__init__(weights=weights, balanced=False)
         self.model, self.alpha = model, alpha
         self.generator: torch.Generator | None = None
 
@@ -80,9 +84,7 @@ METHODS = (
         "bal_mixup",
         "Bal-Mixup",
         balanced_mixup,
-        "Galdran et al., Balanced-MixUp for highly imbalanced medical image classification, "
-        "MICCAI 2021",
+        PAPER,
         ("Balanced-MixUp",),
-        prior="training",
     ),
 )

@@ -8,7 +8,7 @@ from typing import Annotated, Any
 from torch import Tensor
 from torch.nn import functional as F
 
-from lmd.methods.method import Method, above
+from lmd.methods.method import Method
 from lmd.methods.settings import NonNegative, Share
 from lmd.methods.stage import Stages, Task
 from lmd.methods.supervised import PerClass, Supervised, View
@@ -40,7 +40,7 @@ def balanced_softmax(
 ) -> Stages:
     """Balanced softmax on the images as they come; τ = 1 in Ren et al., and in Menon et al."""
     criterion = PerClass(balanced_softmax_loss, task.class_counts, tau=tau)
-    yield Supervised(model, criterion, view=view, average=average)
+    yield Supervised(model, criterion, balanced=tau > 0.5, view=view, average=average)
 
 
 def _control(ending: str, words: str, stage: str, **preset: Any) -> Method:
@@ -50,10 +50,8 @@ def _control(ending: str, words: str, stage: str, **preset: Any) -> Method:
         balanced_softmax,
         PAPER,
         (f"balanced softmax {stage}",),
-        family="balanced_softmax",
         note="A control: what strong views or an averaged model do for Balanced Softmax.",
         preset=preset,
-        balances=above("tau", 0.5),
     )
 
 
@@ -65,7 +63,6 @@ METHODS = (
         PAPER,
         ("balanced softmax",),
         note="With tau = 1 this is the logit-adjusted loss of Menon et al., ICLR 2021, too.",
-        balances=above("tau", 0.5),
     ),
     _control("strong", "strong views", "on strong views", view="strong"),
     _control("ema", "averaged", "with averaged weights", average=0.1),
@@ -79,17 +76,13 @@ METHODS = (
         view="both",
         average=0.1,
     ),
-)
-# Not a row of its own: at tau = 1 it would be trained twice.
-ALSO = (
+    # In ``ALSO``: at tau = 1 it would be trained twice.
     Method(
         "logit_adjust",
         "Logit adjustment",
         balanced_softmax,
         MENON,
         ("logit-adjusted loss",),
-        family="balanced_softmax",
         note="With tau = 1 it is Balanced Softmax, which is the row of the tables.",
-        balances=above("tau", 0.5),
     ),
 )

@@ -7,11 +7,11 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from lmd.methods.method import Method, by_effective_number
+from lmd.methods.method import Method
 from lmd.methods.settings import BelowOne, NonNegative
 from lmd.methods.stage import Batch, Stage, Stages, Task, Terms
 from lmd.methods.supervised import PerClass
-from lmd.methods.weighting import class_balanced_weights
+from lmd.methods.weighting import balances_by, class_balanced_weights
 from lmd.model import Model
 
 
@@ -31,8 +31,8 @@ def sigmoid_focal_loss(logits: Tensor, labels: Tensor, weights: Tensor, gamma: f
 class ClassBalancedFocal(Stage):
     """Trains all of the model; the bias of the classifier starts at ``-ln(K-1)``, undecayed."""
 
-    def __init__(self, model: Model, criterion: nn.Module) -> None:
-        super().__init__()
+    def __init__(self, model: Model, criterion: nn.Module, *, balanced: bool) -> None:
+        super().__init__(balanced=balanced)
         self.model, self.criterion = model, criterion
         assert isinstance(model.classifier, nn.Linear), "the row asks for the linear head"
         self.bias = model.classifier.bias
@@ -66,7 +66,8 @@ def cb_focal(
     calibrated.
     """
     weights = class_balanced_weights(task.class_counts, beta)
-    yield ClassBalancedFocal(model, PerClass(sigmoid_focal_loss, weights, gamma=gamma))
+    criterion = PerClass(sigmoid_focal_loss, weights, gamma=gamma)
+    yield ClassBalancedFocal(model, criterion, balanced=balances_by(beta))
 
 
 METHODS = (
@@ -76,6 +77,5 @@ METHODS = (
         cb_focal,
         "Cui et al., Class-balanced loss based on effective number of samples, CVPR 2019",
         ("class-balanced focal loss",),
-        balances=by_effective_number,
     ),
 )

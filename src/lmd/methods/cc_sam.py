@@ -4,8 +4,8 @@ Zhou et al., Class-Conditional Sharpness-Aware Minimization for Deep Long-Tailed
 2023, as in the authors' code. Both stages need one extra gradient for each class in a batch.
 """
 
-from collections.abc import Mapping
-from typing import Annotated
+from collections.abc import Iterator, Mapping
+from typing import Annotated, Unpack
 
 import torch
 from torch import Tensor, nn
@@ -15,12 +15,10 @@ from torch.optim import Optimizer
 
 from lmd.methods.method import Method
 from lmd.methods.sam import ascent
-from lmd.methods.settings import Count, NonNegative, Positive, Share
-from lmd.methods.stage import Batch, Epoch, Rate, Stage, Stages, Task, Terms
+from lmd.methods.settings import NonNegative, RateFor64, Share, Stage2Epochs
+from lmd.methods.stage import Batch, Epoch, Options, Rate, Stage, Stages, Task, Terms
 from lmd.methods.weighting import image_weights
 from lmd.model import Model
-
-BATCH = 64  # of the authors; the learning rate of stage 2 is for it
 
 
 def class_radius(
@@ -39,29 +37,38 @@ def class_radius(
     return radius
 
 
+def by_class(features: Tensor, labels: Tensor) -> Iterator[tuple[int, Tensor, Tensor]]:
+    """Each class in ``labels (B,)`` with its features ``(n, C)`` and n times its label.
+
+    The labels are read: on the CPU, that waits for no device.
+    """
+    for k in labels.unique().tolist():
+        rows = (labels == k).nonzero().squeeze(1).to(features.device, non_blocking=True)
+        yield k, features[rows], rows.new_full(rows.shape, k)
+
+
 def flat_loss(
     classifier: nn.Module, features: Tensor, labels: Tensor, counts: Tensor, rho: float
 ) -> Tensor:
     """Cross-entropy at ``θ + ε_y``, mean over the images.
 
     ε_k climbs the mean loss of class k and is constant for the gradient, which reaches both θ and
-    the features. ``(B, C)``, ``(B,)``, ``(K,)``.
+    the features. ``(B, C)``, ``(B,)`` on the CPU, ``(K,)``.
     """
     theta = dict(classifier.named_parameters())
     norm = torch.stack([p.detach().norm() for p in theta.values()]).norm()
     size = sum(p.numel() for p in theta.values())
     losses = []
-    for k in labels.unique():
-        chosen, of_class = features[labels == k], labels[labels == k]
+    for k, chosen, label in by_class(features, labels):
         probe = {name: p.detach().requires_grad_() for name, p in theta.items()}
-        loss = F.cross_entropy(functional_call(classifier, probe, (chosen.detach(),)), of_class)
+        loss = F.cross_entropy(functional_call(classifier, probe, (chosen.detach(),)), label)
         gradients = torch.autograd.grad(loss, list(probe.values()))
         moved = {
             name: p + ascent([g], class_radius(g, norm, size, counts[k], rho))[0]
             for (name, p), g in zip(theta.items(), gradients, strict=True)
         }
         logits = functional_call(classifier, moved, (chosen,))
-        losses.append(F.cross_entropy(logits, of_class, reduction="sum"))
+        losses.append(F.cross_entropy(logits, label, reduction="sum"))
     return torch.stack(losses).sum() / len(labels)
 
 
@@ -77,15 +84,14 @@ def shifted_loss(
     """``a_y · CE`` at features moved against their class, mean over the images.
 
     The features of class k move by ``a_k · ∇_f / ‖∇_f‖``, one norm over all of them. ``(B, C)``,
-    ``(B,)``, ``(K,)``.
+    ``(B,)`` on the CPU, ``(K,)``.
     """
     losses = []
-    for k in labels.unique():
-        of_class = labels[labels == k]
-        start = features[labels == k].detach().requires_grad_()
-        (gradient,) = torch.autograd.grad(F.cross_entropy(classifier(start), of_class), start)
-        moved = features[labels == k] + ascent([gradient], strengths[k])[0]
-        losses.append(strengths[k] * F.cross_entropy(classifier(moved), of_class, reduction="sum"))
+    for k, chosen, label in by_class(features, labels):
+        start = chosen.detach().requires_grad_()
+        (gradient,) = torch.autograd.grad(F.cross_entropy(classifier(start), label), start)
+        moved = chosen + ascent([gradient], strengths[k])[0]
+        losses.append(strengths[k] * F.cross_entropy(classifier(moved), label, reduction="sum"))
     return torch.stack(losses).sum() / len(labels)
 
 
@@ -127,7 +133,8 @@ class ClassConditional(Stage):
         else:
             features = self.model.features(images)
             ce = F.cross_entropy(self.model.classifier(features), labels)
-        flat = flat_loss(self.model.classifier, features, labels, self.counts, self.rho)
+        classifier = self.model.classifier
+        flat = flat_loss(classifier, features, batch.host_labels, self.counts, self.rho)
         loss = (1 - self.flat_ratio) * ce + self.flat_ratio * flat
         return {"loss": loss, "ce": ce, "flat": flat}
 
@@ -141,9 +148,8 @@ class Shifted(Stage):
     strengths: Tensor
     alpha: Tensor
 
-    def __init__(self, model: Model, task: Task, *, limit: float, epochs: int, lr: Rate) -> None:
-        weights = image_weights(task.class_counts)
-        super().__init__(model.classifier, weights=weights, epochs=epochs, lr=lr)
+    def __init__(self, model: Model, task: Task, limit: float, **options: Unpack[Options]) -> None:
+        super().__init__(model.classifier, **options)
         self.model, self.limit = model, limit
         self.register_buffer("strengths", shift_strengths(task.class_counts), persistent=False)
         self.register_buffer("alpha", torch.tensor(0.0))
@@ -159,7 +165,7 @@ class Shifted(Stage):
         classifier = self.model.classifier
         features = self.model.features(batch.views["label"])
         ce = F.cross_entropy(classifier(features), batch.labels)
-        shifted = shifted_loss(classifier, features, batch.labels, self.strengths)
+        shifted = shifted_loss(classifier, features, batch.host_labels, self.strengths)
         return {"loss": self.alpha * shifted + (1 - self.alpha) * ce, "ce": ce, "shifted": shifted}
 
 
@@ -171,10 +177,8 @@ def cc_sam(
     flat_ratio: Annotated[Share, "Share of the flat loss in the loss of stage 1."] = 0.3,
     limit: Annotated[Share, "Largest share of the shifted loss in stage 2."] = 1.0,
     mixup: Annotated[NonNegative, "α of mixup in stage 1; 0 is off."] = 0.0,
-    classifier_epochs: Annotated[Count, "Epochs of stage 2."] = 30,
-    classifier_lr: Annotated[
-        Positive, "Learning rate of stage 2 at batches of 64; scaled with them."
-    ] = 0.01,
+    classifier_epochs: Stage2Epochs = 30,
+    classifier_lr: RateFor64 = 0.01,
 ) -> Stages:
     """Class-conditional sharpness-aware stage 1, then the classifier on shifted features.
 
@@ -184,8 +188,14 @@ def cc_sam(
     classifier by about as much, so stage 1 is cross-entropy in effect, as it is in their code.
     """
     yield ClassConditional(model, task, rho=rho, flat_ratio=flat_ratio, mixup=mixup)
-    lr = Rate(classifier_lr, BATCH)
-    yield Shifted(model, task, limit=limit, epochs=classifier_epochs, lr=lr)
+    yield Shifted(
+        model,
+        task,
+        limit,
+        weights=image_weights(task.class_counts),
+        epochs=classifier_epochs,
+        lr=Rate(classifier_lr, 64),
+    )
 
 
 METHODS = (
@@ -197,6 +207,5 @@ METHODS = (
         ("class-conditional SAM", "class-balanced classifier on shifted features"),
         note="Without the mixup that the authors use on CIFAR: augmentation is the protocol's.",
         profiles={"authors": {"mixup": 1.0}},
-        first_settings=("rho", "flat_ratio", "mixup"),
     ),
 )

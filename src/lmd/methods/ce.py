@@ -21,17 +21,13 @@ def ce(
 
 
 METHODS = (
-    Method(
-        "ce", "CE", ce, "cross-entropy", ("cross-entropy",), prior="training", first_settings=()
-    ),
+    Method("ce", "CE", ce, "cross-entropy", ("cross-entropy",)),
     Method(
         "ce_strong",
         "CE (strong views)",
         ce,
         "cross-entropy",
         ("cross-entropy on strong views",),
-        prior="training",
-        family="ce",
         note="A control: cross-entropy that sees strong views, whatever the other rows see.",
         preset={"view": "strong"},
     ),

@@ -10,17 +10,15 @@ from typing import Annotated, ClassVar
 import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
-from torch.nn.modules.batchnorm import _NormBase
 from torch.optim import Optimizer
 
 from lmd.methods.method import Method
+from lmd.methods.sam import NORMS
 from lmd.methods.settings import Count, Positive
 from lmd.methods.stage import Batch, Epoch, ParameterGroups, Rate, Stage, Stages, Task, Terms
 from lmd.methods.supervised import Supervised
 from lmd.methods.weighting import image_weights
 from lmd.model import Model
-
-BATCH = 512  # of the authors' probe; its learning rate is for it
 
 
 def supervised_contrastive_loss(
@@ -97,7 +95,7 @@ class Statistics(Stage):
     def __init__(self, model: Model) -> None:
         super().__init__()
         self.model = model
-        self.norms = [m for m in model.encoder.modules() if isinstance(m, _NormBase)]
+        self.norms = [m for m in model.encoder.modules() if isinstance(m, NORMS)]
         self.seen = 0
 
     def trainable(self) -> ParameterGroups:
@@ -149,7 +147,7 @@ def cicl(
         part=model.classifier,
         weights=image_weights(task.class_counts),
         epochs=classifier_epochs,
-        lr=Rate(classifier_lr, BATCH),
+        lr=Rate(classifier_lr, 512),
         schedule="cosine",
     )
 
@@ -161,6 +159,5 @@ METHODS = (
         cicl,
         "Marrakchi et al., MICCAI 2021",
         ("supervised contrastive learning", "BatchNorm statistics", "linear probe"),
-        first_settings=("temperature", "base_temperature", "projection"),
     ),
 )

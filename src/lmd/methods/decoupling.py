@@ -13,15 +13,21 @@ from torch.nn import functional as F
 from torch.nn.utils import parametrize
 from torch.optim import Optimizer
 
-from lmd.methods.method import Method, one_epoch
-from lmd.methods.settings import Candidates, Count, NonNegative, Positive
+from lmd.methods.method import Method
+from lmd.methods.settings import (
+    Candidates,
+    NonNegative,
+    Positive,
+    RateFor512,
+    Stage2Decay,
+    Stage2Epochs,
+)
 from lmd.methods.stage import Epoch, Rate, Stage, Stages, Task
 from lmd.methods.supervised import Supervised
 from lmd.methods.weighting import image_weights
 from lmd.model import Model
 from lmd.scoring.sample import mean_recall
 
-BATCH = 512  # of the authors; the learning rate of stage 2 is for it
 TAUS = tuple(step / 10 for step in range(21))
 
 
@@ -81,12 +87,14 @@ class TauNorm(Stage):
 
     views = ()
     epochs = 1
+    balanced = True
     weight: Tensor
     best: Tensor
 
     def __init__(self, model: Model, *, tau: float | None, taus: Sequence[float]) -> None:
         super().__init__()
         self.model, self.tau, self.taus = model, tau, tuple(taus)
+        self.needs_validation = tau is None
         # The weight of stage 1: normalising twice must not differ from once.
         self.register_buffer("weight", model.classifier.weight.detach().clone())
         self.register_buffer("best", torch.tensor(float("nan"), dtype=torch.float64))
@@ -114,6 +122,7 @@ class NearestMean(Stage):
 
     views = ()
     epochs = 1
+    balanced = True
 
     def __init__(self, model: Model, *, scale: float) -> None:
         super().__init__()
@@ -137,18 +146,13 @@ def write(model: Model, weight: Tensor, bias: Tensor | None) -> None:
         own.copy_(torch.zeros_like(own) if bias is None else bias)
 
 
-Epochs = Annotated[Count, "Epochs of stage 2."]
-LearningRate = Annotated[Positive, "Learning rate of stage 2 at batches of 512; scaled with them."]
-Decay = Annotated[NonNegative, "Weight decay of stage 2."]
-
-
 def crt(
     model: Model,
     task: Task,
     *,
-    classifier_epochs: Epochs = 10,
-    classifier_lr: LearningRate = 0.2,
-    classifier_weight_decay: Decay = 5e-4,
+    classifier_epochs: Stage2Epochs = 10,
+    classifier_lr: RateFor512 = 0.2,
+    classifier_weight_decay: Stage2Decay = 5e-4,
 ) -> Stages:
     """Classifier re-training: a fresh classifier on class-balanced images.
 
@@ -164,7 +168,7 @@ def crt(
         weights=image_weights(task.class_counts),
         weight_decay=classifier_weight_decay,
         epochs=classifier_epochs,
-        lr=Rate(classifier_lr, BATCH),
+        lr=Rate(classifier_lr, 512),
         schedule="cosine",
     )
 
@@ -185,9 +189,9 @@ def lws(
     model: Model,
     task: Task,
     *,
-    classifier_epochs: Epochs = 5,
-    classifier_lr: LearningRate = 0.2,
-    classifier_weight_decay: Decay = 5e-4,
+    classifier_epochs: Stage2Epochs = 5,
+    classifier_lr: RateFor512 = 0.2,
+    classifier_weight_decay: Stage2Decay = 5e-4,
 ) -> Stages:
     """Learnable weight scaling: one factor per class on the frozen logits.
 
@@ -207,7 +211,7 @@ def lws(
         weights=image_weights(task.class_counts),
         weight_decay=classifier_weight_decay,
         epochs=classifier_epochs,
-        lr=Rate(classifier_lr, BATCH),
+        lr=Rate(classifier_lr, 512),
         schedule="cosine",
     )
     for name in names:
@@ -239,7 +243,6 @@ METHODS = (
         PAPER,
         ("cross-entropy", "classifier re-training"),
         note="The variant is cRT (classifier re-training).",
-        first_settings=(),
     ),
     Method(
         "tau_norm",
@@ -247,10 +250,7 @@ METHODS = (
         tau_norm,
         PAPER,
         ("cross-entropy", "τ-normalisation"),
-        last_epochs=one_epoch,
         note="τ is chosen on the validation part, so validation scores are optimistic.",
-        needs_validation=lambda settings: settings["tau"] is None,
-        first_settings=(),
     ),
     Method(
         "lws",
@@ -258,7 +258,6 @@ METHODS = (
         lws,
         PAPER,
         ("cross-entropy", "learnable weight scaling"),
-        first_settings=(),
     ),
     Method(
         "ncm",
@@ -266,9 +265,7 @@ METHODS = (
         ncm,
         PAPER,
         ("cross-entropy", "nearest class mean"),
-        last_epochs=one_epoch,
         note="A linear classifier that predicts what the nearest L2-normalised class mean does; "
         "the authors' code leaves the class means unnormalised.",
-        first_settings=(),
     ),
 )

@@ -7,19 +7,23 @@ the classifier on class-balanced images and stays near the stage-1 classifier by
 """
 
 import copy
-from typing import Annotated
+from typing import Annotated, Unpack
 
 from torch import Tensor
 from torch.nn import functional as F
 
 from lmd.methods.method import Method
-from lmd.methods.settings import Count, NonNegative, Positive
-from lmd.methods.stage import Batch, Rate, Stage, Stages, Task, Terms
+from lmd.methods.settings import (
+    NonNegative,
+    Positive,
+    RateFor512,
+    Stage2Decay,
+    Stage2Epochs,
+)
+from lmd.methods.stage import Batch, Options, Rate, Stage, Stages, Task, Terms
 from lmd.methods.supervised import Flat
 from lmd.methods.weighting import image_weights
 from lmd.model import Model
-
-BATCH = 512  # for which the learning rate of stage 2 is given
 
 
 def distillation_loss(student: Tensor, teacher: Tensor, temperature: float) -> Tensor:
@@ -40,24 +44,9 @@ class Distilled(Stage):
     """The classifier alone on class-balanced images, with the stage-1 classifier as teacher."""
 
     def __init__(
-        self,
-        model: Model,
-        task: Task,
-        *,
-        distill: float,
-        temperature: float,
-        epochs: int,
-        lr: Rate,
-        weight_decay: float,
+        self, model: Model, distill: float, temperature: float, **options: Unpack[Options]
     ) -> None:
-        super().__init__(
-            model.classifier,
-            weights=image_weights(task.class_counts),
-            weight_decay=weight_decay,
-            epochs=epochs,
-            lr=lr,
-            schedule="cosine",
-        )
+        super().__init__(model.classifier, **options)
         self.model = model
         # The encoder is frozen, so teacher and student share it.
         self.teacher = copy.deepcopy(model.classifier)
@@ -80,11 +69,9 @@ def fcd(
     rho: Annotated[NonNegative, "Radius of the sharpness-aware step of stage 1."] = 0.05,
     distill: Annotated[NonNegative, "Weight of the distillation loss in stage 2."] = 0.5,
     temperature: Annotated[Positive, "Temperature of the distillation."] = 2.0,
-    classifier_epochs: Annotated[Count, "Epochs of stage 2."] = 10,
-    classifier_lr: Annotated[
-        Positive, "Learning rate of stage 2 at batches of 512; scaled with them."
-    ] = 0.2,
-    classifier_weight_decay: Annotated[NonNegative, "Weight decay of stage 2."] = 5e-4,
+    classifier_epochs: Stage2Epochs = 10,
+    classifier_lr: RateFor512 = 0.2,
+    classifier_weight_decay: Stage2Decay = 5e-4,
 ) -> Stages:
     """A flat stage 1, then the classifier fine-tuned, class-balanced and distilled.
 
@@ -95,12 +82,13 @@ def fcd(
     yield Flat(model, rho=rho)
     yield Distilled(
         model,
-        task,
-        distill=distill,
-        temperature=temperature,
-        epochs=classifier_epochs,
-        lr=Rate(classifier_lr, BATCH),
+        distill,
+        temperature,
+        weights=image_weights(task.class_counts),
         weight_decay=classifier_weight_decay,
+        epochs=classifier_epochs,
+        lr=Rate(classifier_lr, 512),
+        schedule="cosine",
     )
 
 
@@ -113,6 +101,5 @@ METHODS = (
         ("sharpness-aware cross-entropy", "distilled class-balanced classifier"),
         note="FCD-style (reconstruction): no code and no formulas were available, so this follows "
         "the paper's title and others' description of it, with hyper-parameters of our own.",
-        first_settings=("rho",),
     ),
 )

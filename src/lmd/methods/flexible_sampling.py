@@ -7,19 +7,19 @@ recall of its class.
 """
 
 from functools import partial
-from operator import itemgetter
 from typing import Annotated
 
 from torch import Tensor
 
-from lmd.methods.method import Method, always
-from lmd.methods.settings import Count, NonNegative, Positive
+from lmd.methods.method import Method
+from lmd.methods.settings import Positive, RateFor512, Stage2Decay, Stage2Epochs
 from lmd.methods.stage import Epoch, Rate, Stages, Task
 from lmd.methods.supervised import Supervised
 from lmd.methods.weighting import image_weights
 from lmd.model import Model
 
-BATCH = 512  # for which the learning rate of stage 2 is given
+Epsilon = Annotated[Positive, "Added to each recall; small values make draws swing."]
+Combine = Annotated[bool, "Draw classes by difficulty, not size."]
 
 
 def difficulty_weights(recall: Tensor, epsilon: float) -> Tensor:
@@ -55,8 +55,8 @@ def fs(
     model: Model,
     task: Task,
     *,
-    epsilon: Annotated[Positive, "Added to each recall; small values make draws swing."] = 0.05,
-    combine_with_inverse_count: Annotated[bool, "Draw classes by difficulty, not size."] = False,
+    epsilon: Epsilon = 0.05,
+    combine_with_inverse_count: Combine = False,
 ) -> Stages:
     """Cross-entropy with a sampler that follows the validation recall of each class.
 
@@ -64,20 +64,19 @@ def fs(
     ``epsilon`` is ours: MONICA divides by a recall that may be 0.
     """
     counts = task.class_counts if combine_with_inverse_count else None
-    yield Supervised(model, draw=partial(recall_weights, epsilon=epsilon, counts=counts))
+    draw = partial(recall_weights, epsilon=epsilon, counts=counts)
+    yield Supervised(model, draw=draw, balanced=combine_with_inverse_count)
 
 
 def fs_crt(
     model: Model,
     task: Task,
     *,
-    epsilon: Annotated[Positive, "Added to each recall; small values make draws swing."] = 0.05,
-    combine_with_inverse_count: Annotated[bool, "Draw classes by difficulty, not size."] = False,
-    classifier_epochs: Annotated[Count, "Epochs of stage 2."] = 10,
-    classifier_lr: Annotated[
-        Positive, "Learning rate of stage 2 at batches of 512; scaled with them."
-    ] = 0.2,
-    classifier_weight_decay: Annotated[NonNegative, "Weight decay of stage 2."] = 5e-4,
+    epsilon: Epsilon = 0.05,
+    combine_with_inverse_count: Combine = False,
+    classifier_epochs: Stage2Epochs = 10,
+    classifier_lr: RateFor512 = 0.2,
+    classifier_weight_decay: Stage2Decay = 5e-4,
 ) -> Stages:
     """Cross-entropy, then a fresh classifier alone with the sampler that follows the recall.
 
@@ -97,9 +96,10 @@ def fs_crt(
         part=model.classifier,
         weight_decay=classifier_weight_decay,
         epochs=classifier_epochs,
-        lr=Rate(classifier_lr, BATCH),
+        lr=Rate(classifier_lr, 512),
         schedule="cosine",
         draw=draw,
+        balanced=combine_with_inverse_count,
     )
 
 
@@ -116,10 +116,7 @@ METHODS = (
         fs,
         "Ju et al., MICCAI 2022",
         ("flexible sampling",),
-        prior="training",
         note=f"{_NOTE} Cross-entropy in one stage is our use of it.",
-        needs_validation=always,
-        balances=itemgetter("combine_with_inverse_count"),
     ),
     Method(
         "fs_crt",
@@ -127,10 +124,6 @@ METHODS = (
         fs_crt,
         "Ju et al., MICCAI 2022",
         ("cross-entropy", "classifier re-training with flexible sampling"),
-        prior="training",
         note=f"{_NOTE} It draws for a classifier on a frozen encoder, as in MONICA.",
-        needs_validation=always,
-        balances=itemgetter("combine_with_inverse_count"),
-        first_settings=(),
     ),
 )

@@ -47,6 +47,5 @@ METHODS = (
         focal,
         "Lin et al., Focal loss for dense object detection, ICCV 2017",
         ("focal loss",),
-        prior="training",
     ),
 )

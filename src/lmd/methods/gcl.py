@@ -6,21 +6,20 @@ angular form), and Long-Tailed Visual Recognition via Gaussian Clouded Logit Adj
 """
 
 from functools import partial
-from typing import Annotated, Literal, Protocol
+from typing import Annotated, Literal, Protocol, Unpack
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 from torch.nn import functional as F
 
 from lmd.base.errors import LmdError
 from lmd.methods.method import Method
-from lmd.methods.settings import Count, NonNegative, Positive
-from lmd.methods.stage import Batch, Rate, Schedule, Stage, Stages, Task, Terms
+from lmd.methods.settings import NonNegative, Positive, RateFor64, Stage2Epochs
+from lmd.methods.stage import Batch, Options, Rate, Stage, Stages, Task, Terms
 from lmd.methods.weighting import image_weights
 from lmd.model import CosineClassifier, Model
 
 Form = Literal["angular", "cosine"]
-BATCH = 64  # of the authors; the learning rate of stage 2 is for it
 
 
 class Criterion(Protocol):
@@ -104,11 +103,7 @@ def _focal(logits: Tensor, labels: Tensor, gamma: float) -> Tensor:
 
 
 class Clouded(Stage):
-    """One stage of GCL: noise in the training loss only, the scale written into the classifier.
-
-    Stage 1 trains the whole model on the images as they come; stage 2 (``balanced``, with a budget
-    of its own) the classifier alone on class-balanced ones.
-    """
+    """One stage of GCL: noise in the training loss only, the scale written into the classifier."""
 
     counts: Tensor
 
@@ -120,14 +115,10 @@ class Clouded(Stage):
         *,
         scale: float,
         mixup: float,
-        balanced: bool = False,
-        epochs: int | None = None,
-        lr: Rate | None = None,
+        part: nn.Module | None = None,
+        **options: Unpack[Options],
     ) -> None:
-        weights = image_weights(task.class_counts) if balanced else None
-        part = model.classifier if balanced else None
-        schedule: Schedule | None = "cosine" if balanced else None
-        super().__init__(part, weights=weights, epochs=epochs, lr=lr, schedule=schedule)
+        super().__init__(part, **options)
         if not isinstance(model.classifier, CosineClassifier):
             kind = type(model.classifier).__name__
             raise LmdError(f"method 'gcl' needs a cosine classifier; it is {kind}: set head=cosine")
@@ -171,10 +162,8 @@ def gcl(
     stage2_gamma: Annotated[NonNegative, "Down-weighting of easy images in stage 2 (γ)."] = 1.0,
     mixup: Annotated[NonNegative, "α of mixup in stage 1; 0 is off."] = 0.0,
     stage2_mixup: Annotated[NonNegative, "α of mixup in stage 2; 0 is off."] = 0.0,
-    classifier_epochs: Annotated[Count, "Epochs of stage 2."] = 30,
-    classifier_lr: Annotated[
-        Positive, "Learning rate of stage 2 at batches of 64; scaled with them."
-    ] = 0.002,
+    classifier_epochs: Stage2Epochs = 30,
+    classifier_lr: RateFor64 = 0.002,
 ) -> Stages:
     """Clouded logits in stage 1; the same classifier, class-balanced and focal, in stage 2.
 
@@ -202,9 +191,11 @@ def gcl(
         second,
         scale=stage2_scale,
         mixup=stage2_mixup,
-        balanced=True,
+        part=model.classifier,
+        weights=image_weights(task.class_counts),
         epochs=classifier_epochs,
-        lr=Rate(classifier_lr, BATCH),
+        lr=Rate(classifier_lr, 64),
+        schedule="cosine",
     )
 
 
@@ -225,8 +216,5 @@ METHODS = (
             "cosine": _COSINE,
             "cifar": {**_COSINE, "mixup": 1.0, "stage2_mixup": 1.0},
         },
-        first_settings=(
-            *("form", "epsilon", "easy_margin", "noise_mul", "margin", "scale", "mixup"),
-        ),
     ),
 )

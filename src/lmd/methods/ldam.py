@@ -1,7 +1,7 @@
 """LDAM: margins that grow as classes shrink, with resampling or deferred re-weighting."""
 
 from collections.abc import Mapping
-from typing import Annotated, Any, Literal
+from typing import Annotated, Literal
 
 import torch
 from torch import Tensor
@@ -9,10 +9,10 @@ from torch.nn import functional as F
 from torch.optim import Optimizer
 
 from lmd.base.errors import LmdError
-from lmd.methods.method import Method, by_effective_number
+from lmd.methods.method import Method
 from lmd.methods.settings import BelowOne, NonNegative, Positive, Share
 from lmd.methods.stage import Batch, Epoch, Stage, Stages, Task, Terms
-from lmd.methods.weighting import class_balanced_weights, deferred
+from lmd.methods.weighting import balances_by, class_balanced_weights, deferred
 from lmd.model import CosineClassifier, Model
 
 Rule = Literal["rs", "drs", "drw"]
@@ -52,9 +52,17 @@ class LDAM(Stage):
     weight: Tensor
 
     def __init__(
-        self, model: Model, margins: Tensor, balance: Tensor, scale: float, rule: Rule, defer: float
+        self,
+        model: Model,
+        margins: Tensor,
+        balance: Tensor,
+        scale: float,
+        rule: Rule,
+        defer: float,
+        *,
+        balanced: bool,
     ) -> None:
-        super().__init__()
+        super().__init__(balanced=balanced)
         if not isinstance(model.classifier, CosineClassifier):
             raise LmdError(
                 "ldam: its margins are cosines, so the model needs a cosine classifier; "
@@ -108,13 +116,9 @@ def ldam(
     counts = task.class_counts
     margins = ldam_margins(counts, max_margin)
     balance = class_balanced_weights(counts, beta)
-    yield LDAM(model, margins, balance, scale, rule, defer)
-
-
-def _balances(settings: Mapping[str, Any]) -> bool:
-    """The margins alone do not: it takes weights, from the first epoch or after ``defer``."""
-    begins = settings["rule"] == "rs" or settings["defer"] < 1
-    return begins and by_effective_number(settings)
+    # The margins alone do not balance: it takes weights, from the first epoch or after ``defer``.
+    balanced = (rule == "rs" or defer < 1) and balances_by(beta)
+    yield LDAM(model, margins, balance, scale, rule, defer, balanced=balanced)
 
 
 METHODS = (
@@ -125,8 +129,6 @@ METHODS = (
         f"{PAPER}, NeurIPS 2019",
         ("LDAM",),
         head="cosine",
-        family="ldam",
-        balances=_balances,
         note="Resampling by effective number from the first epoch; rule=drw defers re-weighting.",
         preset={"rule": "rs"},
     ),
@@ -137,8 +139,6 @@ METHODS = (
         f"{PAPER}, NeurIPS 2019",
         ("LDAM",),
         head="cosine",
-        family="ldam",
-        balances=_balances,
         preset={"rule": "drw"},
     ),
 )

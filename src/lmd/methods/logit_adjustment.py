@@ -7,7 +7,7 @@ import torch
 from torch import Tensor
 from torch.optim import Optimizer
 
-from lmd.methods.method import Method, one_epoch
+from lmd.methods.method import Method
 from lmd.methods.settings import Candidates
 from lmd.methods.stage import Epoch, Stage, Stages, Task
 from lmd.methods.supervised import Supervised
@@ -41,6 +41,7 @@ class PosthocAdjustment(Stage):
 
     views = ()
     epochs = 1
+    balanced = True
     counts: Tensor
     tau: Tensor
 
@@ -91,8 +92,6 @@ METHODS = (
         logit_adjust_posthoc,
         PAPER,
         ("cross-entropy", "logit adjustment"),
-        last_epochs=one_epoch,
         note="τ is chosen on the validation part, so its validation results are optimistic.",
-        first_settings=(),
     ),
 )

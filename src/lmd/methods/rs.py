@@ -2,7 +2,7 @@
 
 from typing import Annotated
 
-from lmd.methods.method import Method, above
+from lmd.methods.method import Method
 from lmd.methods.settings import Share
 from lmd.methods.stage import Stages, Task
 from lmd.methods.supervised import Supervised, View
@@ -24,21 +24,19 @@ def rs(
     The images of a tiny class come many times an epoch and differ only by augmentation.
     """
     weights = image_weights(task.class_counts, q)
-    yield Supervised(model, weights=weights, view=view, average=average)
+    yield Supervised(model, weights=weights, balanced=q > 0.5, view=view, average=average)
 
 
 PAPER = "Kang et al., Decoupling representation and classifier, ICLR 2020"
 METHODS = (
-    Method("rs", "RS", rs, PAPER, ("resampling",), balances=above("q", 0.5)),
+    Method("rs", "RS", rs, PAPER, ("resampling",)),
     Method(
         "rs_strong",
         "RS (strong views)",
         rs,
         PAPER,
         ("resampling on strong views",),
-        family="rs",
         note="A control: RS that sees strong views, whatever the other rows see.",
         preset={"view": "strong"},
-        balances=above("q", 0.5),
     ),
 )

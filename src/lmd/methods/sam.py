@@ -1,4 +1,4 @@
-"""Sharpness-aware perturbation of parameters, and how to undo it.
+"""Sharpness-aware steps: gradients at the worst point nearby.
 
 Foret et al., Sharpness-Aware Minimization for Efficiently Improving Generalization, ICLR 2021.
 """
@@ -8,7 +8,14 @@ from contextlib import contextmanager
 
 import torch
 from torch import Tensor, nn
-from torch.nn.modules.batchnorm import _NormBase
+from torch.optim import Optimizer
+
+from lmd.methods.stage import Batch, Stage, Terms
+
+NORMS = (
+    *(nn.BatchNorm1d, nn.BatchNorm2d, nn.BatchNorm3d, nn.SyncBatchNorm),
+    *(nn.InstanceNorm1d, nn.InstanceNorm2d, nn.InstanceNorm3d),
+)
 
 
 def ascent(gradients: Sequence[Tensor], radius: float | Tensor) -> list[Tensor]:
@@ -49,7 +56,7 @@ def still_statistics(module: nn.Module) -> Iterator[None]:
     Batches at weights that are never shipped, or of distorted images, must not enter the averages
     that evaluation uses.
     """
-    norms = [m for m in module.modules() if isinstance(m, _NormBase) and m.training]
+    norms = [m for m in module.modules() if isinstance(m, NORMS) and m.training]
     tracking = [norm for norm in norms if norm.track_running_stats]
     for norm in tracking:
         norm.track_running_stats = False
@@ -58,3 +65,20 @@ def still_statistics(module: nn.Module) -> Iterator[None]:
     finally:
         for norm in tracking:
             norm.track_running_stats = True
+
+
+def sharp_backward(
+    stage: Stage, model: nn.Module, optimizer: Optimizer, radius: float, *batches: Batch
+) -> Terms:
+    """Replace the gradients of the model by those within ``radius`` of it, where they lead.
+
+    BatchNorm statistics stay: they come from the pass at the weights themselves.
+    """
+    moved = [p for p in model.parameters() if p.grad is not None]
+    saved = perturb(moved, ascent([p.grad for p in moved if p.grad is not None], radius))
+    optimizer.zero_grad(set_to_none=True)
+    with still_statistics(model):
+        terms: Terms = stage(*batches)
+    stage.backward(terms["loss"])
+    restore(moved, saved)
+    return terms

@@ -47,7 +47,8 @@ class Seesaw(nn.Module):
     def forward(self, logits: Tensor, labels: Tensor) -> Tensor:
         """Count the batch, then the loss: ``(B, K)``, ``(B,)`` → scalar."""
         if self.training:
-            self.counts += torch.bincount(labels, minlength=len(self.counts))
+            # Not bincount, which would wait for the device.
+            self.counts += F.one_hot(labels, len(self.counts)).sum(0)
         return seesaw_loss(logits, labels, self.counts, self.p, self.q)
 
 
@@ -74,7 +75,7 @@ def seesaw(
             )
         # The shipped classifier contains the scale: without it the softmax is nearly uniform.
         model.classifier.scale.fill_(temperature)
-    yield Supervised(model, Seesaw(len(task.class_counts), p, q))
+    yield Supervised(model, Seesaw(len(task.class_counts), p, q), balanced=True)
 
 
 PAPER = "Wang et al., Seesaw loss for long-tailed instance segmentation, CVPR 2021"
@@ -94,7 +95,6 @@ METHODS = (
         PAPER,
         ("seesaw loss on cosines",),
         head="cosine",
-        family="seesaw",
         preset={"temperature": 20.0},
     ),
 )

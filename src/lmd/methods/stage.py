@@ -8,7 +8,7 @@ sub-modules, so that ``state_dict()`` is a complete checkpoint.
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
-from typing import Any, ClassVar, Literal, Protocol
+from typing import Any, ClassVar, Literal, Protocol, TypedDict
 
 import torch
 from torch import Tensor, nn
@@ -48,6 +48,17 @@ class Rate:
         return self.value * batch / self.batch
 
 
+class Options(TypedDict, total=False):
+    """How ``Stage`` trains; a stage with arguments of its own hands them on as ``**options``."""
+
+    weights: Tensor | None
+    weight_decay: float | None
+    epochs: int | None
+    lr: Rate | None
+    schedule: Schedule | None
+    balanced: bool | None
+
+
 @dataclass(frozen=True)
 class Batch:
     """``views[name] (B, 3, H, W)`` for each of ``Stage.view_names()``, and ``labels (B,)``.
@@ -58,6 +69,12 @@ class Batch:
 
     views: Mapping[str, Tensor]
     labels: Tensor
+    labels_before: Tensor | None = None  # they were moved to the device
+
+    @property
+    def host_labels(self) -> Tensor:
+        """The labels on the CPU: reading these does not wait for the device."""
+        return self.labels.cpu() if self.labels_before is None else self.labels_before
 
 
 class Epoch(Protocol):
@@ -97,8 +114,10 @@ class Stage(nn.Module):
     without views trains nothing and works in ``start_epoch``. ``part`` is what is trained (default:
     all), ``weights (K,)`` how images are drawn (default: each once). ``epochs``, ``lr``,
     ``schedule`` and ``weight_decay`` are the stage's own budget: where they are set, they replace
-    the protocol's. A stage whose steps update no weights has ``updates = False``: its learning rate
-    is not recorded.
+    the protocol's. ``balanced`` says that training balances the classes, so that the probabilities
+    assume equally frequent ones; by default a stage with ``weights`` does. A stage whose steps
+    update no weights has ``updates = False``: its learning rate is not recorded. One that has
+    ``needs_validation`` cannot do without validation images.
     """
 
     views: ClassVar[tuple[str, ...]] = ("label",)
@@ -106,6 +125,8 @@ class Stage(nn.Module):
     epochs: int | None = None
     lr: Rate | None = None
     schedule: Schedule | None = None
+    balanced: bool = False
+    needs_validation: bool = False
     weights: Tensor | None
     # ``with self.clock("teacher"):`` books the time inside; the loop puts its own clock here.
     clock: Callable[[str], AbstractContextManager[Any]] = nullcontext
@@ -119,11 +140,14 @@ class Stage(nn.Module):
         epochs: int | None = None,
         lr: Rate | None = None,
         schedule: Schedule | None = None,
+        balanced: bool | None = None,
     ) -> None:
         super().__init__()
         self.part, self.weight_decay = part, weight_decay
+        if balanced is None and weights is not None:
+            balanced = True
         # A class may have values of its own, which only a given value replaces.
-        given = {"epochs": epochs, "lr": lr, "schedule": schedule}
+        given = {"epochs": epochs, "lr": lr, "schedule": schedule, "balanced": balanced}
         vars(self).update({name: value for name, value in given.items() if value is not None})
         self.register_buffer("weights", weights, persistent=False)
 

@@ -2,15 +2,16 @@
 
 import copy
 from collections.abc import Callable, Mapping
-from typing import Literal
+from typing import Literal, Unpack
 
 import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 from torch.optim import Optimizer
+from torch.optim.swa_utils import get_ema_multi_avg_fn
 
-from lmd.methods.sam import ascent, perturb, restore, still_statistics
-from lmd.methods.stage import Batch, Epoch, Rate, Schedule, Stage, Terms
+from lmd.methods.sam import sharp_backward, still_statistics
+from lmd.methods.stage import Batch, Epoch, Options, Stage, Terms
 from lmd.model import Model
 
 
@@ -34,6 +35,19 @@ def horizon_limit(horizon: float, total: int) -> float:
     return 1 - 1 / max(horizon * total, 1)
 
 
+@torch.no_grad()
+def follow(average: nn.Module, source: nn.Module, decay: float, *, buffers: bool = True) -> None:
+    """``average ← decay · average + (1 - decay) · source``; buffers are copied, if at all.
+
+    BatchNorm statistics are averages already.
+    """
+    parameters = [p.data for p in source.parameters()]
+    get_ema_multi_avg_fn(decay)(list(average.parameters()), parameters, None)
+    if buffers:
+        for copy_of, buffer in zip(average.buffers(), source.buffers(), strict=True):
+            copy_of.copy_(buffer)
+
+
 class RunningAverage(nn.Module):
     """``model`` is an averaged copy of a module; all state is in it and in ``inside``.
 
@@ -48,39 +62,20 @@ class RunningAverage(nn.Module):
         self.model = copy.deepcopy(source)
         self.register_buffer("inside", torch.tensor(False))
 
-    def restart(self, source: nn.Module) -> None:
-        """Become a copy of the module."""
-        self.model.load_state_dict(source.state_dict())
-
-    @torch.no_grad()
-    def follow(self, source: nn.Module, decay: float, *, buffers: bool = True) -> None:
-        """``average ← decay · average + (1 - decay) · source``; buffers are copied, if at all.
-
-        BatchNorm statistics are averages already.
-        """
-        goals: list[Tensor] = list(self.model.parameters())
-        torch._foreach_lerp_(goals, [p.data for p in source.parameters()], 1 - decay)
-        if buffers:
-            torch._foreach_copy_(list(self.model.buffers()), list(source.buffers()))
-
-    def exchange(self, source: nn.Module) -> None:
-        """Put the average into the module, unless it is there already."""
-        if not self.inside:
-            self._swap(source)
-
     def restore(self, source: nn.Module) -> None:
         """Give the module its own weights back, if the average is in it."""
         if self.inside:
-            self._swap(source)
+            self.exchange(source)
 
     @torch.no_grad()
-    def _swap(self, source: nn.Module) -> None:
-        own = [*self.model.parameters(), *self.model.buffers()]
-        other = [*source.parameters(), *source.buffers()]
-        saved = [tensor.clone() for tensor in own]
-        for mine, theirs, value in zip(own, other, saved, strict=True):
-            mine.copy_(theirs)
-            theirs.copy_(value)
+    def exchange(self, source: nn.Module) -> None:
+        """Swap the average and the weights of the module."""
+        averages = [*self.model.parameters(), *self.model.buffers()]
+        weights = [*source.parameters(), *source.buffers()]
+        for average, weight in zip(averages, weights, strict=True):
+            value = average.clone()
+            average.copy_(weight)
+            weight.copy_(value)
         self.inside.logical_not_()
 
 
@@ -104,14 +99,25 @@ class PerClass(nn.Module):
         return self.loss(logits, labels, self.values, **self.settings)
 
 
+def both_views(model: Model, criterion: Criterion, batch: Batch) -> tuple[Tensor, Tensor]:
+    """Return the criterion on the weak and on the strong view.
+
+    Evaluation sees undistorted images, so BatchNorm's running statistics are of the weak view.
+    """
+    weak = criterion(model(batch.views["weak"]), batch.labels)
+    with still_statistics(model):
+        strong = criterion(model(batch.views["strong"]), batch.labels)
+    return weak, strong
+
+
 class Supervised(Stage):
     """``criterion(logits (B, K), labels (B,))`` on one view, by default the protocol's.
 
     ``view="both"`` takes half the loss of the weak and half of the strong view; BatchNorm's running
-    statistics are of the weak one. ``draw(epoch)`` gives the weights of each epoch in place of
-    ``weights``. A criterion that is a module may hold buffers: they are in the checkpoint.
-    ``average`` is the horizon of a running average of the weights, as a share of all steps; the
-    average is what is validated and shipped.
+    statistics are of the weak one. ``draw(epoch)`` makes the weights of each epoch from validation,
+    in place of ``weights``. A criterion that is a module may hold buffers: they are in the
+    checkpoint. ``average`` is the horizon of a running average of the weights, as a share of all
+    steps; the average is what is validated and shipped.
     """
 
     def __init__(
@@ -120,26 +126,15 @@ class Supervised(Stage):
         criterion: Criterion = F.cross_entropy,
         *,
         part: nn.Module | None = None,
-        weights: Tensor | None = None,
-        weight_decay: float | None = None,
-        epochs: int | None = None,
-        lr: Rate | None = None,
-        schedule: Schedule | None = None,
         draw: Callable[[Epoch], Tensor | None] | None = None,
         view: View = "label",
         average: float | None = None,
+        **options: Unpack[Options],
     ) -> None:
         # The average is not trained: it follows.
-        part = model if part is None and average is not None else part
-        super().__init__(
-            part,
-            weights=weights,
-            weight_decay=weight_decay,
-            epochs=epochs,
-            lr=lr,
-            schedule=schedule,
-        )
+        super().__init__(model if part is None and average is not None else part, **options)
         self.model, self.criterion, self.draw, self.view = model, criterion, draw, view
+        self.needs_validation = draw is not None
         self.horizon = average
         self.average = None if average is None else RunningAverage(model)
         self.done = self.left = self.total = 0  # steps: of the stage, of the epoch, in all
@@ -165,10 +160,7 @@ class Supervised(Stage):
         (batch,) = batches
         if self.view != "both":
             return {"loss": self.criterion(self.model(batch.views[self.view]), batch.labels)}
-        weak = self.criterion(self.model(batch.views["weak"]), batch.labels)
-        # Evaluation sees undistorted images: the running statistics are of weak views.
-        with still_statistics(self.model):
-            strong = self.criterion(self.model(batch.views["strong"]), batch.labels)
+        weak, strong = both_views(self.model, self.criterion, batch)
         return {"loss": (weak + strong) / 2, "weak": weak, "strong": strong}
 
     def step(self, optimizer: Optimizer, *batches: Batch) -> Terms:
@@ -176,7 +168,7 @@ class Supervised(Stage):
         terms = super().step(optimizer, *batches)
         if self.average is not None and self.horizon is not None:
             decay = averaging_decay(self.done, horizon_limit(self.horizon, self.total))
-            self.average.follow(self.model, decay)
+            follow(self.average.model, self.model, decay)
             self.done, self.left = self.done + 1, self.left - 1
             if self.left == 0:
                 self.average.exchange(self.model)
@@ -216,15 +208,6 @@ class Flat(Stage):
         optimizer.zero_grad(set_to_none=True)
         terms: Terms = self(*batches)
         self.backward(terms["loss"])
-
-        moved = [p for p in self.parameters() if p.grad is not None]
-        gradients = [p.grad for p in moved if p.grad is not None]
-        saved = perturb(moved, ascent(gradients, self.rho))
-        optimizer.zero_grad(set_to_none=True)
-        with still_statistics(self):
-            flat: Terms = self(*batches)
-        self.backward(flat["loss"])
-        restore(moved, saved)
-
+        flat = sharp_backward(self, self.model, optimizer, self.rho, *batches)
         optimizer.step()
         return {**terms, "flat": flat["loss"]}

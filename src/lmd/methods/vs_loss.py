@@ -5,7 +5,7 @@ from typing import Annotated
 from torch import Tensor
 from torch.nn import functional as F
 
-from lmd.methods.method import Method, above
+from lmd.methods.method import Method
 from lmd.methods.settings import NonNegative
 from lmd.methods.stage import Stages, Task
 from lmd.methods.supervised import PerClass, Supervised
@@ -43,7 +43,8 @@ def vector_scaling(
 
     The shipped model has the bare logits: training scales those of small classes up.
     """
-    yield Supervised(model, PerClass(vs_loss, task.class_counts, gamma=gamma, tau=tau))
+    criterion = PerClass(vs_loss, task.class_counts, gamma=gamma, tau=tau)
+    yield Supervised(model, criterion, balanced=tau > 0.5)
 
 
 METHODS = (
@@ -54,6 +55,5 @@ METHODS = (
         "Kini et al., Label-imbalanced and group-sensitive classification under "
         "overparameterization, NeurIPS 2021",
         ("VS loss",),
-        balances=above("tau", 0.5),
     ),
 )

@@ -6,22 +6,21 @@ loss, weight decay and a MaxNorm constraint.
 """
 
 from collections.abc import Mapping
-from typing import Annotated, Literal
+from typing import Annotated, Literal, Unpack
 
 import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 from torch.optim import Optimizer
 
-from lmd.methods.method import Method, by_effective_number
-from lmd.methods.settings import BelowOne, Count, NonNegative, Positive, Share
-from lmd.methods.stage import Batch, Epoch, Rate, Stage, Stages, Task, Terms
+from lmd.methods.method import Method
+from lmd.methods.settings import BelowOne, NonNegative, RateFor64, Share, Stage2Epochs
+from lmd.methods.stage import Batch, Epoch, Options, Rate, Stage, Stages, Task, Terms
 from lmd.methods.supervised import PerClass, Supervised
-from lmd.methods.weighting import class_balanced_weights
+from lmd.methods.weighting import balances_by, class_balanced_weights
 from lmd.model import Model
 
 Loss = Literal["softmax_bce", "cross_entropy"]
-BATCH = 64  # of the authors; the learning rate of stage 2 is for it
 
 
 def max_norm_radius(weight: Tensor, threshold: float) -> Tensor:
@@ -64,13 +63,10 @@ class MaxNorm(Stage):
         self,
         model: Model,
         criterion: nn.Module,
-        *,
-        weight_decay: float,
         threshold: float,
-        epochs: int,
-        lr: Rate,
+        **options: Unpack[Options],
     ) -> None:
-        super().__init__(model.classifier, weight_decay=weight_decay, epochs=epochs, lr=lr)
+        super().__init__(model.classifier, **options)
         self.model, self.criterion = model, criterion
         weight = model.classifier.weight.detach()
         self.register_buffer("radius", max_norm_radius(weight, threshold))
@@ -108,10 +104,8 @@ def cb_wd_max(
     cb_loss: Annotated[
         Loss, "Loss of stage 2; cross_entropy is a weighted mean, Σ w l / Σ w of a batch."
     ] = "softmax_bce",
-    classifier_epochs: Annotated[Count, "Epochs of stage 2."] = 10,
-    classifier_lr: Annotated[
-        Positive, "Learning rate of stage 2 at batches of 64; scaled with them."
-    ] = 0.01,
+    classifier_epochs: Stage2Epochs = 10,
+    classifier_lr: RateFor64 = 0.01,
 ) -> Stages:
     """Strong weight decay, then a class-balanced loss and MaxNorm on the classifier alone.
 
@@ -127,10 +121,11 @@ def cb_wd_max(
     yield MaxNorm(
         model,
         criterion,
+        threshold,
         weight_decay=stage2_weight_decay,
-        threshold=threshold,
         epochs=classifier_epochs,
-        lr=Rate(classifier_lr, BATCH),
+        lr=Rate(classifier_lr, 64),
+        balanced=balances_by(beta),
     )
 
 
@@ -142,7 +137,5 @@ METHODS = (
         "Alshammari et al., CVPR 2022",
         ("cross-entropy with weight decay", "class-balanced MaxNorm"),
         note="Its weight decays are the authors' for CIFAR-100-LT, not searched on this data.",
-        balances=by_effective_number,
-        first_settings=("stage1_weight_decay",),
     ),
 )

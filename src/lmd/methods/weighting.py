@@ -31,6 +31,15 @@ def class_balanced_weights(counts: Tensor, beta: float) -> Tensor:
     return weights * ((weights > 0).sum() / weights.sum())
 
 
+def balances_by(beta: float) -> bool:
+    """Whether ``class_balanced_weights`` balance the classes of most training parts.
+
+    They do so for classes of up to ``1 / (1 - β)`` images. With β = 0.99 that is a hundred, fewer
+    than frequent classes have.
+    """
+    return beta > 0.99
+
+
 def image_weights(counts: Tensor, q: float = 1.0) -> Tensor:
     """Weight ``n^-q`` of one image of each class: ``(K,) → (K,)``.
 

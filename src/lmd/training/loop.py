@@ -279,6 +279,7 @@ def _on_device(trainer: "Trainer", raw: RawBatch, views: Mapping[str, str]) -> B
     return Batch(
         {asked: normal[name] for asked, name in views.items()},
         labels.to(trainer.device, non_blocking=True),
+        labels,
     )
 
 

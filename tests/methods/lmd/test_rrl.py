@@ -12,7 +12,6 @@ from lmd.methods.lmd.rrl import (
     channel_relation_loss,
     probability_loss,
     sample_relation_loss,
-    teacher_decay,
 )
 from lmd.methods.stage import Batch, Task, prepare
 
@@ -129,11 +128,6 @@ def test_normalised_relations_do_not_depend_on_scale_and_dead_channels_stay_fini
     alive = torch.cat([TEACHER, torch.ones(4, 2)], 1)
     (sample_relation_loss(dead, alive) + channel_relation_loss(dead, alive)).backward()
     assert torch.isfinite(dead.grad).all()
-
-
-def test_decay_of_the_teacher():
-    assert [teacher_decay(t, 0.7, ramp=True) for t in (0, 1, 2, 9)] == [0, 0.5, 1 - 1 / 3, 0.7]
-    assert teacher_decay(0, 0.999, ramp=False) == 0.999
 
 
 def test_the_warm_up_is_plain_cross_entropy_on_the_weak_view():

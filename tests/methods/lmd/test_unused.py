@@ -5,7 +5,6 @@ import torch
 from toys import World, assert_same, weights_of
 
 from lmd.methods import METHODS
-from lmd.methods.lmd import unused
 from lmd.methods.lmd.calibrate import DRAWS
 
 LMD = METHODS["lmd"]
@@ -44,23 +43,26 @@ def trained(settings: dict[str, object]) -> dict[str, torch.Tensor]:
 @pytest.mark.parametrize("parts", PARTS)
 def test_unused_settings_change_nothing(parts: dict[str, object]) -> None:
     settings = LMD.settings({**QUICK, **parts})
-    idle = unused(settings)
+    idle = LMD.unused(settings)
     assert all(settings[name] != OTHER[name] for name in idle)
     assert_same(trained(settings), trained(settings | {name: OTHER[name] for name in idle}))
 
 
-@pytest.mark.parametrize("switch", ["rrl", "icc", "fdc"])
+@pytest.mark.parametrize("switch", ["rrl", "icc", "fdc", "m_step=sgd"])
 def test_the_description_names_the_part(switch: str) -> None:
-    needing = {name for name, needs in unused(LMD.defaults()).items() if switch in needs}
-    begins = {one.name: one.description.partition(":")[0].split() for one in LMD.describe()}
-    assert {name for name, words in begins.items() if words[0] == "With" and switch in words} == (
-        needing
-    )
+    needing = {
+        name
+        for name, needs in LMD.unused(LMD.defaults()).items()
+        if switch.partition("=")[0] in needs
+    }
+    begins = {one.name: one.description.partition(":")[0] for one in LMD.describe()}
+    words = {name: text.replace(",", "").split() for name, text in begins.items()}
+    assert {name for name, said in words.items() if said[0] == "With" and switch in said} == needing
 
 
 def test_with_all_its_parts_only_what_belongs_to_another_kind_is_unused() -> None:
     settings = LMD.settings({}, "corrected")
-    assert unused(settings) == {
+    assert LMD.unused(settings) == {
         "average": {"rrl": False},
         "fdc_temperature": {"fdc_form": "bounded"},
         **{name: {"m_step": "sgd"} for name in ("m_lr", "m_momentum", "m_weight_decay", "m_batch")},

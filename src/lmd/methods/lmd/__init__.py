@@ -6,7 +6,6 @@ equations to the letter, and ``official`` behaves like the released code. Each d
 setting, with the number of its row in ``docs/paper-vs-code.md``.
 """
 
-from collections.abc import Mapping
 from typing import Annotated, Any
 
 from torch import Tensor
@@ -16,42 +15,11 @@ from lmd.base.errors import LmdError
 from lmd.methods.lmd.icc import ICC, ICCSettings, check_model
 from lmd.methods.lmd.rrl import RRL, RRLSettings
 from lmd.methods.method import Method
+from lmd.methods.settings import Needs
 from lmd.methods.stage import Stage, Stages, Task
 from lmd.methods.supervised import Criterion, Flat, PerClass, Supervised, View
 from lmd.methods.weighting import log_priors
 from lmd.model import Model
-
-# Without RRL, stage 1 is its label loss alone.
-_LABEL_LOSS = {"tau", "ce_view", "ce_sampling", "average", "sam"}
-_RRL = tuple(RRLSettings.model_fields.keys() - _LABEL_LOSS)
-_FDC = ("lambda_e", "fdc_form", "fdc_temperature", "fdc_sign", "distance")
-# Without ICC there is one M step and no E step, so moments are never averaged either.
-_ICC = (
-    *("iterations", "virtual_moments", "moments_decay", "e_sampling", "e_tau", "e_statistics"),
-    *("label_loss", "label_gradient", "fdc", *_FDC),
-    *("encoder_lr", "encoder_weight_decay", "last_e_step"),
-)
-_NEEDS: tuple[tuple[str, object, tuple[str, ...]], ...] = (
-    ("rrl", True, _RRL),
-    ("rrl", False, ("average",)),
-    ("icc", True, _ICC),
-    ("fdc", True, _FDC),
-    ("fdc_form", "bounded", ("fdc_temperature",)),
-    ("fdc_form", "difference", ("fdc_sign", "distance")),
-    ("vfc", True, ("virtual_features", "virtual_moments", "shrinkage")),
-    ("m_step", "argmin", ("shrinkage", "weight_penalty")),
-    ("m_step", "sgd", ("m_lr", "m_momentum", "m_weight_decay", "m_batch")),
-)
-
-
-def unused(settings: Mapping[str, Any]) -> dict[str, dict[str, Any]]:
-    """The settings without effect, each with those that it needs."""
-    found: dict[str, dict[str, Any]] = {}
-    for switch, value, names in _NEEDS:
-        if settings[switch] != value:
-            for name in names:
-                found.setdefault(name, {})[switch] = value
-    return found
 
 
 def _corrected(logits: Tensor, labels: Tensor, offset: Tensor) -> Tensor:
@@ -84,7 +52,9 @@ def lmd(
     rrl: Annotated[bool, "Stage 1 is RRL; without it, its label loss alone."] = False,
     icc: Annotated[bool, "Stage 2 iterates; without it, it calibrates once."] = False,
     vfc: Annotated[bool, "The M step has virtual features; without it, real ones."] = True,
-    fdc: Annotated[bool, "With icc: the E step has feature distribution consistency."] = False,
+    fdc: Annotated[
+        bool, "the E step has feature distribution consistency.", Needs(icc=True)
+    ] = False,
     stage_1: RRLSettings,
     stage_2: ICCSettings,
 ) -> Stages:
@@ -180,24 +150,6 @@ _CITATION = (
 )
 
 
-def _iterations(settings: Mapping[str, Any]) -> int | None:
-    return settings["iterations"] if settings["icc"] else 1
-
-
-_CE = {"tau": 0.0, "sam": 0.0, "ce_view": "label", "ce_sampling": "natural", "average": 0.0}
-
-
-def _first(settings: Mapping[str, Any]) -> tuple[str, dict[str, Any]]:
-    """Without RRL, stage 1 may be the only one of CE, or of RS on strong views."""
-    if settings["rrl"]:
-        return "RRL", {key: settings[key] for key in RRLSettings.model_fields}
-    given = {key: settings[key] for key in _CE}
-    if given == _CE | {"ce_view": "strong", "ce_sampling": "balanced"}:
-        return "resampling on strong views", {"q": 1.0, "view": "strong", "average": None}
-    given["ce_view"] = given["ce_view"].replace("weak", "label")  # see ``_plain``
-    return "cross-entropy", {key: value for key, value in given.items() if value != _CE[key]}
-
-
 def _row(key: str, title: str, stages: tuple[str, str], **preset: Any) -> Method:
     return Method(
         key,
@@ -205,17 +157,11 @@ def _row(key: str, title: str, stages: tuple[str, str], **preset: Any) -> Method
         lmd,
         _CITATION,
         stages,
-        family="lmd",
         ablation=bool(preset),
         note="Shrinkage and weight penalty are chosen on the validation part (but not with profile "
         "paper or official), so validation scores are optimistic.",
         preset=preset,
         profiles={"corrected": _CORRECTED, "paper": _PAPER, "official": _OFFICIAL},
-        last_epochs=_iterations,
-        # Virtual features are drawn alike for every class; real ones as the M step samples them.
-        balances=lambda settings: settings["vfc"] or settings["m_sampling"] == "balanced",
-        first=_first,
-        unused=unused,
     )
 
 

@@ -104,7 +104,7 @@ def mixed_counts(
 
 
 @dataclass(frozen=True)
-class _Forms:
+class Forms:
     """The K quadratic forms of a distance, around the mean of the means, and their sum."""
 
     centre: Tensor  # (C,)
@@ -119,7 +119,7 @@ class _OwnAndTotal(torch.autograd.Function):
     """Distance to the own class and sum over all classes; the gradient is a by-product."""
 
     @staticmethod
-    def forward(ctx: Any, features: Tensor, labels: Tensor, forms: _Forms) -> tuple[Tensor, Tensor]:
+    def forward(ctx: Any, features: Tensor, labels: Tensor, forms: Forms) -> tuple[Tensor, Tensor]:
         # Centred, so that large feature means do not cancel in float32.
         z = features - forms.centre
         total_half = z @ forms.total - forms.linear
@@ -233,24 +233,29 @@ class ClassGaussians(nn.Module):
             torch.cholesky_inverse(factor, out=precision[k])
         return precision
 
+    def forms(self, distance: Distance) -> Forms:
+        """The quadratic forms of a distance; making them waits for the device."""
+        return self._cached(distance, lambda: self._make_forms(distance))
+
     @torch.no_grad()
-    def _forms(self, distance: Distance) -> _Forms:
+    def _make_forms(self, distance: Distance) -> Forms:
         matrices = self.precision() if distance == "mahalanobis" else self.covariance
         centre = self.mean.mean(0)
         means = self.mean - centre
         linear = torch.einsum("kcd,kd->kc", matrices, means)
         constant = (linear * means).sum()
-        return _Forms(centre, means, matrices, matrices.sum(0), linear.sum(0), constant)
+        return Forms(centre, means, matrices, matrices.sum(0), linear.sum(0), constant)
 
     def own_and_total(
         self, features: Tensor, labels: Tensor, distance: Distance = "mahalanobis"
     ) -> tuple[Tensor, Tensor]:
         """Squared distance to the own class ``(B,)`` and the sum over all classes ``(B,)``.
 
+        The labels are read: on the CPU, that waits for no device.
         The sum of K quadratic forms is one quadratic form with the sum of the matrices.
         ``literal`` puts the covariance itself in place of its inverse, as Eq. 10-11 are printed.
         """
-        forms = self._cached(distance, lambda: self._forms(distance))
+        forms = self.forms(distance)
         own, total = _OwnAndTotal.apply(features, labels, forms)  # type: ignore[no-untyped-call]
         return own, total
 

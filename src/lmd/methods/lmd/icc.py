@@ -12,7 +12,6 @@ import torch
 from pydantic import Field
 from torch import Tensor, nn
 from torch.nn import functional as F
-from torch.nn.modules.batchnorm import _NormBase
 from torch.optim import Optimizer
 
 from lmd.base.errors import LmdError
@@ -37,7 +36,8 @@ from lmd.methods.lmd.selection import (
     VirtualFeatures,
     choose,
 )
-from lmd.methods.settings import BelowOne, Count, NonNegative, Positive, Settings, Share
+from lmd.methods.sam import NORMS
+from lmd.methods.settings import BelowOne, Count, Needs, NonNegative, Positive, Settings, Share
 from lmd.methods.stage import Batch, Epoch, ParameterGroups, Stage, Task, Terms
 from lmd.methods.weighting import image_weights, log_priors
 from lmd.model import Model
@@ -52,14 +52,19 @@ Form = Literal["difference", "bounded"]
 Chosen = Literal["validation"]
 
 
+WITH_ICC, WITH_FDC = Needs(icc=True), Needs(icc=True, fdc=True)
+WITH_ARGMIN, WITH_SGD = Needs(m_step="argmin"), Needs(m_step="sgd")
+WITH_DIFFERENCE = Needs(icc=True, fdc=True, fdc_form="difference")
+
+
 class ICCSettings(Settings):
     """Settings of stage 2; the rows are those of ``docs/paper-vs-code.md``.
 
-    Those "with icc" have no effect without it, as there is then one M step and no E step.
+    Without ``icc`` there is one M step and no E step.
     """
 
     iterations: Annotated[
-        Count | None, "With icc: EM iterations (J); null: the protocol's stage2_epochs."
+        Count | None, "EM iterations (J); null: the protocol's stage2_epochs.", WITH_ICC
     ] = None
     levels: Annotated[Depth, "Inner levels of the encoder among the features (row 31)."] = 5
     classifier: Annotated[
@@ -76,59 +81,59 @@ class ICCSettings(Settings):
     m_sampling: Annotated[Sampling, "How the M step draws images (row 11)."] = "balanced"
     m_drop_partial: Annotated[Count | None, "Drop partial batches of this size (row 11)."] = None
     ridge: Annotated[NonNegative, "Added to the diagonal of each covariance (row 12)."] = 1e-2
-    virtual_moments: Annotated[Moments, "With icc: draw from averaged or new moments (row 12)."] = (
-        "ema"
-    )
-    moments_decay: Annotated[Share, "With icc: largest decay of the averaged moments (row 13)."] = (
+    virtual_moments: Annotated[
+        Moments, "draw from averaged or new moments (row 12).", Needs(icc=True, vfc=True)
+    ] = "ema"
+    moments_decay: Annotated[Share, "largest decay of the averaged moments (row 13).", WITH_ICC] = (
         0.0
     )
     virtual_features: Annotated[
-        Count, "Virtual features of each class; argmin: at most 4096 (row 14)."
+        Count,
+        "virtual features of each class; argmin: at most 4096 (row 14).",
+        Needs(vfc=True),
     ] = 50_000
     m_step: Annotated[MStep, "Solve the M step, or make one pass of SGD (row 15)."] = "argmin"
     shrinkage: Annotated[
-        Share | Chosen, "Shrinkage towards the pooled covariance; argmin only (row 15)."
+        Share | Chosen,
+        "shrinkage to the pooled covariance (row 15).",
+        Needs(vfc=True, m_step="argmin"),
     ] = "validation"
     weight_penalty: Annotated[
-        NonNegative | Chosen, "Penalty on weights, in units of the variance; argmin only (row 15)."
+        NonNegative | Chosen,
+        "penalty on weights, in units of the variance (row 15).",
+        WITH_ARGMIN,
     ] = "validation"
-    m_lr: Annotated[NonNegative, "Learning rate of the M step; sgd only (row 15)."] = 1e-5
-    m_momentum: Annotated[BelowOne, "Momentum of the M step; sgd only (row 15)."] = 0.9
-    m_weight_decay: Annotated[NonNegative, "Weight decay of the M step; sgd only (row 15)."] = 1e-4
-    m_batch: Annotated[Count, "Batch size of the M step; sgd only (row 15)."] = 352
-    e_sampling: Annotated[Sampling, "With icc: how the E step draws images."] = "natural"
+    m_lr: Annotated[NonNegative, "learning rate of the M step (row 15).", WITH_SGD] = 1e-5
+    m_momentum: Annotated[BelowOne, "momentum of the M step (row 15).", WITH_SGD] = 0.9
+    m_weight_decay: Annotated[NonNegative, "weight decay of the M step (row 15).", WITH_SGD] = 1e-4
+    m_batch: Annotated[Count, "batch size of the M step (row 15).", WITH_SGD] = 352
+    e_sampling: Annotated[Sampling, "how the E step draws images.", WITH_ICC] = "natural"
     e_tau: Annotated[
-        NonNegative, "With icc: its label loss sees z + e_tau ln(prior); 0 is plain (row 26)."
+        NonNegative, "its label loss sees z + e_tau ln(prior); 0 is plain (row 26).", WITH_ICC
     ] = 1.0
     e_statistics: Annotated[
-        bool, "With icc: let the E step update BatchNorm statistics (row 35)."
+        bool, "let the E step update BatchNorm statistics (row 35).", WITH_ICC
     ] = False
-    label_loss: Annotated[LabelLoss, "With icc: plain or generalised cross-entropy (row 16)."] = (
+    label_loss: Annotated[LabelLoss, "plain or generalised cross-entropy (row 16).", WITH_ICC] = (
         "ce"
     )
     label_gradient: Annotated[
-        bool, "With icc: whether the label loss reaches the encoder (row 16)."
+        bool, "whether the label loss reaches the encoder (row 16).", WITH_ICC
     ] = True
-    lambda_e: Annotated[
-        NonNegative, "With icc and fdc: weight of feature distribution consistency."
-    ] = 0.1
-    fdc_form: Annotated[Form, "With icc and fdc: Psi - Phi, or bounded cross-entropy (row 36)."] = (
-        "bounded"
-    )
+    lambda_e: Annotated[NonNegative, "weight of feature distribution consistency.", WITH_FDC] = 0.1
+    fdc_form: Annotated[Form, "Psi - Phi, or bounded cross-entropy (row 36).", WITH_FDC] = "bounded"
     fdc_temperature: Annotated[
-        Positive, "With icc and fdc: temperature of the bounded form (row 36)."
+        Positive,
+        "temperature (row 36).",
+        Needs(icc=True, fdc=True, fdc_form="bounded"),
     ] = 10.0
-    fdc_sign: Annotated[
-        Literal[1, -1], "With icc and fdc: 1 is Psi - Phi, -1 the opposite (row 17)."
-    ] = 1
-    distance: Annotated[
-        Distance, "With icc and fdc: Mahalanobis, or the printed formula (row 18)."
-    ] = "mahalanobis"
-    encoder_lr: Annotated[NonNegative, "With icc: learning rate of the encoder (row 20)."] = 1e-3
+    fdc_sign: Annotated[Literal[1, -1], "-1 changes its sign (row 17).", WITH_DIFFERENCE] = 1
+    distance: Annotated[Distance, "kind of distance (row 18).", WITH_DIFFERENCE] = "mahalanobis"
+    encoder_lr: Annotated[NonNegative, "learning rate of the encoder (row 20).", WITH_ICC] = 1e-3
     encoder_weight_decay: Annotated[
-        NonNegative | None, "With icc: the encoder's weight decay; null: the protocol's (row 20)."
+        NonNegative | None, "the encoder's weight decay; null: the protocol's (row 20).", WITH_ICC
     ] = None
-    last_e_step: Annotated[bool, "With icc: whether the last iteration has an E step (row 21)."] = (
+    last_e_step: Annotated[bool, "whether the last iteration has an E step (row 21).", WITH_ICC] = (
         False
     )
 
@@ -211,8 +216,10 @@ class ICC(Stage):
         fdc: bool = True,
         e_step: bool = True,
     ) -> None:
-        super().__init__()
-        self.settings = settings = settings or ICCSettings()
+        settings = settings or ICCSettings()
+        # Virtual features are drawn alike for every class; real ones as the M step samples them.
+        super().__init__(balanced=vfc or settings.m_sampling == "balanced")
+        self.settings = settings
         check_model(model, settings)
         self.model = model
         self.vfc, self.e_step = vfc, e_step
@@ -282,9 +289,11 @@ class ICC(Stage):
             found = discriminant(self.gaussians.mean, pooled, self.settings.fdc_temperature)
             self.fdc_weight.copy_(found[0])
             self.fdc_bias.copy_(found[1])
+        elif self.lambda_e and self.class_weights(epoch):
+            self.gaussians.forms(self.settings.distance)  # here, so that no step waits for them
         if not self.settings.e_statistics:
             for module in self.model.encoder.modules():
-                if isinstance(module, _NormBase):
+                if isinstance(module, NORMS):
                     module.eval()
         self.iteration += 1
         return numbers
@@ -433,7 +442,8 @@ class ICC(Stage):
                 fdc = F.cross_entropy(F.linear(z, self.fdc_weight, self.fdc_bias), batch.labels)
                 terms["fdc"] = fdc
             else:
-                psi, phi = attraction_and_repulsion(z, batch.labels, self.gaussians, given.distance)
+                labels = batch.host_labels  # they are grouped by class
+                psi, phi = attraction_and_repulsion(z, labels, self.gaussians, given.distance)
                 terms |= {"psi": psi, "phi": phi}
                 fdc = given.fdc_sign * (psi - phi)
             loss = label + self.lambda_e * fdc

@@ -13,10 +13,10 @@ from torch import Tensor
 from torch.nn import functional as F
 from torch.optim import Optimizer
 
-from lmd.methods.sam import ascent, perturb, restore, still_statistics
-from lmd.methods.settings import NonNegative, Settings, Share
+from lmd.methods.sam import sharp_backward, still_statistics
+from lmd.methods.settings import Needs, NonNegative, Settings, Share
 from lmd.methods.stage import Batch, Epoch, Stage, Task, Terms
-from lmd.methods.supervised import View
+from lmd.methods.supervised import View, averaging_decay, both_views, follow, horizon_limit
 from lmd.methods.weighting import image_weights, log_priors
 from lmd.model import Model
 
@@ -28,11 +28,11 @@ Kept = Literal["student", "teacher"]
 Sampling = Literal["natural", "balanced"]
 
 
-class RRLSettings(Settings):
-    """Settings of stage 1; the rows are those of ``docs/paper-vs-code.md``.
+WITH_RRL = Needs(rrl=True)
 
-    Those "with rrl" have no effect without it.
-    """
+
+class RRLSettings(Settings):
+    """Settings of stage 1; the rows are those of ``docs/paper-vs-code.md``."""
 
     tau: Annotated[
         NonNegative, "Cross-entropy sees z + tau ln(prior); 0 is the plain one (row 26)."
@@ -42,41 +42,41 @@ class RRLSettings(Settings):
     )
     ce_sampling: Annotated[Sampling, "How stage 1 draws images (row 38)."] = "balanced"
     average: Annotated[
-        Share, "Without rrl: share of the steps to average weights over (row 39)."
+        Share, "share of the steps to average weights over (row 39).", Needs(rrl=False)
     ] = 0.0
-    warmup: Annotated[Share, "With rrl: share of all steps with cross-entropy alone (row 2)."] = 0.2
-    gram: Annotated[Gram, "With rrl: Gram matrices with rows of length 1, or raw (row 3)."] = (
+    warmup: Annotated[Share, "share of all steps with cross-entropy alone (row 2).", WITH_RRL] = 0.2
+    gram: Annotated[Gram, "Gram matrices with rows of length 1, or raw (row 3).", WITH_RRL] = (
         "normalised"
     )
-    centre: Annotated[bool, "With rrl: centre features before the Gram matrices (row 27)."] = False
-    channel_divisor: Annotated[Divisor, "With rrl: divisor of the channel loss (row 4)."] = (
+    centre: Annotated[bool, "centre features before the Gram matrices (row 27).", WITH_RRL] = False
+    channel_divisor: Annotated[Divisor, "divisor of the channel loss (row 4).", WITH_RRL] = (
         "channels"
     )
-    kl: Annotated[Direction, "With rrl: which way the KL divergence is taken (row 5)."] = (
+    kl: Annotated[Direction, "which way the KL divergence is taken (row 5).", WITH_RRL] = (
         "teacher_student"
     )
-    lambda_1: Annotated[NonNegative, "With rrl: weight of the consistency losses (row 6)."] = 10.0
+    lambda_1: Annotated[NonNegative, "weight of the consistency losses (row 6).", WITH_RRL] = 10.0
     relations: Annotated[
-        NonNegative, "With rrl: share of each relation loss in lambda_1 (row 28)."
+        NonNegative, "share of each relation loss in lambda_1 (row 28).", WITH_RRL
     ] = 1.0
     probabilities: Annotated[
-        NonNegative, "With rrl: share of the KL loss in lambda_1 (row 28)."
+        NonNegative, "share of the KL loss in lambda_1 (row 28).", WITH_RRL
     ] = 0.5
     sam: Annotated[NonNegative, "Radius of sharpness-aware steps; 0: none (row 29)."] = 0.0
     teacher: Annotated[
-        Teacher, "With rrl: a copy of the student, or with its own head (row 7)."
+        Teacher, "a copy of the student, or with its own head (row 7).", WITH_RRL
     ] = "copy"
     ema_horizon: Annotated[
-        Share | None, "With rrl: horizon of the teacher's average / all steps (row 7)."
+        Share | None, "horizon of the teacher's average / all steps (row 7).", WITH_RRL
     ] = 0.3
     ema_decay: Annotated[
-        Share, "With rrl: decay of that average where there is no horizon (row 7)."
+        Share, "decay of that average where there is no horizon (row 7).", WITH_RRL
     ] = 0.999
-    ema_ramp: Annotated[bool, "With rrl: let the decay grow from 0 in the first steps (row 7)."] = (
+    ema_ramp: Annotated[bool, "let the decay grow from 0 in the first steps (row 7).", WITH_RRL] = (
         True
     )
     keep: Annotated[
-        Kept, "With rrl: what goes on to stage 2; the teacher of the last epoch (row 30)."
+        Kept, "what goes on to stage 2; the teacher of the last epoch (row 30).", WITH_RRL
     ] = "student"
 
     def image_weights(self, counts: Tensor) -> Tensor | None:
@@ -119,11 +119,6 @@ def probability_loss(
     if direction == "student_teacher":
         first, second = second, first
     return F.kl_div(second, first, reduction="batchmean", log_target=True)
-
-
-def teacher_decay(t: int, limit: float, ramp: bool) -> float:
-    """Decay of the teacher's average at its t-th update, t from 0: min(1 - 1/(t+1), limit)."""
-    return min(1 - 1 / (t + 1), limit) if ramp else limit
 
 
 def _full(tensor: Tensor) -> Tensor:
@@ -202,9 +197,8 @@ class RRL(Stage):
         """The label loss of its view, or half of it on each of two, as in ``Supervised``."""
         if self.settings.ce_view != "both":
             return self.label_loss(self.model(batch.views[self.settings.ce_view]), batch.labels)
-        weak = self.label_loss(self.model(batch.views["weak"]), batch.labels)
-        with still_statistics(self.model):
-            return (weak + self.label_loss(self.model(batch.views["strong"]), batch.labels)) / 2
+        weak, strong = both_views(self.model, self.label_loss, batch)
+        return (weak + strong) / 2
 
     def _consistency(
         self, ce: Tensor, features: Tensor, logits: Tensor, weak: Tensor
@@ -238,35 +232,21 @@ class RRL(Stage):
         return terms
 
     def _sharp_step(self, optimizer: Optimizer, batch: Batch) -> Terms:
-        """One update with the gradient at the weights where the label loss is sharpest.
-
-        The student's BatchNorm statistics come from the unperturbed pass only.
-        """
+        """One update with the gradient at the weights where the label loss is sharpest."""
         loss = self._label_loss_alone(batch)
         optimizer.zero_grad(set_to_none=True)
         self.backward(loss)
-        moved = [p for p in self.model.parameters() if p.grad is not None]
-        gradients = [p.grad for p in moved if p.grad is not None]
-        saved = perturb(moved, ascent(gradients, self.settings.sam))
-        optimizer.zero_grad(set_to_none=True)
-        with still_statistics(self.model):
-            terms: Terms = self(batch)
-        self.backward(terms["loss"])
-        restore(moved, saved)
+        terms = sharp_backward(self, self.model, optimizer, self.settings.sam, batch)
         optimizer.step()
         return terms
 
-    @torch.no_grad()
     def _follow(self) -> None:
         """Move the teacher towards the student."""
         t = self.done - (0 if self.own else self._warmup_steps())
         if t < 0:
             return
-        limit = self.settings.ema_decay
-        if self.settings.ema_horizon is not None:
-            limit = 1 - 1 / max(self.settings.ema_horizon * self.total, 1)
-        weight = 1 - teacher_decay(t, limit, self.settings.ema_ramp)
-        goals: list[Tensor] = list(self.teacher.parameters())
-        torch._foreach_lerp_(goals, [p.data for p in self.model.parameters()], weight)
-        if not self.own:
-            torch._foreach_copy_(list(self.teacher.buffers()), list(self.model.buffers()))
+        horizon, limit = self.settings.ema_horizon, self.settings.ema_decay
+        if horizon is not None:
+            limit = horizon_limit(horizon, self.total)
+        decay = averaging_decay(t, limit, ramp=self.settings.ema_ramp)
+        follow(self.teacher, self.model, decay, buffers=not self.own)
