@@ -198,7 +198,7 @@ class FirstStages:
     folder: Path
     context: Mapping[str, Any]
 
-    def place(self, stage: Stage, model: nn.Module) -> Path | None:
+    def place(self, stage: Stage, model: Model) -> Path | None:
         """The path for the checkpoint of this stage; ``None`` if it cannot be shared."""
         try:
             described = _describe(stage, {id(m): name for name, m in model.named_modules()})
