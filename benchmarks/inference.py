@@ -18,9 +18,9 @@ import torch
 from common import Result, finish, median_ratio, one_thread, photographs, pixels, side_by_side
 
 from lmd.data.loaders import Normalise
+from lmd.export.export import export_onnx
 from lmd.model import Model, ModelSpec, Preprocessing, build_model, load_model, save_model
 from lmd.predict.engines import OnnxEngine, TorchEngine
-from lmd.predict.exported import export_onnx
 from lmd.predict.predictor import Predictor
 
 SIZE, BATCH, CLASSES, FILES = 64, 64, 8, 512

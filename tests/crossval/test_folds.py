@@ -25,8 +25,8 @@ from lmd.crossval.folds import cross_validate
 from lmd.crossval.pooling import write_pooled
 from lmd.evaluation.external import evaluate_external
 from lmd.explain.features import build_index
+from lmd.export.export import export_onnx
 from lmd.frozen.calibrate import calibrate_run
-from lmd.predict.exported import export_onnx
 from lmd.runs.folder import Run
 from lmd.runs.record import Record
 from lmd.scoring.calibration import without_temperature

@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 
 from lmd.data import resizing
-from lmd.data.resizing import BITS, resize, resize_v1, weights
+from lmd.data.resizing import BITS, resize, weights
 
 
 def noise(height: int, width: int, seed: int = 0) -> np.ndarray:
@@ -94,11 +94,3 @@ def test_a_large_image_needs_less_memory_than_it_has_itself(shape):
     peak = tracemalloc.get_traced_memory()[1]
     tracemalloc.stop()
     assert peak < 0.9 * image.nbytes
-
-
-def test_the_old_rule_is_that_of_opencv():
-    image = noise(40, 60)
-    for size, method in ((16, cv2.INTER_AREA), (64, cv2.INTER_CUBIC)):
-        expected = cv2.resize(image, (size, size), interpolation=method)
-        np.testing.assert_array_equal(resize_v1(image, size), expected)
-    np.testing.assert_array_equal(resize_v1(image[:, :40], 40), image[:, :40])

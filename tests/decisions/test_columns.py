@@ -108,7 +108,7 @@ def test_a_dear_class_is_decided_more_often_and_referral_has_a_price() -> None:
 def test_a_folder_alone_and_an_onnx_file_can_do_it_too(tmp_path: Path) -> None:
     pytest.importorskip("onnxscript", reason="the extra 'onnx' is not installed")
     pytest.importorskip("onnxruntime", reason="the extra 'onnx' is not installed")
-    from lmd.predict.exported import export_onnx
+    from lmd.export.export import export_onnx
 
     for name in ("model.json", "model.safetensors"):
         (tmp_path / name).write_bytes((Path(RUN) / name).read_bytes())

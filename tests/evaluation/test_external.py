@@ -19,7 +19,7 @@ from lmd.cli.commands import app
 from lmd.decisions.decide import Decide
 from lmd.evaluation.evaluate import rescore
 from lmd.evaluation.external import evaluate_external
-from lmd.export.export import export_run
+from lmd.explain.features import build_index
 from lmd.frozen.calibrate import calibrate_run
 from lmd.runs.folder import Run
 
@@ -231,7 +231,7 @@ def test_a_calibrated_model_can_be_tested_elsewhere_too(run: Run, tmp_path: Path
     values["request"]["protocol"] = {}  # as earlier calibrations had it
     new.record_path.write_text(json.dumps(values), encoding="utf-8")
     with pytest.raises(LmdError, match="does not say how its images are read"):
-        export_run(new.path, tmp_path / "m.onnx", quantise="int8")
+        build_index(new.path)
     np.savez(tmp_path / "f.npz", features=np.random.default_rng(0).normal(size=(40, 3)),
              labels=np.arange(40) % 2)  # fmt: skip
     only = calibrate_run(tmp_path / "f.npz", out=tmp_path / "features", quiet=True)

@@ -18,7 +18,7 @@ onnx = pytest.importorskip("onnx", reason="the extra 'onnx' is not installed")
 pytest.importorskip("onnxruntime", reason="the extra 'onnx' is not installed")
 pytest.importorskip("onnxscript", reason="the extra 'onnx' is not installed")
 
-from lmd.predict.exported import export_onnx  # noqa: E402
+from lmd.export.export import export_onnx  # noqa: E402
 
 CLASSES = ("nevus", "mélanome", "vascular lesion")
 

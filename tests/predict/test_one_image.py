@@ -4,7 +4,6 @@ import json
 import subprocess
 import sys
 from collections.abc import Iterator
-from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -17,9 +16,9 @@ from toys import SHARED
 from lmd.base.errors import LmdError
 from lmd.data.cache import decode
 from lmd.data.reading import read_image
-from lmd.data.resizing import resize, resize_v1
+from lmd.data.resizing import resize
 from lmd.data.sources import open_table
-from lmd.model import ModelSpec, build_model, load_model, save_model
+from lmd.model import ModelSpec, build_model, save_model
 from lmd.predict.predictor import load
 
 HAM = SHARED / "data" / "ham10000" / "images"
@@ -48,7 +47,7 @@ def model(tmp_path_factory) -> Path:
 def exported(model) -> Path:
     for package in ("onnx", "onnxruntime", "onnxscript"):
         pytest.importorskip(package, reason="the extra 'onnx' is not installed")
-    from lmd.predict.exported import export_onnx
+    from lmd.export.export import export_onnx
 
     return export_onnx(model, model / "model.onnx")
 
@@ -82,8 +81,8 @@ def test_training_predict_and_arrays_have_the_same_pixels(forms, tmp_path, model
     _, images, _ = decode(open_table(tmp_path / "a.npz"), SIZE)
     np.testing.assert_array_equal(images[:], [expected, expected])
     predictor, seen = load(model), []
-    inner = predictor.engine.probabilities
-    predictor.engine.probabilities = lambda pixels: seen.append(pixels) or inner(pixels)
+    inner = predictor.engine.answer
+    predictor.engine.answer = lambda pixels: seen.append(pixels) or inner(pixels)
     predictor.predict(list(forms.values()))
     np.testing.assert_array_equal(seen[0], [expected] * len(forms))
 
@@ -142,31 +141,6 @@ def test_one_path_a_folder_and_grey_arrays(tmp_path, model):
 def test_anything_else_is_refused_in_one_line(model, image, reason):
     with pytest.raises(LmdError, match=rf"^image 0 is {reason}: give a path, a Pillow image, or"):
         load(model).predict(image)
-
-
-def test_models_without_a_rule_keep_theirs(tmp_path, model, exported):
-    network, spec = load_model(model)
-    save_model(network, tmp_path / "old", replace(spec, lmd_version="0.1.0"))
-    path = tmp_path / "old" / "model.json"
-    content = json.loads(path.read_text())
-    del content["preprocessing"]["resize"]
-    path.write_text(json.dumps(content))
-    old = load(tmp_path / "old")
-    assert old.engine.rule == "v1"
-    jpeg = photograph(tmp_path / "a.jpg", 1, (400, 300))
-    small = resize_v1(read_image(jpeg, at_least=SIZE), SIZE)
-    full = resize_v1(read_image(jpeg), SIZE)
-    assert not np.array_equal(small, full)
-    for image, pixels in ((jpeg, small), (read_image(jpeg), full)):
-        np.testing.assert_allclose(
-            old.predict(image).probabilities, old.engine.probabilities(pixels[None]), atol=1e-5
-        )
-    from lmd.predict.exported import export_onnx
-
-    engine = load(export_onnx(tmp_path / "old", tmp_path / "old.onnx"))
-    assert engine.engine.rule == "v1"
-    expected = old.predict(jpeg).probabilities
-    np.testing.assert_allclose(engine.predict(jpeg).probabilities, expected, atol=1e-4)
 
 
 def agrees(model: Path, exported: Path, paths: list[Path], folder: Path) -> None:

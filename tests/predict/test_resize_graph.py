@@ -8,7 +8,7 @@ from lmd.data.resizing import resize
 onnx = pytest.importorskip("onnx", reason="the extra 'onnx' is not installed")
 onnxruntime = pytest.importorskip("onnxruntime", reason="the extra 'onnx' is not installed")
 
-from lmd.predict.exported import resize_model  # noqa: E402
+from lmd.export.export import resize_model  # noqa: E402
 
 
 @pytest.mark.parametrize("size", [1, 7, 16, 64])

@@ -14,7 +14,7 @@ from PIL import Image
 from served import CLASSES, WebClient, client, encoded, is_problem, make_service, photo, shipped
 
 import lmd
-from lmd.predict.exported import export_onnx
+from lmd.export.export import export_onnx
 
 
 @pytest.fixture(scope="module")

@@ -6,6 +6,7 @@ import time
 import numpy as np
 import pytest
 
+from lmd.predict.predictor import Answers
 from lmd.serve.batching import Batcher, Full
 
 
@@ -22,7 +23,7 @@ class Model:
         self.sizes.append(len(pixels))
         if (pixels == 99).any():
             raise ValueError("99")
-        return pixels[:, 0, 0, :1].astype(np.float32), pixels[:, 0, 0, 0] > 5
+        return Answers(pixels[:, 0, 0, :1].astype(np.float32), pixels[:, 0, 0, 0] > 5, None)
 
 
 def image(value: int):

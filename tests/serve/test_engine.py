@@ -55,21 +55,21 @@ def test_a_model_that_cannot_be_exported_is_served_by_torch(
     def refuse(_engine: object) -> None:
         raise LmdError("the model cannot be exported (Unsupported)")
 
-    monkeypatch.setattr(models, "exported", refuse)
+    monkeypatch.setattr(models, "TracedEngine", refuse)
     assert loaded(folder, "auto").info().engine == "torch"
     with pytest.raises(LmdError, match=r"engine onnx: .*cannot be exported.*use engine torch"):
         loaded(folder, "onnx")
 
 
 def test_a_wrong_export_is_refused(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    from lmd.predict import exported
+    from lmd.export.export import TracedEngine
     from lmd.predict.predictor import load
 
     engine = load(folder).engine
-    right = engine.classified  # type: ignore[union-attr]
-    monkeypatch.setattr(engine, "classified", lambda features: 1 - right(features))
+    right = engine.classify
+    monkeypatch.setattr(engine, "classify", lambda features: 1 - right(features))
     with pytest.raises(LmdError, match="answers differently"):
-        exported.exported(engine)  # type: ignore[arg-type]
+        TracedEngine(engine)  # type: ignore[arg-type]
 
 
 def test_the_card_is_shown_as_text(folder: Path) -> None:

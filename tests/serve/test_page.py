@@ -9,7 +9,7 @@ import pytest
 from browser import CHROMIUM, Browser, opened
 from served import encoded, make_service, photo, shipped
 
-from lmd.predict.exported import export_onnx
+from lmd.export.export import export_onnx
 from lmd.serve.app import create_app
 
 pytestmark = [

@@ -8,5 +8,12 @@ class LmdError(Exception):
     """
 
 
+def not_installed(purpose: str, package: str, extra: str) -> LmdError:
+    """Return the error for a package that one of the extras of lmd installs."""
+    return LmdError(
+        f"{purpose} needs {package}, which is not installed: run pip install 'lmd[{extra}]'"
+    )
+
+
 class DivergedError(LmdError):
     """A loss became infinite or undefined: these settings cannot be trained."""

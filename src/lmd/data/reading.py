@@ -102,7 +102,6 @@ def read_image(
     source: str | Path | bytes,
     *,
     at_least: int | None = None,
-    old: bool = False,
     kinds: tuple[str, ...] | None = None,
 ) -> NDArray[np.uint8]:
     """RGB pixels ``(H, W, 3)`` of a file, given as its path or as its contents.
@@ -112,9 +111,7 @@ def read_image(
     TIFF by 4095); 32-bit integers and floats outside [0, 1] are stretched from minimum to maximum.
     DICOM files are windowed, see ``lmd.data.sources.dicom``. With ``at_least``, for thumbnails, a
     JPEG may be decoded at 1/2, 1/4 or 1/8 of its size, but no side becomes shorter than that.
-    ``old`` is the rule of models without ``preprocessing.resize``: 16-bit colour keeps its upper 8
-    bits, and DICOM without a window is always stretched. ``kinds`` are the only formats that are
-    tried, by their names in Pillow; the default is all.
+    ``kinds`` are the only formats that are tried, by their names in Pillow; the default is all.
     """
     path: Path | bytes = source if isinstance(source, bytes) else Path(source)
     kind = FILE if isinstance(path, bytes) else what_is(path)
@@ -124,10 +121,10 @@ def read_image(
         from lmd.data.sources.dicom import read_dicom
 
         with quiet_decoders():
-            return read_dicom(path, old=old)
+            return read_dicom(path)
     try:
         with quiet_decoders():
-            return _decode(path, at_least, old, kinds)
+            return _decode(path, at_least, kinds)
     except (LmdError, MemoryError):
         raise
     except Image.DecompressionBombError:
@@ -217,13 +214,13 @@ def file_signature(ids: Sequence[str], paths: Sequence[Path]) -> str:
 
 
 def _decode(
-    path: Path | bytes, at_least: int | None, old: bool, kinds: tuple[str, ...] | None
+    path: Path | bytes, at_least: int | None, kinds: tuple[str, ...] | None
 ) -> NDArray[np.uint8]:
     file = io.BytesIO(path) if isinstance(path, bytes) else path
     with Image.open(file, formats=kinds) as image:
         if image.width * image.height > MAX_PIXELS:
             raise too_large(path)
-        deep = None if old else _deep_colour(path, image)
+        deep = _deep_colour(path, image)
         if deep is not None:
             return deep
         if at_least is not None:

@@ -14,7 +14,6 @@ from collections.abc import Iterator
 from functools import lru_cache
 from typing import Any, Literal
 
-import cv2
 import numpy as np
 from numpy.typing import NDArray
 
@@ -46,15 +45,6 @@ def resize(image: NDArray[np.uint8], size: int) -> NDArray[np.uint8]:
         means = (sums * 2.0 ** (-2 * BITS) + 0.5).astype(np.uint8)
         result[:, places] = means.reshape(-1, 3, size).transpose(2, 0, 1)
     return result
-
-
-def resize_v1(image: NDArray[np.uint8], size: int) -> NDArray[np.uint8]:
-    """The rule of models without one in their ``model.json``, which depends on OpenCV."""
-    height, width = image.shape[:2]
-    if (height, width) == (size, size):
-        return np.ascontiguousarray(image)
-    method = cv2.INTER_AREA if height * width >= size * size else cv2.INTER_CUBIC
-    return np.asarray(cv2.resize(image, (size, size), interpolation=method), np.uint8)
 
 
 def weights(length: int, size: int) -> NDArray[np.int64]:

@@ -3,6 +3,7 @@
 import shlex
 import time
 from collections.abc import Mapping
+from functools import partial
 from os import PathLike
 from pathlib import Path
 from typing import Any
@@ -13,12 +14,11 @@ from lmd.base.device import choose_device
 from lmd.base.errors import LmdError
 from lmd.base.progress import Display
 from lmd.data.dataset import Dataset
-from lmd.data.loaders import evaluation_batches
 from lmd.decisions.answers import answers_of, basis_of, with_prior
 from lmd.decisions.decide import CostTable, Decide, Prevalence
 from lmd.decisions.policy import make_policy
 from lmd.evaluation.external import evaluate_external
-from lmd.explain.features import BATCH, images_of_run
+from lmd.explain.features import images_of_run
 from lmd.fit.provenance import now
 from lmd.fit.score import scored
 from lmd.model import add_answers
@@ -176,15 +176,17 @@ def _predicted(predictor: Predictor, data: Dataset, display: Display) -> Predict
         table, images = data.table.part(part), data.part(part)
         if not len(table):
             continue
-        found = np.zeros((len(table), len(predictor.classes)), np.float32)
-        for rows, pixels in evaluation_batches(images, BATCH):
-            found[rows] = predictor.answer(pixels.numpy(), tta=True)[0]
-            display.step(done + rows.stop, total)
+        tick = partial(_step, display, done, total)
+        probabilities = predictor.infer(images, tta=True, tick=tick).probabilities
         done += len(table)
         groups = None if table.groups is None else np.unique(table.groups, return_inverse=True)[1]
-        parts[part] = PartPredictions(table.ids, images.labels, found, groups)
+        parts[part] = PartPredictions(table.ids, images.labels, probabilities, groups)
     display.stop()
     return Predictions(predictor.classes, parts)
+
+
+def _step(display: Display, done: int, total: int, images: int, _: int) -> None:
+    display.step(done + images, total)
 
 
 def evaluate(

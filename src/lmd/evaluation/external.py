@@ -35,17 +35,15 @@ from lmd.evaluation.shift import (
     mix_distance,
     shared,
 )
+from lmd.explain.features import flag_rate
 from lmd.fit.provenance import commit, machine, now
 from lmd.fit.score import scored
 from lmd.model import weights_digest
-from lmd.predict.average import AverageEngine
-from lmd.predict.novelty import flag_rate
-from lmd.predict.predictor import Predictor, load
+from lmd.predict.predictor import load
 from lmd.report.page import write_report
 from lmd.runs.folder import Run, matched, paired, scored_part
 from lmd.runs.predictions import PartPredictions, Predictions
 from lmd.runs.record import Machine, Part, Record
-from lmd.scoring.estimates import Estimate
 from lmd.scoring.sample import Sample
 
 
@@ -89,6 +87,7 @@ def evaluate_external(
         make_policy(decide, basis_of(files.record, files.predictions))
     if other is not None:
         _check_paired(folder, table.take(known), predictor.classes, other, skip_bad)
+    temperature = predictor.engine.spec.temperature
     begun, started = now(), time.perf_counter()
     with Display(quiet=quiet) as display:
         table, answers, skipped = predicted(predictor, table, display, skip_bad=skip_bad)
@@ -102,7 +101,7 @@ def evaluate_external(
         commit=commit(),
         data=external_data(files, table, known, skipped, str(data)),
         machine=Machine(**machine(here), processes=1),
-        model=files.record.model.model_copy(update={"temperature": _temperature(predictor)}),
+        model=files.record.model.model_copy(update={"temperature": temperature}),
         folds=None,
         history=list(files.history),
         candidates=[],
@@ -163,12 +162,6 @@ def _labels(table: Table, classes: Sequence[str]) -> NDArray[np.int64]:
     """The labels ``(N,)`` as indices of the model's classes."""
     index = {name: k for k, name in enumerate(classes)}
     return np.array([index[name] for name in table.label_names().tolist()], dtype=np.int64)
-
-
-def _temperature(predictor: Predictor) -> float:
-    """What the shipped model divides its logits by; an average of several models does not."""
-    average = isinstance(predictor.engine, AverageEngine)
-    return 1.0 if average else predictor.engine.spec.temperature
 
 
 def _home_coverage(record: Record, home: Run) -> Record:
@@ -238,8 +231,7 @@ def _external(
     shifts = class_shifts(home, here, predictions.classes, counts, recalls)
     flagged = None
     if answers.unlike is not None:
-        value, low, high = flag_rate(answers.unlike[known], of.groups)
-        flagged = Estimate(value=value, low=low, high=high)
+        flagged = flag_rate(answers.unlike[known], of.groups)
     return External(
         run=record.name,
         model_sha256=weights_digest(run) if (run / "model.json").exists() else None,

@@ -15,7 +15,6 @@ from lmd.base.progress import Display
 from lmd.base.text import counted, shorten
 from lmd.data.cache import decode
 from lmd.data.dataset import Dataset, plan_data
-from lmd.data.loaders import evaluation_batches
 from lmd.data.reading import FileImages
 from lmd.data.source import Source
 from lmd.data.sources import open_table
@@ -114,9 +113,6 @@ def _unchanged(planned: Dataset, record: Record, in_place: bool) -> bool:
     return known and found.fingerprint() == expected
 
 
-BATCH = 64
-
-
 @dataclass(frozen=True)
 class Answers:
     """Probabilities ``(N, K)`` of the model and flags ``(N,)``, or ``None`` if it has none."""
@@ -177,20 +173,11 @@ def predicted(
     predictor: Predictor, table: Table, display: Display, *, skip_bad: bool
 ) -> tuple[Table, Answers, tuple[str, ...]]:
     """The readable images, the model's answers for them, and the problems of the others."""
-    if predictor.engine.rule != "v2":
-        raise LmdError(
-            f"{predictor.folder} was trained with an earlier rule of reading images: train it "
-            "again, or use `lmd predict`"
-        )
     display.start("decoding images", len(table))
     side = predictor.engine.image_size
     table, images, bad = decode(table, side, skip_bad=skip_bad, tick=display.step)
     display.start("predicting", len(table))
-    probabilities = np.zeros((len(images), len(predictor.classes)), np.float32)
-    unlike = np.zeros(len(images), np.bool_)
-    for rows, batch in evaluation_batches(images, BATCH):
-        probabilities[rows], unlike[rows] = predictor.answer(batch.numpy())
-        display.step(rows.stop, len(images))
+    probabilities, unlike, _ = predictor.infer(images, tick=display.step)
     answers = Answers(probabilities, None if predictor.novelty is None else unlike)
     return table, answers, (*table.skipped, *bad)
 

@@ -11,9 +11,7 @@ from numpy.typing import NDArray
 
 from lmd.base.errors import LmdError
 from lmd.base.progress import Display
-from lmd.data.cache import Part
 from lmd.data.dataset import Dataset, plan_data
-from lmd.data.loaders import evaluation_batches
 from lmd.data.source import Columns, Source
 from lmd.explain.neighbours import FILE, Neighbours, expected_bytes, save_neighbours
 from lmd.predict.engines import TorchEngine
@@ -21,18 +19,16 @@ from lmd.predict.novelty import (
     ABOVE,
     Novelty,
     fit_gaussians,
-    flag_rate,
     flag_threshold,
     save_novelty,
 )
-from lmd.predict.predictor import load
+from lmd.predict.predictor import Predictor, Rows, load
 from lmd.predict.record import NoveltyInfo
 from lmd.runs.folder import Run, of_one_model, several_models
 from lmd.runs.protocol import Protocol
 from lmd.runs.record import Record, Request
 from lmd.scoring.estimates import Estimate
-
-BATCH = 64
+from lmd.scoring.proportions import effective, wilson
 
 
 @dataclass(frozen=True)
@@ -59,10 +55,10 @@ def keep(
     Without validation images there is no flag: training images are nearer to their own Gaussians
     than new images are, so they cannot give the threshold.
     """
-    train = data.part("train")
-    own = features_of(engine, train)
+    train, predictor = data.part("train"), Predictor(engine)
+    own = features_of(predictor, train)
     index = Neighbours.of(own, train.labels, data.table.classes) if neighbours else None
-    held_out = {part: features_of(engine, data.part(part)) for part in ("validation", "test")}
+    held_out = {part: features_of(predictor, data.part(part)) for part in ("validation", "test")}
     flag = flag_of(own, train.labels, held_out, test_groups)
     return Kept(flag.novelty, flag.info, index)
 
@@ -81,8 +77,7 @@ def flag_of(
     novelty = Novelty(gaussians, gaussians.distances(held_out["validation"]))
     rate = None
     if len(held_out["test"]):
-        value, low, high = flag_rate(novelty.unlike(held_out["test"]), test_groups)
-        rate = Estimate(value=value, low=low, high=high)
+        rate = flag_rate(novelty.unlike(held_out["test"]), test_groups)
     info = NoveltyInfo(
         above=ABOVE,
         threshold=flag_threshold(novelty.validation),
@@ -92,16 +87,23 @@ def flag_of(
     return Kept(novelty, info)
 
 
+def flag_rate(flags: NDArray[np.bool_], groups: NDArray[Any] | None) -> Estimate:
+    """The share of flagged images and its 95 % interval (Wilson), which respects groups.
+
+    >>> flag_rate(np.array([True, False, False, False]), None).text()
+    '0.250 (0.046 to 0.699)'
+    """
+    low, high = wilson(*effective(flags, groups))
+    return Estimate(value=float(flags.mean()), low=low, high=high)
+
+
 def features_of(
-    engine: TorchEngine, images: Part, tick: Callable[[int, int], None] | None = None
+    predictor: Predictor, images: Rows, tick: Callable[[int, int], None] | None = None
 ) -> NDArray[np.float32]:
-    """Features ``(N, C)`` of decoded images, as in prediction."""
-    found = np.zeros((len(images), engine.spec.feature_dim), np.float32)
-    for rows, batch in evaluation_batches(images, BATCH):
-        found[rows] = engine.features(batch.numpy())
-        if tick is not None:
-            tick(rows.stop, len(images))
-    return found
+    """Return the features ``(N, C)`` of decoded images, as in prediction."""
+    features = predictor.infer(images, tick=tick).features
+    assert features is not None
+    return features
 
 
 def size_line(images: int, width: int) -> str:
@@ -132,14 +134,14 @@ def build_index(
     if (path / FILE).exists() and not overwrite:
         raise LmdError(f"{path / FILE} exists: use --overwrite to replace it")
     record = of_one_model(run.path).record
-    engine = load(path, device).engine
-    if not isinstance(engine, TorchEngine):
+    predictor = load(path, device)
+    if not isinstance(predictor.engine, TorchEngine):
         raise LmdError(f"{path} has the average of several models: give one of its folds")
     prepared = images_of_run(record, data, display)
     part = prepared.table.part("train")
-    display.say(size_line(len(part), engine.spec.feature_dim))
+    display.say(size_line(len(part), predictor.engine.spec.feature_dim))
     display.start("computing features", len(part))
-    features = features_of(engine, prepared.part("train"), display.step)
+    features = features_of(predictor, prepared.part("train"), display.step)
     display.stop()
     names = part.ids.tolist() if with_names else None
     return save_neighbours(

@@ -12,8 +12,9 @@ import torch
 
 from lmd.base.errors import LmdError
 from lmd.base.files import atomic_write
-from lmd.explain.heat_map import ONNX, Explanation, check_explainable, nearest_index
+from lmd.explain.heat_map import Explanation, check_explainable, nearest_index
 from lmd.explain.page import Answer, Case, Panel, draw, explain_page
+from lmd.predict.engines import OnnxEngine
 from lmd.predict.predictor import find_images, load
 
 PAGE, NUMBERS = "index.html", "explanations.json"
@@ -48,7 +49,7 @@ def explain_images(
     They are moved there when all images have been explained: a failure leaves nothing behind.
     """
     if model.suffix.lower() == ".onnx":
-        raise LmdError(ONNX.format(model))
+        raise LmdError(OnnxEngine.no_heat_maps)
     _check_out(out, overwrite=overwrite)
     predictor = load(model, device)
     engine = check_explainable(predictor)

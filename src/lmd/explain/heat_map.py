@@ -4,7 +4,7 @@ from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import cv2
 import numpy as np
@@ -15,13 +15,9 @@ from torch import Tensor, nn
 from lmd.base.errors import LmdError
 from lmd.explain.neighbours import FILE, NEAREST, Neighbour, Neighbours, load_neighbours
 from lmd.model import Model
-from lmd.predict.average import AverageEngine
 from lmd.predict.engines import TorchEngine
 from lmd.predict.images import Image, as_pixels, fitted
 from lmd.predict.predictor import Predictor
-
-if TYPE_CHECKING:
-    from lmd.predict.novelty import Novelty
 
 
 def evidence(model: Model, images: Tensor, classes: Tensor) -> Tensor:
@@ -168,7 +164,6 @@ def _last_map(encoder: nn.Module) -> Iterator[_Recorder]:
 
 
 SMALLEST, LARGEST = 256, 768  # longest side of the picture
-ONNX = "heat maps need the run folder, and {} is an ONNX file: give the folder it was exported from"
 
 
 @dataclass(frozen=True)
@@ -206,7 +201,7 @@ def explain(
         raise LmdError(f"classes must be at least 1; it is {classes}")
     nearest_index(predictor, neighbours)  # a mistake is found before the image is read
     name = str(image) if isinstance(image, str | Path) else "image"
-    pixels = fitted(image, name, predictor.engine.image_size, predictor.engine.rule)
+    pixels = fitted(image, name, predictor.engine.image_size)
     picture = shown(as_pixels(image, name))
     return explain_pixels(
         predictor, pixels, picture, name=name, classes=classes, neighbours=neighbours
@@ -226,11 +221,11 @@ def explain_pixels(
 
     The first is made by ``fitted``, the second by ``shown``.
     """
-    engine = check_explainable(predictor)
+    engine, novelty = check_explainable(predictor), predictor.novelty
     index = nearest_index(predictor, neighbours)
     batch = pixels[None]
     features = engine.features(batch)
-    probabilities = engine.classified(features)[0]
+    probabilities = engine.classify(features)[0]
     order = np.argsort(-probabilities, kind="stable")[:classes]
     chosen = torch.from_numpy(order[None]).to(engine.device)
     maps: NDArray[np.float32] = (
@@ -246,19 +241,14 @@ def explain_pixels(
         neighbours=()
         if index is None
         else tuple(index.nearest(features[0], neighbours or NEAREST)),
-        unlike_training=_flag(predictor.novelty, features),
+        unlike_training=None if novelty is None else bool(novelty.unlike(features)[0]),
     )
 
 
 def check_explainable(predictor: Predictor) -> TorchEngine:
     """The engine of a model that has heat maps; an ``LmdError`` for an ONNX file or an average."""
-    if isinstance(predictor.engine, AverageEngine):
-        raise LmdError(
-            "heat maps are of one model, and this is the average of several: give the folder of "
-            "one of its folds"
-        )
     if not isinstance(predictor.engine, TorchEngine):
-        raise LmdError(ONNX.format("this model"))
+        raise LmdError(predictor.engine.no_heat_maps)
     return predictor.engine
 
 
@@ -297,7 +287,3 @@ def shown(image: NDArray[np.uint8]) -> NDArray[np.uint8]:
     size = max(round(wide * scale), 1), max(round(high * scale), 1)
     method = cv2.INTER_AREA if scale < 1 else cv2.INTER_CUBIC
     return np.asarray(cv2.resize(image, size, interpolation=method), np.uint8)
-
-
-def _flag(novelty: "Novelty | None", features: NDArray[np.float32]) -> bool | None:
-    return None if novelty is None else bool(novelty.unlike(features)[0])

@@ -1,241 +1,294 @@
-"""Export of a run: the ONNX file, its model card, and what int8 does to the answers."""
+"""Export a run as one ONNX file, with exact resizing and its model card."""
 
-import statistics
+import dataclasses
+import json
+import logging
+import os
 import tempfile
-import time
-from collections.abc import Sequence
-from dataclasses import dataclass, replace
+import warnings
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
 import numpy as np
+import torch
 from numpy.typing import NDArray
+from torch import Tensor, nn
 
 from lmd.base.errors import LmdError
-from lmd.base.progress import Display
-from lmd.data.cache import Part
-from lmd.data.dataset import Dataset
-from lmd.data.loaders import evaluation_batches
-from lmd.explain.features import images_of_run
-from lmd.export.quantise import quantised
-from lmd.model import HeldOut, load_model
-from lmd.predict.engines import OnnxEngine
-from lmd.predict.exported import checked_target, complete, core_graph, export_onnx, write_graph
+from lmd.base.files import atomic_write, check_output
+from lmd.data.resizing import BITS
+from lmd.model import Model, ModelSpec, load_model
+from lmd.predict.engines import Engine, TorchEngine
 from lmd.report.card import write_card
-from lmd.runs.folder import Run, of_one_model
-from lmd.scoring.conformal import true_probabilities
-from lmd.scoring.intervals import Difference, paired_differences
-from lmd.scoring.metrics import METRICS
-from lmd.scoring.sample import Sample
+from lmd.runs.folder import Run
 
-CALIBRATION = 256  # training images that show the ranges of the activations
-TOLERANCE = 0.01  # largest loss of balanced accuracy on the validation part
-FASTER = 1.1  # least ratio of the seconds of float32 and int8
-NO_INTERVAL = "No interval: a class has too few validation images, or all resamples agree."
-_TIMED, _ROUNDS = 8, 7  # images in a batch, and how often both are timed
+OPSET = 18  # all recent versions of onnxruntime support it
+PACKAGES = ("onnx", "onnxruntime", "onnxscript")
+CLOSE = 1e-4  # largest difference of a probability between both ways
 
 
-@dataclass(frozen=True)
-class Change:
-    """What int8 changes, on the validation part: metrics, answers, size and speed.
-
-    ``metrics`` are int8 minus float32; ``same`` is the share of images with the same class.
-    """
-
-    images: int
-    before: dict[str, float]
-    metrics: dict[str, Difference]
-    same: float
-    megabytes: tuple[float, float]
-    ratio: float
-
-    @property
-    def unbounded(self) -> bool:
-        """Whether a metric has a value but no interval."""
-        return any(np.isfinite(one.value) and not _span(one) for one in self.metrics.values())
-
-    def objections(self) -> list[str]:
-        """Why int8 does not pay, if it does not."""
-        lost, found = -self.metrics["balanced_accuracy"].value, []
-        if not lost <= TOLERANCE:  # not a number fails too
-            found.append(
-                f"balanced accuracy falls by {100 * lost:.2f} points (at most {100 * TOLERANCE:g})"
-            )
-        if self.ratio < FASTER:
-            found.append(f"it is {self.ratio:.2f} times as fast as float32 (at least {FASTER:g})")
-        return found
-
-    def lines(self) -> list[str]:
-        """The change of every metric as plain text."""
-        lines = [f"int8 against float32 on {self.images} validation images, in points"]
-        for key, one in self.metrics.items():
-            if np.isfinite(one.value):
-                span, before = _span(one), f"{100 * self.before[key]:7.2f}"
-                said = f"95 % {span}" if span else "no interval"
-                lines.append(
-                    f"  {METRICS[key].title:<26} {before} {100 * one.value:+7.2f}   {said}"
-                )
-        lines += [f"  {NO_INTERVAL}"] if self.unbounded else []
-        lines.append(f"  the same class for {100 * self.same:.1f} % of the images")
-        small, large = self.megabytes[1], self.megabytes[0]
-        lines.append(f"  {large:.1f} MB become {small:.1f} MB")
-        lines.append(f"  {self.ratio:.2f} times as fast as float32, on one thread of this machine")
-        return lines
+def onnx_is_there() -> bool:
+    """Return whether the packages of the extra ``onnx`` are installed."""
+    return all(find_spec(name) is not None for name in PACKAGES)
 
 
-def export_run(
-    run: str | Path,
-    onnx: str | Path,
-    *,
-    overwrite: bool = False,
-    quantise: str | None = None,
-    data: str | None = None,
-    anyway: bool = False,
-    display: Display | None = None,
-) -> tuple[Path, Change | None]:
-    """Write the model of a run as ONNX, with its model card beside it.
-
-    ``quantise="int8"`` measures first what that changes on the validation part, and writes the file
-    only if it pays, or ``anyway``. ``data`` is only needed if the images have moved.
-    """
-    path, run, display = (
-        checked_target(onnx, overwrite=overwrite),
-        Path(run),
-        display or Display(quiet=True),
-    )
-    if quantise is None:
-        for name, given in (("--data", data is not None), ("--anyway", anyway)):
-            if given:
-                raise LmdError(f"{name} needs --quantise int8 as well")
-        export_onnx(run, path, overwrite=overwrite)
-        _write_card(run, path)
-        return path, None
-    if quantise != "int8":
-        raise LmdError(f"--quantise must be int8; it is {quantise!r}")
-    record = of_one_model(run).record
-    graph, change = _quantised(run, images_of_run(record, data, display), display)
-    for line in change.lines():
-        display.say(line)
-    if change.objections() and not anyway:
+def require_onnx(purpose: str) -> None:
+    """Raise an ``LmdError`` unless the packages of the extra ``onnx`` are installed."""
+    if not onnx_is_there():
         raise LmdError(
-            f"--quantise int8 does not pay for this model: {' and '.join(change.objections())}. "
-            "Nothing was written: leave out --quantise, or use --anyway"
+            f"{purpose} needs {', '.join(PACKAGES)}, and not all of them are installed: run "
+            "pip install 'lmd[onnx]'"
         )
-    write_graph(graph, path)
-    _write_card(run, path, change)
-    return path, change
 
 
-def _quantised(run: Path, images: Dataset, display: Display) -> tuple[Any, Change]:
-    """The complete int8 graph, and what it changes on the validation part."""
-    validation, (model, spec) = images.part("validation"), load_model(run)
-    if spec.preprocessing.resize != "v2":
-        raise LmdError(
-            f"--quantise: {run} was trained with an earlier rule of reading images: train it again"
-        )
-    if not len(validation):
-        raise LmdError(
-            "--quantise needs validation images to measure what it changes, and the run has none"
-        )
-    display.say(f"quantising with {CALIBRATION} training images at most")
-    cores = [core_graph(model, spec)]
-    cores.append(quantised(cores[0], _calibration_images(images)))
-    with tempfile.TemporaryDirectory() as name:
-        engines = []
-        for kind, core in zip(("float32", "int8"), cores, strict=True):
-            write_graph(complete(_copy(core), spec), Path(name) / f"{kind}.onnx")
-            engines.append(OnnxEngine(Path(name) / f"{kind}.onnx", threads=1))
-        sizes = [engine.path.stat().st_size / 1e6 for engine in engines]
-        found = [_answers(engine, validation) for engine in engines]
-        ratio = _ratio(engines, validation[:_TIMED])
-    groups = images.table.part("validation").groups
-    numbered = None if groups is None else np.unique(groups, return_inverse=True)[1]
-    tiers = images.tiers.assignment
-    one, two = (Sample(validation.labels, p, tiers, numbered) for p in found)
-    change = Change(
-        images=len(validation),
-        before={key: metric.value(one) for key, metric in METRICS.items()},
-        metrics=paired_differences(two, one),
-        same=float((found[0].argmax(1) == found[1].argmax(1)).mean()),
-        megabytes=(sizes[0], sizes[1]),
-        ratio=ratio,
-    )
-    # Prediction sets need thresholds from the model that gives the answers.
-    own = HeldOut.of(true_probabilities(validation.labels, found[1], numbered), tiers)
-    return complete(cores[1], replace(spec, held_out=own)), change
-
-
-def _copy(graph: Any) -> Any:
-    found = type(graph)()
-    found.CopyFrom(graph)
-    return found
-
-
-def _calibration_images(images: Dataset) -> NDArray[np.uint8]:
-    """Training images, about as many of each class: rare classes have ranges of their own."""
-    train, rng = images.part("train"), np.random.default_rng(0)
-    shuffled = rng.permutation(len(train))
-    turn = np.zeros(len(train), np.int64)
-    for k in np.unique(train.labels):
-        own = shuffled[train.labels[shuffled] == k]
-        turn[own] = np.arange(len(own))
-    chosen = shuffled[np.argsort(turn[shuffled], kind="stable")][:CALIBRATION]
-    return train[np.sort(chosen)]
-
-
-def _answers(engine: OnnxEngine, images: Part) -> NDArray[np.float32]:
-    batches = evaluation_batches(images, _TIMED)
-    return np.concatenate([engine.probabilities(batch.numpy()) for _, batch in batches])
-
-
-def _ratio(engines: Sequence[OnnxEngine], batch: NDArray[np.uint8]) -> float:
-    """How many times as fast the second is, in seconds of the processor, measured in turns."""
-    ratios = []
-    for _ in range(_ROUNDS):
-        seconds = []
-        for engine in engines:
-            start = time.process_time()
-            engine.probabilities(batch)
-            seconds.append(time.process_time() - start)
-        ratios.append(seconds[0] / max(seconds[1], 1e-9))
-    return statistics.median(ratios)
-
-
-def _write_card(run: Path, path: Path, change: Change | None = None) -> None:
-    """The card of the run beside the file; a model without its record has none."""
+def export_run(run: str | Path, onnx: str | Path, *, overwrite: bool = False) -> Path:
+    """Write the model of a run as ONNX, with its model card beside it if the run has a record."""
+    path, run = export_onnx(run, onnx, overwrite=overwrite), Path(run)
     folder = run if run.is_dir() else run.parent
-    if not (folder / "record.json").exists():
-        return
-    more = "" if change is None else _about(change)
-    write_card(Run.open(folder).record, path.parent, exported=path, more=more)
+    if (folder / "record.json").exists():
+        write_card(Run.open(folder).record, path.parent, exported=path)
+    return path
 
 
-def _span(change: Difference) -> str:
-    """The interval in points; empty if there is none."""
-    if not np.isfinite(change.low):
-        return ""
-    return f"{100 * change.low:+.2f} to {100 * change.high:+.2f}"
+def export_onnx(run: str | Path, path: str | Path, *, overwrite: bool = False) -> Path:
+    """Write the shipped model of a run to ``path`` (``.onnx``), for batches of any size."""
+    path = Path(path)
+    check_output(path, "--onnx", ".onnx")
+    if path.exists() and not overwrite:
+        raise LmdError(f"{path} exists: choose another file, or replace it with --overwrite")
+    require_onnx("exporting")
+    import onnx
+
+    model, spec = load_model(Path(run))
+    size = spec.preprocessing.image_size
+    with tempfile.TemporaryDirectory() as folder:
+        raw = Path(folder) / "model.onnx"
+        trace(Deployed(model, spec), size, raw, "pixels", ["probabilities"])
+        graph = with_resize(onnx.load(raw), size)
+    del graph.metadata_props[:]
+    about = json.dumps(dataclasses.asdict(spec), ensure_ascii=False)
+    classes = json.dumps(spec.classes, ensure_ascii=False)
+    onnx.helper.set_model_props(graph, {"classes": classes, "spec": about})
+    graph.producer_name, graph.producer_version = "lmd", spec.lmd_version
+    onnx.checker.check_model(graph)
+    atomic_write(path, graph.SerializeToString(), parents=True)
+    return path
 
 
-def _about(change: Change) -> str:
-    """Return the section of the card about int8, as Markdown."""
-    rows = [
-        f"| {METRICS[key].title} | {100 * one.value:+.2f} | {_span(one) or 'none'} |"
-        for key, one in change.metrics.items()
-        if np.isfinite(one.value)
-    ]
-    lines = [
-        "## int8",
-        "",
-        "This file computes convolutions with 8-bit numbers. The numbers above are of the float32 "
-        f"model; on {change.images} validation images int8 changes them by these points.",
-        "",
-        "| Metric | Change | 95 % interval |",
-        "| --- | --- | --- |",
-        *rows,
-        "",
-        *([f"- {NO_INTERVAL}"] if change.unbounded else []),
-        f"- The same class for {100 * change.same:.1f} % of these images.",
-        "- Thresholds of prediction sets are from the int8 answers.",
-    ]
-    return "\n".join(lines)
+class Deployed(nn.Module):
+    """From pixels ``(B, S, S, 3)`` of uint8 to probabilities ``(B, K)``."""
+
+    mean: Tensor
+    std: Tensor
+
+    def __init__(self, model: Model, spec: ModelSpec) -> None:
+        super().__init__()
+        self.model, self.temperature = model, spec.temperature
+        for name in ("mean", "std"):
+            value = torch.tensor(getattr(spec.preprocessing, name)).mul(255).view(1, 3, 1, 1)
+            self.register_buffer(name, value)
+
+    def forward(self, images: Tensor) -> Tensor:
+        """Return probabilities ``(B, K)``."""
+        logits: Tensor = self.model(self.normalised(images))
+        return (logits / self.temperature).softmax(1)
+
+    def normalised(self, images: Tensor) -> Tensor:
+        """Return the model's input ``(B, 3, S, S)``."""
+        return (images.permute(0, 3, 1, 2).float() - self.mean) / self.std
+
+
+class WithFeatures(Deployed):
+    """From pixels ``(B, S, S, 3)`` of uint8 to probabilities ``(B, K)`` and features ``(B, C)``."""
+
+    def forward(self, images: Tensor) -> tuple[Tensor, Tensor]:  # type: ignore[override]
+        """Return probabilities and features."""
+        features = self.model.features(self.normalised(images))
+        logits: Tensor = self.model.classifier(features)
+        return (logits / self.temperature).softmax(1), features
+
+
+def trace(deployed: Deployed, size: int, path: Path, name: str, outputs: Sequence[str]) -> None:
+    """Write the graph of a module for square images of ``size``; ``name`` is that of its input."""
+    # Two images, because the exporter would treat a batch of one as a constant.
+    example = torch.zeros(2, size, size, 3, dtype=torch.uint8)
+    with _without_warnings():
+        torch.onnx.export(
+            deployed.eval(),
+            (example,),
+            path,
+            input_names=[name],
+            output_names=list(outputs),
+            dynamic_shapes={"images": {0: torch.export.Dim("batch", min=1)}},
+            opset_version=OPSET,
+            dynamo=True,
+            external_data=False,
+            verbose=False,
+        )
+
+
+@contextmanager
+def _without_warnings() -> Iterator[None]:
+    """Suppress the exporter's warnings about its internals and about optional packages."""
+    logger = logging.getLogger("torch.onnx")
+    level = logger.level
+    logger.setLevel(logging.ERROR)
+    try:
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")
+            yield
+    finally:
+        logger.setLevel(level)
+
+
+class TracedEngine(Engine):
+    """The model of a ``TorchEngine``, computed by onnxruntime; nothing stays on disk.
+
+    ``threads`` are those of one batch; 0 is one for each core. An ``LmdError`` if the model cannot
+    be exported or answers differently.
+    """
+
+    _OUTPUTS = ("probabilities", "features")
+
+    def __init__(self, engine: TorchEngine, threads: int = 0) -> None:
+        require_onnx("onnxruntime as engine")
+        super().__init__(engine.spec)
+        pixels = np.random.default_rng(0).integers(
+            0, 256, (3, self.image_size, self.image_size, 3), dtype=np.uint8
+        )
+        features = engine.features(pixels)
+        expected = engine.classify(features), features
+        try:
+            self._session = self._exported(engine, threads or _cores())
+            answer = self.answer(pixels)
+        except Exception as error:  # the exporter and onnxruntime raise many kinds
+            raise LmdError(f"the model cannot be exported ({type(error).__name__})") from error
+        scale = max(float(np.abs(features).max()), 1.0)
+        gaps = [float(np.abs(a - b).max()) for a, b in zip(expected, answer, strict=True)]
+        if not (gaps[0] <= CLOSE and gaps[1] <= 1e-3 * scale):
+            raise LmdError(f"the exported model answers differently (by {gaps[0]:.2g})")
+
+    def answer(self, pixels: NDArray[np.uint8]) -> tuple[NDArray[np.float32], NDArray[np.float32]]:
+        """Return probabilities ``(B, K)`` and features ``(B, C)``."""
+        probabilities, features = self._session.run(self._OUTPUTS, {"images": pixels})
+        return probabilities, features
+
+    def _exported(self, engine: TorchEngine, threads: int) -> Any:
+        import onnxruntime
+
+        options = onnxruntime.SessionOptions()
+        options.intra_op_num_threads = threads
+        # Threads that wait would take the time of those that decode images.
+        options.add_session_config_entry("session.intra_op.allow_spinning", "0")
+        with tempfile.TemporaryDirectory() as folder:
+            path = Path(folder) / "model.onnx"
+            deployed = WithFeatures(engine.model, engine.spec)
+            trace(deployed, self.image_size, path, "images", self._OUTPUTS)
+            return onnxruntime.InferenceSession(
+                path.read_bytes(), options, providers=["CPUExecutionProvider"]
+            )
+
+
+def _cores() -> int:
+    """Return the number of cores that this process may use."""
+    if hasattr(os, "sched_getaffinity"):
+        return len(os.sched_getaffinity(0))
+    return os.cpu_count() or 1
+
+
+def with_resize(core: Any, size: int) -> Any:
+    """Return a model that takes ``pixels``, preceded by ``resize_model``."""
+    from onnx import compose
+
+    before = resize_model(size, OPSET, core.ir_version)
+    # A name may occur in both; the prefix does not reach into the branches of the first.
+    core = compose.add_prefix(core, "model_", rename_inputs=False, rename_outputs=False)
+    return compose.merge_models(before, core, io_map=[("pixels", "pixels")])
+
+
+def resize_model(size: int, opset: int, ir_version: int) -> Any:
+    """Return a model from ``images (B, H, W, 3)`` to ``pixels (B, S, S, 3)``, both uint8."""
+    from onnx import parser
+
+    text = _GRAPH.format(
+        ir_version=ir_version,
+        opset=opset,
+        size=size,
+        double_size=2 * size,
+        double_unit=2 << BITS,
+        scale=f"{2.0 ** (-2 * BITS):.40f}",
+        weights=_WEIGHTS.format(side="down") + _WEIGHTS.format(side="across"),
+    )
+    return parser.parse_model(text)
+
+
+_WEIGHTS = """
+  {side}_longer = Max({side}, size)
+  {side}_wide = Mul(two, {side}_longer)
+  {side}_middle = Mul(odd, {side})
+  {side}_start = Sub({side}_middle, {side}_longer)
+  {side}_inner = Range(one, {side}, one)
+  {side}_edges = Mul({side}_inner, double_size)
+  {side}_distance = Sub({side}_edges, {side}_start)
+  {side}_capped = Min({side}_distance, {side}_wide)
+  {side}_before = Max({side}_capped, zero)
+  {side}_scaled = Mul({side}_before, double_unit)
+  {side}_raised = Add({side}_scaled, {side}_wide)
+  {side}_double = Mul(two, {side}_wide)
+  {side}_rounded = Div({side}_raised, {side}_double)
+  {side}_ends = Concat <axis = 1> ({side}_rounded, all)
+  {side}_starts = Concat <axis = 1> (none, {side}_rounded)
+  {side}_weights = Sub({side}_ends, {side}_starts)
+"""
+
+_GRAPH = """
+<ir_version: {ir_version}, opset_import: ["" : {opset}]>
+resize (uint8[batch, height, width, 3] images) => (uint8[batch, {size}, {size}, 3] pixels)
+<int64 size = {{{size}}}, int64 double_size = {{{double_size}}}, int64 zero = {{0}},
+ int64 one = {{1}}, int64 two = {{2}}, int64 double_unit = {{{double_unit}}},
+ int64[1] rest = {{-1}}, int64[1] three = {{3}}, int64[1] size_1 = {{{size}}},
+ int64[3] flat = {{0, 0, -1}}, double scale = {{{scale}}}, double half = {{0.5}}>
+{{
+  height = Shape <start = 1, end = 2> (images)
+  width = Shape <start = 2, end = 3> (images)
+  right_height = Equal(height, size_1)
+  right_width = Equal(width, size_1)
+  right = And(right_height, right_width)
+  pixels = If (right) <
+    then_branch = same () => (uint8[batch, {size}, {size}, 3] kept) {{
+      kept = Identity(images)
+    }},
+    else_branch = other () => (uint8[batch, {size}, {size}, 3] resized) {{
+      down = Squeeze(height)
+      across = Squeeze(width)
+      places = Range(zero, size, one)
+      twice = Mul(places, two)
+      row_of_odd = Add(twice, one)
+      odd = Unsqueeze(row_of_odd, one)
+      none = Mul(odd, zero)
+      unit = Div(double_unit, two)
+      all = Add(none, unit)
+{weights}
+      floats = Cast <to = 1> (images)
+      flat_rows = Reshape(floats, flat)
+      float_weights = Cast <to = 1> (down_weights)
+      rows = MatMul(float_weights, flat_rows)
+      rows_shape = Concat <axis = 0> (rest, size_1, width, three)
+      shaped = Reshape(rows, rows_shape)
+      turned = Transpose <perm = [0, 1, 3, 2]> (shaped)
+      doubles = Cast <to = 11> (turned)
+      double_weights = Cast <to = 11> (across_weights)
+      columns = Transpose <perm = [1, 0]> (double_weights)
+      sums = MatMul(doubles, columns)
+      means = Mul(sums, scale)
+      shifted = Add(means, half)
+      whole = Floor(shifted)
+      bytes = Cast <to = 2> (whole)
+      resized = Transpose <perm = [0, 1, 3, 2]> (bytes)
+    }}
+  >
+}}
+"""

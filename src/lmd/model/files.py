@@ -195,6 +195,12 @@ def load_model(path: Path) -> tuple[Model, ModelSpec]:
 
     Nothing is downloaded or unpickled.
     """
+    model, spec, _ = read_model(path)
+    return model, spec
+
+
+def read_model(path: Path) -> tuple[Model, ModelSpec, str]:
+    """Load a model as ``load_model`` does; the third value is the SHA-256 of its weights."""
     description, weights = _locate(Path(path))
     sha256, spec = _read_spec(description)
     if what_is(weights) != FILE:
@@ -225,7 +231,7 @@ def load_model(path: Path) -> tuple[Model, ModelSpec]:
         )
     _check_tensors(weights, model.state_dict(), state)
     model.load_state_dict(state)
-    return model.eval(), spec
+    return model.eval(), spec, sha256
 
 
 def weights_digest(path: Path) -> str:

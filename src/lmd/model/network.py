@@ -128,13 +128,13 @@ _Std = Annotated[float, Field(gt=1e-6, le=100)]
 class Preprocessing:
     """Square images of ``image_size`` pixels; values in 0..1 become ``(x - mean) / std``, RGB.
 
-    ``resize`` names the rule of decoding and resizing; files without it are older than ``"v2"``.
+    ``resize`` names the rule of decoding and resizing.
     """
 
     image_size: Annotated[int, Field(gt=0, le=MAX_IMAGE_SIZE)]
     mean: tuple[_Mean, _Mean, _Mean]
     std: tuple[_Std, _Std, _Std]
-    resize: Literal["v1", "v2"] = "v1"
+    resize: Literal["v2"]
 
 
 def build_model(

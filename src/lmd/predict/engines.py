@@ -2,91 +2,124 @@
 
 import json
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from lmd.base.errors import LmdError
+from lmd.base.errors import LmdError, not_installed
 from lmd.data.loaders import Normalise
 from lmd.model import Model, ModelSpec, channels_last, read_spec
 
+Pixels = NDArray[np.uint8]
+Floats = NDArray[np.float32]
 _EXPORT = "make it with `lmd export RUN --onnx FILE`"
 
 
-class TorchEngine:
+class Engine:
+    """What computes the model that ``spec`` describes.
+
+    ``no_heat_maps`` says why an engine has none.
+    """
+
+    no_heat_maps = ""
+
+    def __init__(self, spec: ModelSpec) -> None:
+        self.spec = spec
+        self.classes, self.image_size = spec.classes, spec.preprocessing.image_size
+
+    def answer(self, pixels: Pixels) -> tuple[Floats, Floats | None]:
+        """Return probabilities ``(B, K)`` and features ``(B, C)`` of resized ``(B, S, S, 3)``.
+
+        Some engines have no features.
+        """
+        features = self.features(pixels)
+        return self.classify(features), features
+
+    def features(self, pixels: Pixels) -> Floats:
+        """Return the features ``(B, C)`` of images already resized ``(B, S, S, 3)``."""
+        raise NotImplementedError
+
+    def classify(self, features: Floats) -> Floats:
+        """Return the probabilities ``(B, K)`` of ``features (B, C)``."""
+        raise NotImplementedError
+
+    def probabilities(self, pixels: Pixels) -> Floats:
+        """Return the probabilities ``(B, K)`` of images already resized ``(B, S, S, 3)``."""
+        return self.answer(pixels)[0]
+
+
+class TorchEngine(Engine):
     """The shipped model of a run folder, run by torch."""
 
     def __init__(self, model: Model, spec: ModelSpec, device: torch.device | str = "cpu") -> None:
+        super().__init__(spec)
         self.device = torch.device(device)
         self.model = channels_last(model.to(self.device)).eval()
-        self.spec = spec
         pre = spec.preprocessing
-        self.classes, self.image_size, self.rule = spec.classes, pre.image_size, pre.resize
         self._normalise = Normalise.of(pre.mean, pre.std, self.device)
 
-    def probabilities(self, pixels: NDArray[np.uint8]) -> NDArray[np.float32]:
-        """Of images already resized ``(B, S, S, 3)``: ``(B, K)``."""
-        return self.classified(self.features(pixels))
-
-    def features(self, pixels: NDArray[np.uint8]) -> NDArray[np.float32]:
-        """Of images already resized ``(B, S, S, 3)``: ``(B, C)``."""
+    def features(self, pixels: Pixels) -> Floats:
+        """Return the features ``(B, C)`` of images already resized ``(B, S, S, 3)``."""
         with torch.inference_mode():
             features = self.model.features(self.normalised(pixels))
-        found: NDArray[np.float32] = features.float().cpu().numpy()
-        return found
+        array: Floats = features.float().cpu().numpy()
+        return array
 
-    def classified(self, features: NDArray[np.float32]) -> NDArray[np.float32]:
-        """Probabilities ``(B, K)`` of ``features (B, C)``."""
+    def classify(self, features: Floats) -> Floats:
+        """Return the probabilities ``(B, K)`` of ``features (B, C)``."""
         with torch.inference_mode():
             logits = self.model.classifier(torch.from_numpy(features).to(self.device))
             probabilities = (logits.float() / self.spec.temperature).softmax(1)
-        found: NDArray[np.float32] = probabilities.cpu().numpy()
-        return found
+        array: Floats = probabilities.cpu().numpy()
+        return array
 
-    def normalised(self, pixels: NDArray[np.uint8]) -> torch.Tensor:
-        """The model's input ``(B, 3, S, S)``, on its device."""
+    def normalised(self, pixels: Pixels) -> torch.Tensor:
+        """Return the model's input ``(B, 3, S, S)``, on its device."""
         return self._normalise(torch.from_numpy(pixels))
 
 
-class OnnxEngine:
-    """A file of ``lmd.predict.exported.export_onnx``, run by onnxruntime on the CPU.
+def open_session(path: Path, threads: int = 0) -> Any:
+    """Open an ONNX file on the CPU; with ``threads=0``, onnxruntime chooses their number."""
+    try:
+        import onnxruntime
+    except ImportError as error:
+        raise not_installed(str(path), "onnxruntime", "onnx") from error
+    if not path.is_file():
+        raise LmdError(f"model file {path} does not exist")
+    options = onnxruntime.SessionOptions()
+    options.intra_op_num_threads = threads
+    try:
+        return onnxruntime.InferenceSession(str(path), options, providers=["CPUExecutionProvider"])
+    except Exception as error:  # onnxruntime's exceptions have no common base class
+        raise LmdError(f"model file {path} is not a valid ONNX file ({error})") from error
 
-    With ``threads=0``, onnxruntime chooses the number of threads.
-    """
+
+class OnnxEngine(Engine):
+    """A file of ``lmd.export.export.export_onnx``, run by onnxruntime; it has no features."""
+
+    no_heat_maps = (
+        "heat maps need the run folder, and this is an ONNX file: give the folder it was exported "
+        "from"
+    )
 
     def __init__(self, path: Path, threads: int = 0) -> None:
-        try:
-            import onnxruntime
-        except ImportError as error:
-            raise LmdError(
-                f"{path} needs onnxruntime, which is not installed: run pip install 'lmd[onnx]'"
-            ) from error
-        if not path.is_file():
-            raise LmdError(f"model file {path} does not exist")
-        options = onnxruntime.SessionOptions()
-        options.intra_op_num_threads = threads
-        providers = ["CPUExecutionProvider"]
-        try:
-            self._session = onnxruntime.InferenceSession(str(path), options, providers=providers)
-        except Exception as error:  # onnxruntime's exceptions have no common base class
-            raise LmdError(f"model file {path} is not a valid ONNX file ({error})") from error
-        self.path, self.spec = path, self._checked_spec(path)
-        self.classes, self.image_size = self.spec.classes, self.spec.preprocessing.image_size
-        self.rule: str = self.spec.preprocessing.resize
+        self.path, self._session = path, open_session(path, threads)
+        super().__init__(self._checked_spec(path))
 
-    def probabilities(self, pixels: NDArray[np.uint8]) -> NDArray[np.float32]:
-        """Of images already resized ``(B, S, S, 3)``: ``(B, K)``."""
+    def answer(self, pixels: Pixels) -> tuple[Floats, Floats | None]:
+        """Return probabilities ``(B, K)`` of images already resized, and no features."""
         try:
-            found: NDArray[np.float32] = self._session.run(["probabilities"], {"images": pixels})[0]
+            probabilities: Floats = self._session.run(["probabilities"], {"images": pixels})[0]
         except Exception as error:  # onnxruntime's exceptions have no common base class
             raise LmdError(f"model file {self.path} cannot be run ({error}): {_EXPORT}") from error
-        if found.shape != (len(pixels), len(self.classes)):
+        if probabilities.shape != (len(pixels), len(self.classes)):
             raise LmdError(
-                f"model file {self.path} gives probabilities of shape {found.shape} for "
+                f"model file {self.path} gives probabilities of shape {probabilities.shape} for "
                 f"{len(pixels)} images and {len(self.classes)} classes: {_EXPORT}"
             )
-        return found
+        return probabilities, None
 
     def _checked_spec(self, path: Path) -> ModelSpec:
         """The description in the file's metadata; inputs and outputs must be those of lmd."""

@@ -13,7 +13,7 @@ from lmd.base.files import FOLDER, MISSING, what_is
 from lmd.base.text import printable, shorten
 from lmd.data.pixels import rgb_pixels
 from lmd.data.reading import read_image, room_for, unreadable
-from lmd.data.resizing import resize, resize_v1
+from lmd.data.resizing import resize
 from lmd.data.sources.folders import images_of, tree_below
 
 Image = str | Path | PillowImage | NDArray[np.uint8] | NDArray[np.uint16]
@@ -87,11 +87,7 @@ def as_pixels(image: Image, name: str) -> NDArray[np.uint8]:
     return read_image(image) if isinstance(image, str | Path) else rgb_pixels(image, name)
 
 
-def fitted(image: Image, name: str, size: int, rule: str) -> NDArray[np.uint8]:
-    """Pixels ``(size, size, 3)`` by the rule of the model; huge files wait for one another."""
+def fitted(image: Image, name: str, size: int) -> NDArray[np.uint8]:
+    """Return pixels ``(size, size, 3)`` as in training; huge files wait for one another."""
     with room_for(Path(image)) if isinstance(image, str | Path) else nullcontext():
-        if rule != "v1":
-            return resize(as_pixels(image, name), size)
-        if isinstance(image, str | Path):
-            return resize_v1(read_image(image, at_least=size, old=True), size)
-        return resize_v1(rgb_pixels(image, name), size)
+        return resize(as_pixels(image, name), size)

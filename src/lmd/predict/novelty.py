@@ -15,7 +15,6 @@ from safetensors.numpy import save
 from lmd.base.errors import LmdError
 from lmd.base.files import atomic_write
 from lmd.model import weights_digest
-from lmd.scoring.proportions import effective, wilson
 
 Floats = NDArray[np.float64]
 DIRECTIONS = 128  # at most; all other directions share one variance
@@ -106,15 +105,6 @@ def flag_threshold(distances: NDArray[Any], above: float = ABOVE) -> float:
     return float(np.sort(distances)[max(place, 1) - 1])
 
 
-def flag_rate(flags: NDArray[np.bool_], groups: NDArray[Any] | None) -> tuple[float, float, float]:
-    """The share of flagged images and its 95 % interval (Wilson), which respects groups.
-
-    >>> [round(x, 3) for x in flag_rate(np.array([True, False, False, False]), None)]
-    [0.25, 0.046, 0.699]
-    """
-    return (float(flags.mean()), *wilson(*effective(flags, groups)))
-
-
 FILE = "novelty.safetensors"
 CHECKSUM = "sha256"
 _REMEDY = "copy it again, or remove it to predict without the flag"
@@ -132,13 +122,13 @@ class Novelty:
         return self.gaussians.distances(features) > flag_threshold(self.validation, above)
 
 
-def checked_above(above: float | None, novelty: Novelty | None) -> float:
-    """The share of validation images to be exceeded; asking for one needs a model that can tell."""
+def checked_above(above: float | None, can_flag: bool) -> float:
+    """Return the share of validation images to exceed; choosing one needs a model with a flag."""
     if above is None:
         return ABOVE
     if not 0 < above < 1:
         raise LmdError(f"--unlike-above must be between 0 and 1; it is {above}")
-    if novelty is None:
+    if not can_flag:
         raise LmdError(
             f"--unlike-above: the model has no {FILE}, so it cannot tell which images are unlike "
             "the training images: leave out the option, or train the run again"
@@ -163,56 +153,55 @@ def save_novelty(novelty: Novelty, folder: Path) -> Path:
     return path
 
 
-def load_novelty(folder: Path, width: int) -> Novelty | None:
+def load_novelty(folder: Path, width: int, model_sha256: str) -> Novelty | None:
     """Read the file for a model with C = ``width`` features; ``None`` if there is none."""
     path = folder / FILE
     if not path.exists():
         return None
     try:
         with safe_open(path, framework="numpy") as file:
-            about = file.metadata() or {}
-            found = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118
+            metadata = file.metadata() or {}
+            tensors = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118
     except (SafetensorError, OSError) as error:
         raise LmdError(f"{path} cannot be read ({error}): {_REMEDY}") from error
-    problem = next(_problems(found, width), None)
-    if problem is None and about.get("model_sha256") != weights_digest(folder):
+    problem = next(_problems(tensors, width), None)
+    if problem is None and metadata.get("model_sha256") != model_sha256:
         problem = "it belongs to another model"
-    checksum = found.pop(CHECKSUM, None)  # files of earlier versions have none
-    if problem is None and checksum is not None and not np.array_equal(checksum, _digest(found)):
+    if problem is None and not np.array_equal(tensors.pop(CHECKSUM), _digest(tensors)):
         problem = "it is damaged, as its checksum shows"
     if problem is not None:
         raise LmdError(f"{path} does not fit: {problem}; {_REMEDY}")
     gaussians = Gaussians(
-        found["means"], found["basis"], found["variances"], float(found["rest"][0])
+        tensors["means"], tensors["basis"], tensors["variances"], float(tensors["rest"][0])
     )
-    return Novelty(gaussians, found["validation"])
+    return Novelty(gaussians, tensors["validation"])
 
 
 def _digest(tensors: dict[str, NDArray[Any]]) -> NDArray[np.uint8]:
     """SHA-256 over names, types, shapes and values, ``(32,)``."""
-    found = hashlib.sha256()
+    digest = hashlib.sha256()
     for name, array in sorted(tensors.items()):
-        found.update(f"{name} {array.dtype} {array.shape}\n".encode())
-        found.update(np.ascontiguousarray(array).data)
-    return np.frombuffer(found.digest(), np.uint8)
+        digest.update(f"{name} {array.dtype} {array.shape}\n".encode())
+        digest.update(np.ascontiguousarray(array).data)
+    return np.frombuffer(digest.digest(), np.uint8)
 
 
-def _problems(found: dict[str, NDArray[Any]], width: int) -> Iterator[str]:
+def _problems(tensors: dict[str, NDArray[Any]], width: int) -> Iterator[str]:
     """What is wrong with the tensors of a file; each check needs those before it."""
-    missing = {"means", "basis", "variances", "rest", "validation"} - found.keys()
+    missing = {"means", "basis", "variances", "rest", "validation", CHECKSUM} - tensors.keys()
     if missing:
         yield f"it has no {', '.join(sorted(missing))}"
-    means = found["means"].shape
+    means = tensors["means"].shape
     if means[1:] != (width,) or means[0] == 0:
         yield f"its means have the shape {means}, and the model has {width} features"
-    directions = found["basis"].shape[1:]
+    directions = tensors["basis"].shape[1:]
     expected = {"basis": (width, *directions[:1]), "variances": directions[:1], "rest": (1,)}
     for name, shape in expected.items():
-        if found[name].shape != shape:
-            yield f"its {name} has the shape {found[name].shape}, not {shape}"
-    if found["validation"].ndim != 1 or len(found["validation"]) == 0:
+        if tensors[name].shape != shape:
+            yield f"its {name} has the shape {tensors[name].shape}, not {shape}"
+    if tensors["validation"].ndim != 1 or len(tensors["validation"]) == 0:
         yield "it has no distances of validation images"
-    if not all(np.isfinite(array).all() for array in found.values()):
+    if not all(np.isfinite(array).all() for array in tensors.values()):
         yield "it has values that are not finite"
-    if not (found["variances"] > 0).all() or not found["rest"][0] > 0:
+    if not (tensors["variances"] > 0).all() or not tensors["rest"][0] > 0:
         yield "it has variances that are not above 0"

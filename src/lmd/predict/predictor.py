@@ -1,12 +1,12 @@
 """Predict images with a shipped model."""
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence, Sized
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from itertools import islice
 from os import PathLike
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
 
 import numpy as np
 import torch
@@ -20,17 +20,16 @@ from lmd.data.reading import frames_note, frames_of
 from lmd.decisions.columns import extra_columns, policy_of
 from lmd.decisions.decide import CostTable, Decide, Prevalence
 from lmd.decisions.policy import Decided, Policy
-from lmd.explain.neighbours import Neighbours
-from lmd.model import AVERAGE, load_model
-from lmd.predict.average import AverageEngine, load_average
-from lmd.predict.engines import OnnxEngine, TorchEngine
+from lmd.model import AVERAGE, read_model
+from lmd.predict.engines import Engine, OnnxEngine, Pixels, TorchEngine
 from lmd.predict.images import Given, Image, find_images, fitted, listed, mirrored
 from lmd.predict.novelty import ABOVE, Novelty, checked_above, load_novelty
 from lmd.scoring.conformal import Guarantee
 
 if TYPE_CHECKING:
     from lmd.explain.heat_map import Explanation
-    from lmd.predict.exported import Compute
+    from lmd.explain.neighbours import Neighbours
+    from lmd.predict.average import Majority
 
 __all__ = ["Predictor", "find_images", "load"]
 
@@ -107,22 +106,40 @@ class Prediction:
         atomic_write(Path(path), csv_text(header, rows, exact=True).encode(), parents=True)
 
 
+class Answers(NamedTuple):
+    """What a model makes of N images: ``probabilities (N, K)`` and flags ``unlike (N,)``.
+
+    ``features (N, C)`` are ``None`` if the engine has none. No image is flagged if the model has
+    no ``novelty``.
+    """
+
+    probabilities: NDArray[np.float32]
+    unlike: NDArray[np.bool_]
+    features: NDArray[np.float32] | None
+
+
+class Rows(Sized, Protocol):
+    """Images ``(N, S, S, 3)`` that may be on disk until a batch of them is read."""
+
+    def __getitem__(self, rows: slice, /) -> Pixels:
+        """Return the images of some rows."""
+
+
 class Predictor:
     """Predicts images of any size, given as paths, folders, Pillow images or arrays."""
 
     def __init__(
-        self, engine: TorchEngine | OnnxEngine | AverageEngine, folder: Path | None = None
+        self,
+        engine: Engine,
+        folder: Path | None = None,
+        novelty: "Novelty | Majority | None" = None,
     ) -> None:
         self.engine = engine
         self.classes = engine.classes
         self.folder = folder
-        self.novelty: Novelty | None = None
+        self.novelty = novelty
+        self.faster: Engine | None = None  # answers in place of the engine, if there is one
         self.index: Neighbours | None = None  # read when it is first needed
-        self.compute: Compute | None = None  # probabilities and features of a faster engine
-        if folder is not None and isinstance(engine, TorchEngine):
-            self.novelty = load_novelty(folder, engine.spec.feature_dim)
-        elif isinstance(engine, AverageEngine):
-            self.novelty = engine.novelty
 
     def predict(
         self,
@@ -153,13 +170,12 @@ class Predictor:
                 "validation images that were not mirrored"
             )
         policy = policy_of(self.engine.spec, Decide(prevalence, costs, coverage, refer_above))
-        above = checked_above(unlike_above, self.novelty)
+        above = checked_above(unlike_above, self.novelty is not None)
         others: list[Path] = []
         images = listed(images, others)
         frames: dict[str, int] = {}
         names: list[str] = []
-        flags = [np.zeros(0, np.bool_)]
-        batches = [np.zeros((0, len(self.classes)), np.float32)]
+        answers: list[Answers] = []
         skipped: list[str] = []
         done = 0
         for chunk in self._read(images, batch_size, frames):
@@ -171,13 +187,12 @@ class Predictor:
             if good:
                 names += [name for name, _ in good]
                 pixels = np.stack([pixels for _, pixels in good])
-                probabilities, unlike = self.answer(pixels, above, tta=tta)
-                batches.append(probabilities)
-                flags.append(unlike)
+                answers.append(self.answer(pixels, above, tta=tta))
             done += len(chunk)
             if tick is not None:
                 tick(done, len(images))
-        decided = policy.decide(np.concatenate(batches))
+        probabilities, unlike, _ = self._joined(answers)
+        decided = policy.decide(probabilities)
         return Prediction(
             tuple(names),
             self.classes,
@@ -185,7 +200,7 @@ class Predictor:
             decided,
             policy,
             tuple(skipped),
-            None if self.novelty is None else np.concatenate(flags),
+            None if self.novelty is None else unlike,
             (frames_note(dict(sorted(frames.items()))),) if frames else (),
             tuple(map(str, others)),
         )
@@ -208,33 +223,45 @@ class Predictor:
 
         return explain(self, image, classes=classes, neighbours=neighbours)
 
-    def answer(
-        self, pixels: NDArray[np.uint8], above: float = ABOVE, *, tta: bool = False
-    ) -> tuple[NDArray[np.float32], NDArray[np.bool_]]:
-        """Of resized images ``(B, S, S, 3)``: probabilities ``(B, K)``, and the flags ``(B,)``.
+    def infer(
+        self,
+        images: Rows,
+        *,
+        tta: bool = False,
+        tick: Callable[[int, int], None] | None = None,
+    ) -> Answers:
+        """Answer for decoded and resized images ``(N, S, S, 3)``, in batches."""
+        answers = []
+        for start in range(0, len(images), BATCH):
+            batch = images[start : start + BATCH]
+            answers.append(self.answer(batch, tta=tta))
+            if tick is not None:
+                tick(start + len(batch), len(images))
+        return self._joined(answers)
 
-        With ``tta``, probabilities are means over mirror images; the flags are of the images alone.
+    def answer(self, pixels: Pixels, above: float = ABOVE, *, tta: bool = False) -> Answers:
+        """Answer for one batch of resized images ``(B, S, S, 3)``.
+
+        With ``tta``, probabilities are means over mirror images; all else is of the images alone.
         """
-        found, unlike = self._answer(pixels, above)
+        probabilities, features = (self.faster or self.engine).answer(pixels)
+        unlike = np.zeros(len(pixels), np.bool_)
+        if self.novelty is not None and features is not None:
+            unlike = self.novelty.unlike(features, above)
         if tta:
-            views = [found, *map(self.engine.probabilities, mirrored(pixels))]
-            found = np.asarray(np.mean(views, axis=0, dtype=np.float64), np.float32)
-        return found, unlike
+            views = [probabilities, *map(self.engine.probabilities, mirrored(pixels))]
+            probabilities = np.asarray(np.mean(views, axis=0, dtype=np.float64), np.float32)
+        return Answers(probabilities, unlike, features)
 
-    def _answer(
-        self, pixels: NDArray[np.uint8], above: float
-    ) -> tuple[NDArray[np.float32], NDArray[np.bool_]]:
-        if isinstance(self.engine, AverageEngine):
-            return self.engine.answer(pixels, above)
-        if self.compute is not None:
-            probabilities, features = self.compute(pixels)
-            if self.novelty is None:
-                return probabilities, np.zeros(len(pixels), np.bool_)
-            return probabilities, self.novelty.unlike(features, above)
-        if self.novelty is None or not isinstance(self.engine, TorchEngine):
-            return self.engine.probabilities(pixels), np.zeros(len(pixels), np.bool_)
-        features = self.engine.features(pixels)
-        return self.engine.classified(features), self.novelty.unlike(features, above)
+    def _joined(self, answers: Sequence[Answers]) -> Answers:
+        """The answers of all batches, of which there may be none."""
+        if not answers:
+            no_features = np.zeros((0, self.engine.spec.feature_dim), np.float32)
+            no_probabilities = np.zeros((0, len(self.classes)), np.float32)
+            return Answers(no_probabilities, np.zeros(0, np.bool_), no_features)
+        probabilities, unlike, features = zip(*answers, strict=True)
+        joined = None if features[0] is None else np.concatenate(features)
+        return Answers(np.concatenate(probabilities), np.concatenate(unlike), joined)
 
     def _read(
         self, images: Sequence[Given], batch_size: int, frames: dict[str, int]
@@ -243,7 +270,7 @@ class Predictor:
 
         Files with several frames are added to ``frames``.
         """
-        size, rule = self.engine.image_size, self.engine.rule
+        size = self.engine.image_size
 
         def one(item: tuple[int, Given]) -> tuple[str, NDArray[np.uint8] | LmdError]:
             number, image = item
@@ -251,7 +278,7 @@ class Predictor:
             if isinstance(image, LmdError):
                 return name, image
             try:
-                pixels = fitted(image, name, size, rule)
+                pixels = fitted(image, name, size)
             except LmdError as error:
                 return name, error
             except MemoryError:
@@ -278,9 +305,15 @@ def load(path: str | PathLike[str], device: torch.device | str = "cpu") -> Predi
     if path.suffix.lower() == ".onnx":
         return Predictor(OnnxEngine(path))
     if (path / AVERAGE).is_file() and not (path / "model.json").exists():
-        return Predictor(load_average(path, device), path)
+        from lmd.predict.average import load_average
+
+        average, majority = load_average(path, device)
+        return Predictor(average, path, majority)
     folder = path if path.is_dir() else path.parent
-    return Predictor(TorchEngine(*load_model(path), device), folder)
+    model, spec, digest = read_model(path)
+    novelty = load_novelty(folder, spec.feature_dim, digest)
+    return Predictor(TorchEngine(model, spec, device), folder, novelty)
 
 
+BATCH = 64
 SHOWN = 5  # images in the representation

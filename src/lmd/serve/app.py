@@ -152,7 +152,7 @@ def handlers(service: Service) -> dict[str, Handler]:
     async def explain(model: str, request: Request) -> Response:
         served = service.model(model)
         if not served.explains:
-            raise Problem("no-heat-maps", served.no_heat_maps)
+            raise Problem("no-heat-maps", served.predictor.engine.no_heat_maps)
         with service.places(served, 1):
             form = await read_form(request, limits, field="image", most=1)
             return _json(await service.explain(served, form))

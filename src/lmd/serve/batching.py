@@ -12,8 +12,10 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from lmd.predict.predictor import Answers
+
 Pixels = NDArray[np.uint8]
-Answer = Callable[[Pixels], tuple[NDArray[np.float32], NDArray[np.bool_]]]
+Answer = Callable[[Pixels], Answers]
 
 BATCH = 32
 WAIT = 0.005  # seconds that a batch waits for images that are being decoded
@@ -128,7 +130,7 @@ class Batcher:
             return
         start = time.monotonic()
         try:
-            probabilities, flags = self._answer(np.stack([one.pixels for one in batch]))
+            probabilities, flags, _ = self._answer(np.stack([one.pixels for one in batch]))
         except Exception as error:
             for one in batch:
                 one.done.set_exception(error)

@@ -14,9 +14,8 @@ from lmd.decisions.columns import policy_of
 from lmd.decisions.decide import Decide
 from lmd.decisions.policy import Policy
 from lmd.explain.heat_map import Explanation, explain_pixels, nearest_index
-from lmd.predict.average import AverageEngine
+from lmd.export.export import TracedEngine, onnx_is_there
 from lmd.predict.engines import OnnxEngine, TorchEngine
-from lmd.predict.exported import exported, onnx_is_there
 from lmd.predict.predictor import Predictor, load
 from lmd.scoring.proportions import class_mix
 from lmd.serve.batching import Batcher
@@ -44,13 +43,6 @@ class Served:
     def explains(self) -> bool:
         """Whether the model has heat maps."""
         return isinstance(self.predictor.engine, TorchEngine)
-
-    @property
-    def no_heat_maps(self) -> str:
-        """Why the model has none."""
-        if isinstance(self.predictor.engine, AverageEngine):
-            return "An average of several models has none: serve the folder of one of its folds."
-        return "An ONNX file has none: serve the run folder."
 
     def policy(self, options: Options) -> Policy:
         """The policy that a request asks for; a ``Problem`` if the model cannot follow it."""
@@ -122,7 +114,7 @@ class Served:
     @property
     def _by_onnx(self) -> bool:
         engine = self.predictor.engine
-        return self.predictor.compute is not None or isinstance(engine, OnnxEngine)
+        return self.predictor.faster is not None or isinstance(engine, OnnxEngine)
 
 
 def load_models(
@@ -163,7 +155,7 @@ def speed_up(path: Path, predictor: Predictor, engine: Engine, device: str) -> N
     if engine == "auto" and (device != "cpu" or not onnx_is_there()):
         return
     try:
-        predictor.compute = exported(own)
+        predictor.faster = TracedEngine(own)
     except LmdError as error:
         if engine == "onnx":
             raise LmdError(f"--engine onnx: {path}: {error}; use --engine torch") from None

@@ -135,7 +135,7 @@ class Service:
     def _decoded(self, served: Served, data: bytes, *, picture: bool) -> Decoded:
         engine = served.predictor.engine
         try:
-            return decode(data, engine.image_size, engine.rule, self.limits, picture=picture)
+            return decode(data, engine.image_size, self.limits, picture=picture)
         except Problem as problem:
             self.measures.refused.add(model=served.name, problem=problem.kind)
             raise

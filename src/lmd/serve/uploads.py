@@ -15,7 +15,7 @@ from PIL import Image
 
 from lmd.base.errors import LmdError
 from lmd.data.reading import has_dicom_mark, read_image
-from lmd.data.resizing import resize, resize_v1
+from lmd.data.resizing import resize
 from lmd.explain.heat_map import shown
 from lmd.serve.dicom_check import check_dicom
 from lmd.serve.limits import Limits
@@ -42,17 +42,14 @@ class Decoded:
     picture: NDArray[np.uint8] | None
 
 
-def decode(data: bytes, size: int, rule: str, limits: Limits, *, picture: bool) -> Decoded:
-    """The pixels of an upload for a model with images of ``size`` and this ``rule`` of resizing.
+def decode(data: bytes, size: int, limits: Limits, *, picture: bool) -> Decoded:
+    """The pixels of an upload for a model with images of ``size``.
 
     The full image is not kept: it may be large, and many requests wait at the same time.
     """
     kind = check(data, limits)
     kinds = None if kind == "DICOM" else (kind,)
     try:
-        if rule == "v1":
-            pixels = resize_v1(read_image(data, at_least=size, old=True, kinds=kinds), size)
-            return Decoded(pixels, shown(read_image(data, kinds=kinds)) if picture else None)
         full = read_image(data, kinds=kinds)
         return Decoded(resize(full, size), shown(full) if picture else None)
     except LmdError as error:

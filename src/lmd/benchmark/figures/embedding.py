@@ -109,10 +109,11 @@ def _choose_images(labels: NDArray[np.int64], options: Options) -> NDArray[np.in
 def _features(path: Path, pixels: NDArray[np.uint8], device: Any) -> Floats:
     from lmd.model import load_model
     from lmd.predict.engines import TorchEngine
+    from lmd.predict.predictor import Predictor
 
-    engine = TorchEngine(*load_model(path), device)
-    batches = [engine.features(pixels[i : i + 256]) for i in range(0, len(pixels), 256)]
-    return np.concatenate(batches).astype(np.float64)
+    features = Predictor(TorchEngine(*load_model(path), device)).infer(pixels).features
+    assert features is not None
+    return features.astype(np.float64)
 
 
 def embed(features: Sequence[Floats], perplexity: float, seed: int) -> list[Floats]:

@@ -12,14 +12,14 @@ from lmd.data.pixels import as_uint8, stretch
 from lmd.data.reading import MAX_PIXELS, shown, too_large, unreadable
 
 
-def read_dicom(path: Path | bytes, *, old: bool = False) -> NDArray[np.uint8]:
+def read_dicom(path: Path | bytes) -> NDArray[np.uint8]:
     """RGB pixels ``(H, W, 3)`` of the first frame of a file, or of the contents of one.
 
     Grey values pass the rescale slope and intercept (or the modality LUT), then the first VOI LUT
     or window of the file (DICOM PS3.3 C.11.2). Without either, stored values without a sign and a
-    unit are scaled by the range of their bits, as in a TIFF; all others (with ``old`` these too)
-    are stretched from minimum to maximum. MONOCHROME1 is inverted, so that larger is always
-    brighter. Colour is converted to RGB.
+    unit are scaled by the range of their bits, as in a TIFF; all others are stretched from minimum
+    to maximum. MONOCHROME1 is inverted, so that larger is always brighter. Colour is converted to
+    RGB.
     """
     try:
         import pydicom
@@ -34,7 +34,7 @@ def read_dicom(path: Path | bytes, *, old: bool = False) -> NDArray[np.uint8]:
             raise too_large(path)
         pixels = pixel_array(header, index=0)
         grey = str(header.PhotometricInterpretation).startswith("MONOCHROME")
-        return _grey(header, pixels, old) if grey else _colour(header, pixels)
+        return _grey(header, pixels) if grey else _colour(header, pixels)
     except (LmdError, MemoryError):
         raise
     except Exception as error:  # Broken headers and unknown compression raise many kinds of errors.
@@ -59,7 +59,7 @@ def window(
     return np.clip((values - centre) / width + 0.5, 0, 1)
 
 
-def _grey(header: Any, pixels: NDArray[Any], old: bool) -> NDArray[np.uint8]:
+def _grey(header: Any, pixels: NDArray[Any]) -> NDArray[np.uint8]:
     from pydicom.pixels.processing import apply_modality_lut, apply_voi
 
     values = apply_modality_lut(pixels, header)
@@ -71,7 +71,7 @@ def _grey(header: Any, pixels: NDArray[Any], old: bool) -> NDArray[np.uint8]:
         centre, width = _first(header.WindowCenter), _first(header.WindowWidth)
         function = str(header.get("VOILUTFunction", "LINEAR"))
         grey = as_uint8(window(values.astype(np.float64), centre, width, function))
-    elif _plain(header) and not old:
+    elif _plain(header):
         grey = as_uint8(values / (2.0 ** int(header.BitsStored) - 1))
     else:
         grey = stretch(values)
