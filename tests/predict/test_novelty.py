@@ -51,7 +51,7 @@ def test_the_share_can_be_chosen(run: Run) -> None:
     assert rates[0] > 0.3
     assert rates == sorted(rates, reverse=True)
     for wrong in (0, 1, 1.5, -1, float("nan")):
-        with pytest.raises(LmdError, match=r"unlike_above must be between 0 and 1; it is"):
+        with pytest.raises(LmdError, match=r"--unlike-above must be between 0 and 1; it is"):
             predictor.predict(images, unlike_above=wrong)
 
 

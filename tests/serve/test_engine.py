@@ -57,7 +57,7 @@ def test_a_model_that_cannot_be_exported_is_served_by_torch(
 
     monkeypatch.setattr(models, "TracedEngine", refuse)
     assert loaded(folder, "auto").info().engine == "torch"
-    with pytest.raises(LmdError, match=r"engine onnx: .*cannot be exported.*use engine torch"):
+    with pytest.raises(LmdError, match=r"--engine onnx: .*cannot be exported.*use --engine torch"):
         loaded(folder, "onnx")
 
 
