@@ -18,16 +18,13 @@ MARKDOWN, PAGE = "model-card.md", "model-card.html"
 FEW = 10  # images of a class that are too few for a firm number
 
 
-def write_card(
-    record: Record, folder: Path, *, exported: Path | None = None, more: str = ""
-) -> Path:
+def write_card(record: Record, folder: Path, *, exported: Path | None = None) -> Path:
     """Write the card of a run to its folder, or beside an ``exported`` file.
 
-    Returns the path of the Markdown file. ``more`` is Markdown about what the record does not
-    know, such as a section on an exported file.
+    Returns the path of the Markdown file.
     """
     path = folder / MARKDOWN if exported is None else _beside(exported, MARKDOWN)
-    text = card_text(record, folder, exported, more)
+    text = card_text(record, folder, exported)
     page = environment().get_template("card.html").render(record=record, sections=_sections(text))
     atomic_write_all({path: text.encode(), path.with_suffix(".html"): page.encode()})
     return path
@@ -57,7 +54,7 @@ def _beside(exported: Path, name: str) -> Path:
     return exported.with_name(name.replace("model", stem, 1))
 
 
-def card_text(record: Record, folder: Path, exported: Path | None = None, more: str = "") -> str:
+def card_text(record: Record, folder: Path, exported: Path | None = None) -> str:
     """Return the card as Markdown, with the metadata of the Hugging Face Hub on top."""
     markdown = environment().overlay(autoescape=False, finalize=escaped)
     data, part = record.data, record.part
@@ -82,7 +79,6 @@ def card_text(record: Record, folder: Path, exported: Path | None = None, more: 
         model_file=exported.name if exported else record.name,
         command=Markup(record.command),
         loads=_loads(folder, exported),
-        more=Markup(more),
     )
     return re.sub(r"\n{3,}", "\n\n", text)
 
