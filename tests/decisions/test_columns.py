@@ -15,8 +15,8 @@ from typer.testing import CliRunner
 import lmd
 from lmd.base.errors import LmdError
 from lmd.cli.commands import app
-from lmd.decisions.columns import describe_guarantees
 from lmd.decisions.decide import Decide
+from lmd.decisions.shipped import describe_guarantees
 from lmd.evaluation.evaluate import rescore
 
 PAGE = page("decisions.md")

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from lmd.base.errors import LmdError
-from lmd.decisions.parsing import Costs, parse_costs
+from lmd.decisions.policy import Costs, parse_costs
 
 CLASSES = ["nv", "mel", "df"]
 TABLE = "true,nv,mel,df,refer\nnv,0,1,1,0.5\nmel,20,0,20,0.5\ndf,1,1,0,0.5\n"

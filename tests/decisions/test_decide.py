@@ -1,4 +1,4 @@
-"""What a run folder says about decisions, also one of an earlier version."""
+"""What a run folder says about decisions."""
 
 from dataclasses import replace
 from pathlib import Path
@@ -8,10 +8,9 @@ import pytest
 from runs_on_disk import SKIN, edited, make_run
 
 from lmd.base.errors import LmdError
-from lmd.decisions.answers import answers_of
 from lmd.decisions.decide import Decide
+from lmd.decisions.shipped import answers_of
 from lmd.evaluation.evaluate import rescore
-from lmd.model import ModelSpec, build_model, load_model, save_model
 from lmd.runs.folder import Run
 from lmd.runs.predictions import Predictions
 from lmd.runs.record import Part
@@ -41,40 +40,17 @@ def test_the_prior_of_the_file_is_that_of_the_method(run: Run, kind: str) -> Non
     assert held_out.tiers == run.record.tiers.assignment
 
 
-def test_evaluate_completes_a_run_of_an_earlier_version(run: Run) -> None:
-    with edited(run.path) as record:
-        del record["model"]["prior"], record["sets"], record["decisions"], record["calibration"]
-    model, preprocessing = build_model("resnet8", "none", len(SKIN), "linear", image_size=16)
-    counts = tuple(run.record.data.counts["train"])
-    width = model.classifier.in_features
-    spec = ModelSpec(tuple(SKIN), "resnet8", "linear", width, preprocessing, "LMD", counts)
-    save_model(model, run.path, spec)
+def test_without_a_prior_only_what_depends_on_it_is_missing(run: Run) -> None:
     record = rescore(run.path)
-    assert record.model.prior == "uniform"
-    assert record.sets is not None
-    assert record.decisions is not None
-    assert (
-        record.decisions.prevalence == "all classes equally frequent, which the model answers for"
-    )
-    assert record.calibration["test"].matched_after is not None
-    found = load_model(run.path)[1]
-    assert found.prior is not None
-    assert found.held_out is not None
-    # An unknown method has no known prior, and only what depends on it is missing.
     with edited(run.path) as values:
-        values["method"]["key"], values["model"]["prior"] = "of another package", None
+        values["model"]["prior"] = None
     unknown = rescore(run.path)
+    assert record.decisions is not None
     assert unknown.decisions is not None
     assert unknown.decisions.per_class[0].ppv.value is None
     assert unknown.decisions.per_class[0].recall == record.decisions.per_class[0].recall
     with pytest.raises(LmdError, match="prevalence needs to know the mix"):
         rescore(run.path, decide=Decide(prevalence="uniform"))
-
-
-def test_a_method_that_became_another_name_keeps_its_prior(run: Run) -> None:
-    with edited(run.path) as record:
-        record["method"]["key"], record["model"]["prior"] = "logit_adjust", None
-    assert rescore(run.path).model.prior == "uniform"
 
 
 def keep_part(run: Run, predictions: Predictions, part: Part) -> None:

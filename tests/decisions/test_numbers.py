@@ -8,8 +8,7 @@ from sklearn.metrics import precision_recall_curve, roc_curve
 from toys import toy_predictions
 
 from lmd.decisions.numbers import precision_recall, predictive, roc_points, score_decisions
-from lmd.decisions.parsing import Costs
-from lmd.decisions.policy import Policy
+from lmd.decisions.policy import Costs, Policy
 from lmd.decisions.record import Decisions
 from lmd.decisions.section import format_decisions
 from lmd.scoring.conformal import Guarantee

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from lmd.base.errors import LmdError
-from lmd.decisions.parsing import parse_prevalence
+from lmd.decisions.policy import parse_prevalence
 
 CLASSES = ["nv", "mel", "df"]
 COUNTS = [90, 9, 1]

@@ -1,4 +1,4 @@
-"""The prior and the validation probabilities in ``model.json``: kept, checked, added later."""
+"""The prior and the validation probabilities in ``model.json``: kept and checked."""
 
 import dataclasses
 import json
@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from lmd.base.errors import LmdError
-from lmd.model import HeldOut, ModelSpec, Prior, add_answers, build_model, load_model, save_model
+from lmd.model import HeldOut, ModelSpec, Prior, build_model, load_model, save_model
 
 PRIOR = Prior("training", (0.7, 0.2, 0.1))
 HELD_OUT = HeldOut(("head", "medium", "tail"), ((0.25, 0.5), (0.1,), ()))
@@ -29,25 +29,16 @@ def edit(folder: Path, **changes: object) -> None:
     path.write_text(json.dumps(json.loads(path.read_text()) | changes))
 
 
-def test_what_an_earlier_version_left_out_is_added_once(saved: Path) -> None:
-    spec = load_model(saved)[1]
+def test_they_are_in_the_file(saved: Path) -> None:
+    model, spec = load_model(saved)
     assert spec.prior is None
     assert spec.held_out is None
-    add_answers(saved, PRIOR, HELD_OUT)
+    save_model(model, saved, dataclasses.replace(spec, prior=PRIOR, held_out=HELD_OUT))
     found = load_model(saved)[1]
     assert found == dataclasses.replace(spec, prior=PRIOR, held_out=HELD_OUT)
     text = (saved / "model.json").read_text(encoding="utf-8")
     assert "[ 0.25, 0.5 ]" in text  # on one line
     assert found.classes[1] == "[1,\n2]"  # and no name is touched
-    before = (saved / "model.json").stat().st_mtime_ns
-    add_answers(saved, Prior("uniform", (0.4, 0.3, 0.3)), None)
-    assert (saved / "model.json").stat().st_mtime_ns == before
-    assert load_model(saved)[1].prior == PRIOR
-
-
-def test_a_folder_without_a_model_is_left_alone(tmp_path: Path) -> None:
-    add_answers(tmp_path, PRIOR, HELD_OUT)
-    assert not list(tmp_path.iterdir())
 
 
 @pytest.mark.parametrize(

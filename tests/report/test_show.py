@@ -10,13 +10,14 @@ from typer.testing import CliRunner
 
 from lmd.base.errors import LmdError
 from lmd.cli.commands import app
-from lmd.report.command import run_lines, state_of
+from lmd.report.command import state_of
+from lmd.report.terminal import format_scores, format_summary
 from lmd.runs.folder import Run
 
 
 def test_a_run_is_a_table_of_eighty_columns(tmp_path: Path) -> None:
     record = make_run(tmp_path / "run", SKIN, epochs=(1,))
-    lines = run_lines(record)
+    lines = format_summary(record).splitlines()
     assert max(map(len, lines)) <= 80
     rarest = record.per_class["test"][-1]
     line = next(line for line in lines if line.startswith("dermatofibroma"))
@@ -24,6 +25,22 @@ def test_a_run_is_a_table_of_eighty_columns(tmp_path: Path) -> None:
     assert f"{100 * rarest.recall.value:.1f}" in line
     # Classes come from frequent to rare.
     assert lines[-8].split()[0] == "melanocytic"
+
+
+def test_all_numbers_are_shown_with_their_notes_but_no_definitions(tmp_path: Path) -> None:
+    record = make_run(tmp_path / "run", SKIN, epochs=(1,), absent=(6,))
+    text = format_scores(record)
+    entry = record.metrics["test"]["balanced_accuracy"]
+    line = next(x for x in text.splitlines() if x.startswith("Balanced accuracy "))
+    assert line.split()[2:] == [f"{entry.value:.3f}", f"{entry.low:.3f}", "to", f"{entry.high:.3f}"]
+    absent = next(x for x in text.splitlines() if x.startswith(SKIN[6]))
+    row = record.per_class["test"][6]
+    assert absent.split()[-9:] == [row.tier, str(row.train), "0", *["–"] * 6]
+    flat = " ".join(text.split())
+    assert not any(each.definition in flat for each in record.definitions.values())
+    assert record.notes
+    for note in record.notes:
+        assert note in flat
 
 
 def test_definitions_are_shown_on_request(tmp_path: Path) -> None:

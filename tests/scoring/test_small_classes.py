@@ -5,10 +5,11 @@ import re
 import numpy as np
 import pytest
 
-from lmd.scoring.comparing import compare, format_comparison
+from lmd.report.terminal import format_comparison
 from lmd.scoring.intervals import (
     Difference,
     bootstrap,
+    compare,
     holm,
     paired_differences,
     paired_limits,

@@ -60,8 +60,8 @@ def train(
         log: Report epochs and results to tensorboard, mlflow or wandb too, offline by default; can
             be repeated.
     """
-    from lmd.evaluation.command import print_scores
     from lmd.explain.command import show_size
+    from lmd.report.terminal import format_scores
 
     shortcuts = {"weights": weights, "seed": seed, "epochs": epochs, "image_size": image_size}
     request: dict[str, Any] = {
@@ -95,7 +95,7 @@ def train(
         for name in only_folds:
             raise LmdError(f"--{name} is for a cross-validation: give --folds too")
         run = train_run(data, keep_features=keep_features, **request)
-    print_scores(run.record)
+    typer.echo(f"\n{format_scores(run.record)}")
     if keep_features:
         show_size(run.path / "neighbours.npz")
     typer.secho(f"\nThe report: {run.path / 'report.html'}", bold=True)

@@ -1,20 +1,24 @@
 """What decisions mean for each class at a stated mix of classes: recall, referrals, PPV, NPV."""
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
-from lmd.decisions.parsing import Costs
-from lmd.decisions.policy import Policy
+from lmd.base.errors import LmdError
+from lmd.decisions.decide import Decide
+from lmd.decisions.policy import Basis, Costs, Policy, make_policy
 from lmd.decisions.record import ClassDecision, ClassSets, Decisions, SetScores
+from lmd.runs.predictions import Predictions
+from lmd.runs.record import Part, Record
 from lmd.scoring.conformal import Guarantee, prediction_sets
 from lmd.scoring.estimates import Estimate
-from lmd.scoring.proportions import Floats, Probabilities, effective, interval, mix_weights
+from lmd.scoring.proportions import Floats, Kind, Probabilities, effective, interval, mix_weights
 from lmd.scoring.sample import Sample
 from lmd.scoring.scores import mean_estimate, resampled_sums, share_of
 
+COVERAGE = 0.9  # of the report's prediction sets, unless another one is asked for
 FIXED_SPECIFICITY = 0.9
 _DRAWS = 1000
 
@@ -213,3 +217,38 @@ def _coverage(
         return share_of(covered, groups)
     _, index, sizes = np.unique(groups, return_inverse=True, return_counts=True)
     return share_of(np.bincount(index, covered) / sizes, None)
+
+
+def decisions_of(
+    record: Record, predictions: Predictions, basis: Basis, decide: Decide
+) -> dict[str, Any]:
+    """The fields ``sets`` and ``decisions`` of a record, for the test part or else validation.
+
+    Sets are scored on the test part alone: on validation they would be right by construction.
+    """
+    policy = make_policy(decide, basis)
+    part: Part = "test" if "test" in predictions.parts else "validation"
+    of = predictions.parts.get(part)
+    if of is None or not len(of.labels):
+        return {"sets": None, "decisions": None}
+    if decide.coverage is not None and part != "test":
+        raise LmdError("--coverage needs a test part, and this run has none")
+    sample = Sample(of.labels, of.probabilities, basis.tiers, of.groups)
+    sets = None
+    if part == "test" and basis.holds_out:
+        coverage = COVERAGE if decide.coverage is None else decide.coverage
+        with_sets = policy.sets or make_policy(Decide(coverage=coverage), basis).sets
+        sets = score_sets(sample, with_sets or [], basis.classes, coverage)
+    stated = _stated(decide, record.model.prior)
+    return {"sets": sets, "decisions": score_decisions(sample, policy, basis.classes, stated)}
+
+
+def _stated(decide: Decide, prior: Kind | None) -> str:
+    """Where the mix of the numbers comes from, in words."""
+    words = {"uniform": "all classes equally frequent", "training": "as in the training part"}
+    given = decide.prevalence
+    if given is None:
+        return f"{words[prior]}, which the model answers for" if prior else "unknown"
+    if isinstance(given, Mapping) or "=" in str(given):
+        return "as given for each class"
+    return words.get(str(given), f"from {given}")

@@ -5,12 +5,11 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from lmd.base.errors import LmdError
 from lmd.data.source import Columns
 from lmd.decisions.decide import Decide
 
 if TYPE_CHECKING:
-    from lmd.runs.record import Record
+    pass
 
 
 def evaluate(
@@ -50,6 +49,7 @@ def evaluate(
     from lmd.evaluation.evaluate import compare_runs
     from lmd.evaluation.evaluate import evaluate as evaluate_run
     from lmd.evaluation.section import format_external
+    from lmd.report.terminal import format_scores
     from lmd.runs.folder import Run
 
     made = evaluate_run(
@@ -59,7 +59,7 @@ def evaluate(
     )  # fmt: skip
     run, record = made.path, made.record
     kept = Run.open(run).record.resamples
-    print_scores(record)
+    typer.echo(f"\n{format_scores(record)}")
     if record.external is not None:
         typer.echo(f"\n{format_external(record)}")
     if decide != Decide() and record.decisions is not None:
@@ -72,21 +72,3 @@ def evaluate(
         )
         return
     typer.secho(f"\nThe report: {run / 'report.html'}", bold=True)
-
-
-def print_scores(record: "Record") -> None:
-    """Print all numbers of the reported part."""
-    from lmd.scoring.definitions import format_scores
-    from lmd.scoring.estimates import PartScores
-
-    part = record.part
-    if part is None:
-        raise LmdError(f"{record.name} has no validation or test part to score")
-    typer.echo(f"\n{record.method.title} on {record.data.source}, {record.part_title}")
-    scores = PartScores(
-        metrics=record.metrics[part],
-        per_class=record.per_class[part],
-        confusion=record.confusion[part],
-        notes=record.notes,
-    )
-    typer.echo(format_scores(scores, record.definitions))

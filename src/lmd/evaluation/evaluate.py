@@ -14,21 +14,20 @@ from lmd.base.device import choose_device
 from lmd.base.errors import LmdError
 from lmd.base.progress import Display
 from lmd.data.dataset import Dataset
-from lmd.decisions.answers import answers_of, basis_of, with_prior
 from lmd.decisions.decide import CostTable, Decide, Prevalence
-from lmd.decisions.policy import make_policy
+from lmd.decisions.policy import Basis, make_policy
 from lmd.evaluation.external import evaluate_external
 from lmd.explain.features import images_of_run
 from lmd.fit.provenance import now
 from lmd.fit.score import scored
-from lmd.model import add_answers
 from lmd.predict.predictor import Predictor, load
 from lmd.report.card import write_card
 from lmd.report.page import write_report
+from lmd.report.terminal import format_comparison
 from lmd.runs.folder import Run, paired, unborn
 from lmd.runs.predictions import PARTS, PartPredictions, Predictions
 from lmd.runs.record import Record
-from lmd.scoring.comparing import compare, format_comparison
+from lmd.scoring.intervals import compare
 from lmd.scoring.sample import Sample
 
 
@@ -55,13 +54,12 @@ def rescore(
     for other in others:
         paired(run, other)  # refused before anything is written
     predictions = run.predictions or run.read_predictions()
-    record = scored(with_prior(before), predictions, resamples=resamples, decide=decide)
+    record = scored(before, predictions, resamples=resamples, decide=decide)
     if record.external is not None and _coverage(record) != _coverage(before):
         external = record.external.model_copy(update={"coverage": None})
         record = record.replaced(external=external)
     if resamples < before.resamples:
         return record
-    add_answers(path, *answers_of(record, predictions))
     run.write_record(record)
     write_report(run, compare=others, resamples=resamples, images=images)
     if record.external is None and record.tta is None:
@@ -116,11 +114,11 @@ def evaluate_tta(
     which has no model; the run itself is not changed.
     """
     path = Path(path)
-    record = with_prior(_checked(path))
+    record = _checked(path)
     folder = path.resolve().parent / f"{path.resolve().name}-tta"
     _check_out(folder)
     # A mistake is found before images are read.
-    make_policy(decide, basis_of(record, Run.open(path).read_predictions()))
+    make_policy(decide, Basis.of_run(record, Run.open(path).read_predictions()))
     predictor, started = load(path, choose_device(device)), time.perf_counter()
     with Display(quiet=quiet) as display:
         data = images_of_run(record, moved, display)

@@ -15,10 +15,9 @@ from lmd.base.errors import LmdError
 from lmd.base.progress import Display
 from lmd.data.source import Columns
 from lmd.data.table import Table
-from lmd.decisions.answers import basis_of, with_prior
 from lmd.decisions.decide import Decide
 from lmd.decisions.numbers import score_sets
-from lmd.decisions.policy import make_policy
+from lmd.decisions.policy import Basis, make_policy
 from lmd.evaluation.images import (
     Answers,
     external_data,
@@ -84,7 +83,7 @@ def evaluate_external(
     # A mistake is found before images are read.
     known = known_rows(table, predictor.classes, skip_unknown)
     if files.predictions is not None:
-        make_policy(decide, basis_of(files.record, files.predictions))
+        make_policy(decide, Basis.of_run(files.record, files.predictions))
     if other is not None:
         _check_paired(folder, table.take(known), predictor.classes, other, skip_bad)
     temperature = predictor.engine.spec.temperature
@@ -173,7 +172,7 @@ def _home_coverage(record: Record, home: Run) -> Record:
     if external is None or sets is None or home.predictions is None or home.record.part != "test":
         return record
     own = _sample(record, home.predictions.parts["test"])
-    basis = basis_of(home.record, home.predictions)
+    basis = Basis.of_run(home.record, home.predictions)
     policy = make_policy(Decide(coverage=sets.requested), basis)
     found = score_sets(own, policy.sets or [], basis.classes, sets.requested).coverage
     return record.replaced(external=external.model_copy(update={"coverage": found}))
@@ -195,7 +194,7 @@ def _finished(path: Path) -> Run:
         )
     if record.part is None or run.predictions is None:
         raise LmdError(f"{path} has no scored part to compare with: run `lmd evaluate {path}`")
-    return Run(path, with_prior(record), run.predictions)
+    return Run(path, record, run.predictions)
 
 
 def _predictions(files: Run, table: Table, answers: Answers) -> Predictions:

@@ -4,16 +4,16 @@ import numpy as np
 from numpy.typing import NDArray
 from torch import Tensor
 
-from lmd.decisions.answers import basis_of, decisions_of
 from lmd.decisions.decide import Decide
+from lmd.decisions.numbers import decisions_of
+from lmd.decisions.policy import Basis
 from lmd.fit.prepare import Ready
 from lmd.runs.predictions import PARTS, PartPredictions, Predictions
 from lmd.runs.record import Part, Record
 from lmd.scoring.calibration import calibration, fit_temperature
-from lmd.scoring.definitions import definitions
 from lmd.scoring.proportions import mix_weights
 from lmd.scoring.sample import Sample
-from lmd.scoring.scores import score
+from lmd.scoring.scores import definitions, score
 from lmd.training import Trainer
 from lmd.training.loop import not_finite
 
@@ -80,7 +80,7 @@ def scored(
     Of an external validation only the external images are scored: the validation part, which gives
     the prediction sets, is that of the run.
     """
-    basis = basis_of(record, predictions)
+    basis = Basis.of_run(record, predictions)
     decisions = decisions_of(record, predictions, basis, decide)
     external = record.external is not None
     parts = {part: of for part, of in predictions.parts.items() if part == "test" or not external}

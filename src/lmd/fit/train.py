@@ -14,7 +14,7 @@ from lmd.base.files import atomic_write
 from lmd.base.progress import Display
 from lmd.data.loaders import Normalise
 from lmd.data.source import Columns
-from lmd.decisions.answers import answers_of
+from lmd.decisions.shipped import answers_of
 from lmd.explain.examples import FILE, Examples, make_examples
 from lmd.explain.features import Kept, keep, size_line
 from lmd.fit.prepare import Ready, announce, plan, prepare

@@ -17,7 +17,7 @@ from lmd.base.errors import LmdError
 from lmd.base.progress import Display
 from lmd.data.dataset import Dataset
 from lmd.data.table import PARTS
-from lmd.decisions.answers import answers_of
+from lmd.decisions.shipped import answers_of
 from lmd.explain.features import Kept, flag_of
 from lmd.fit.provenance import commit, machine, now
 from lmd.fit.recording import NO_VALIDATION, data_info

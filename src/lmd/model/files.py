@@ -154,19 +154,6 @@ def save_model(model: Model, path: Path, spec: ModelSpec) -> None:
     atomic_write_all({path / "model.safetensors": packed, path / "model.json": text.encode()})
 
 
-def add_answers(path: Path, prior: Prior | None, held_out: HeldOut | None) -> None:
-    """Add to ``model.json`` in the folder ``path`` what a file of an earlier version lacks."""
-    file = path / "model.json"
-    if not file.is_file():
-        return
-    sha256, spec = _read_spec(file)
-    complete = dataclasses.replace(
-        spec, prior=spec.prior or prior, held_out=spec.held_out or held_out
-    )
-    if complete != spec:
-        atomic_write(file, _as_text(sha256, complete).encode())
-
-
 def read_spec(content: Any, where: str) -> ModelSpec:
     """The description of a model from the content of its JSON; ``where`` names it in errors."""
     try:

@@ -9,7 +9,7 @@ from lmd.report import charts
 from lmd.report.sections import ClassRow, Report, Values, class_rows
 from lmd.report.svg import legend_mark
 from lmd.runs.folder import Run, paired
-from lmd.scoring.comparing import compare, p_text
+from lmd.scoring.intervals import compare, p_text
 from lmd.scoring.metrics import METRICS
 from lmd.scoring.sample import Sample
 

@@ -8,10 +8,26 @@ import numpy as np
 from numpy.typing import NDArray
 
 from lmd.base.errors import LmdError
-from lmd.scoring.estimates import ClassScore, Estimate, PartScores
-from lmd.scoring.intervals import bootstrap, class_limits, draw, limits_of, small_classes, units
+from lmd.scoring.estimates import ClassScore, Definition, Estimate, PartScores
+from lmd.scoring.intervals import (
+    SMALL_CLASS,
+    bootstrap,
+    class_limits,
+    draw,
+    limits_of,
+    small_classes,
+    units,
+)
 from lmd.scoring.metrics import METRICS, PER_CLASS
-from lmd.scoring.proportions import Floats, Labels, Probabilities, effective, interval, wilson
+from lmd.scoring.proportions import (
+    LEVEL,
+    Floats,
+    Labels,
+    Probabilities,
+    effective,
+    interval,
+    wilson,
+)
 from lmd.scoring.sample import Sample
 from lmd.scoring.tiers import Tiers
 
@@ -187,3 +203,45 @@ def mean_estimate(values: Floats, sums: Floats, images: Floats) -> Estimate:
     low, high = interval(sums / images, mean)
     # Where all resamples agree, nothing is known about how sure the mean is.
     return Estimate(value=mean) if low == high else Estimate(value=mean, low=low, high=high)
+
+
+def definitions(resamples: int = 1000, grouped: bool = False) -> dict[str, Definition]:
+    """Return title and definition of every number of ``score`` and of its interval.
+
+    ``grouped`` says whether the patient or lesion of each image is known.
+    """
+    level = f"{100 * LEVEL:g} %"
+    alike = (
+        " Images of one group (patient or lesion) count less than images of different groups, "
+        "by the design effect of Rao and Scott."
+        if grouped
+        else ""
+    )
+    drawn, taken, units = (
+        ("groups (patients or lesions) with all their images", "", "groups")
+        if grouped
+        else ("images", ", and treats every image as a patient of its own", "images")
+    )
+    texts = {
+        "Recall": "Share of the images of the class that are predicted as the class. Interval: "
+        f"Wilson's for a proportion, {level}.{alike}",
+        "Precision": "Share of the images predicted as the class that are of the class; 0 if the "
+        f"class is never predicted. Interval: Wilson's for a proportion, {level}; 0 to 1 if the "
+        f"class is never predicted, because the part then says nothing about it.{alike}",
+        "F1": "Harmonic mean of precision and recall. Interval: percentiles of F1 with recall and "
+        f"false positive rate drawn from their Beta posteriors under Jeffreys' prior, {level}."
+        f"{alike}",
+        "Interval": f"{level} percentile interval of a bootstrap with {resamples} resamples that "
+        f"draws {drawn} within each true class, widened to contain the value where the resamples "
+        "of a biased metric leave it outside. In a mean over classes with a small one (fewer than "
+        f"{SMALL_CLASS} {units}), this interval would be too narrow, or have no width; the limits "
+        "of the classes, as in the per-class columns, are then combined by squares (MOVER). AUC "
+        "has no limits for classes, and then no interval. Kappa, MCC and ECE have none where all "
+        "resamples agree. The interval "
+        f"covers the choice of test images, not the randomness of training{taken}.",
+    }
+    metrics = {
+        key: Definition(title=metric.title, definition=metric.definition)
+        for key, metric in METRICS.items()
+    }
+    return metrics | {t.lower(): Definition(title=t, definition=d) for t, d in texts.items()}

@@ -1,18 +1,32 @@
-"""Decisions of a shipped model: its description becomes a policy, and decisions become columns."""
+"""Decisions of a shipped model: what its file has for them, its policy, and their columns."""
 
 from collections.abc import Sequence
 from dataclasses import replace
 from itertools import compress
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
 from lmd.decisions.decide import Decide
 from lmd.decisions.policy import Basis, Decided, Policy, make_policy
-from lmd.model import ModelSpec
+from lmd.model import HeldOut, ModelSpec, Prior
 from lmd.scoring.conformal import Guarantee
 
+if TYPE_CHECKING:
+    from lmd.runs.predictions import Predictions
+    from lmd.runs.record import Record
+
 SEPARATOR = "|"  # between the classes of a set
+
+
+def answers_of(record: "Record", predictions: "Predictions") -> tuple[Prior | None, HeldOut | None]:
+    """The prior and the validation probabilities that the model's file has."""
+    basis, prior, held_out = Basis.of_run(record, predictions), None, None
+    if basis.prior is not None and record.model.prior is not None:
+        prior = Prior(record.model.prior, tuple(basis.prior.tolist()))
+    if basis.held_out is not None and basis.holds_out:
+        held_out = HeldOut.of(basis.held_out, basis.tiers)
+    return prior, held_out
 
 
 def policy_of(spec: ModelSpec, decide: Decide) -> Policy:
