@@ -148,8 +148,8 @@ def make_policy(decide: Decide, basis: Basis) -> Policy:
     if decide.prevalence is not None:
         if basis.prior is None:
             raise LmdError(
-                "--prevalence needs to know the mix of classes that the model answers for, and this "
-                "model does not say it"
+                "--prevalence needs to know the mix of classes that the model answers for, and "
+                "this model does not say it"
             )
         mix = parse_prevalence(decide.prevalence, basis.classes, basis.counts)
     costs = None if decide.costs is None else parse_costs(decide.costs, basis.classes)
@@ -157,8 +157,7 @@ def make_policy(decide: Decide, basis: Basis) -> Policy:
         if basis.held_out is None or not basis.holds_out:
             raise LmdError(
                 "--coverage needs the probabilities of validation images, and this model has none: "
-                "a run without a validation part "
-                "has none, nor have all folds of a cross-validation together (train with --final "
+                "a run without a validation part has none, nor have all folds of a cross-validation together (train with --final "
                 "refit and give its folder `final` to predict; the report of each fold has the "
                 "coverage on test images)"
             )

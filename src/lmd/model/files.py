@@ -23,7 +23,7 @@ from torch import Tensor
 
 from lmd import __version__
 from lmd.base.errors import LmdError
-from lmd.base.files import FILE, atomic_write, atomic_write_all, what_is
+from lmd.base.files import FILE, atomic_write_all, what_is
 from lmd.model.network import STRICT, Model, Preprocessing, assemble
 from lmd.scoring.conformal import Held
 

@@ -19,9 +19,9 @@ from lmd.data.pixels import quiet_decoders
 from lmd.data.reading import frames_note, frames_of
 from lmd.decisions.decide import CostTable, Decide, Prevalence
 from lmd.decisions.policy import Decided, Policy
+from lmd.decisions.shipped import extra_columns, policy_of
 from lmd.model import AVERAGE, read_model
 from lmd.predict.engines import Engine, OnnxEngine, Pixels, TorchEngine
-from lmd.decisions.shipped import extra_columns, policy_of
 from lmd.predict.images import Given, Image, find_images, fitted, listed, mirrored
 from lmd.predict.novelty import ABOVE, Novelty, checked_above, load_novelty
 from lmd.scoring.conformal import Guarantee
