@@ -30,7 +30,7 @@ PROFILES = [(key, name) for key, row in METHODS.items() for name in ("default", 
         ("logit_adjust_posthoc", {"grid": []}, "must be a list of one or more values, each a"),
         ("logit_adjust_posthoc", {"grid": [1, "a"]}, r"a number of at least 0; it is \[1, .a.\]"),
         ("lmd", {"iterations": 2.5}, "must be a whole number of at least 1, or null; it is 2.5"),
-        ("lmd", {"shrinkage": "auto"}, "must be a number from 0 to 1, or validation; it is \"auto\""),
+        ("lmd", {"shrinkage": "auto"}, 'must be a number from 0 to 1, or validation; it is "auto"'),
         ("lmd_wo_rrl", {"icc": 1}, "'icc' of method 'lmd_wo_rrl' must be true or false; it is 1"),
     ],
 )  # fmt: skip

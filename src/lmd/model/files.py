@@ -23,7 +23,7 @@ from torch import Tensor
 
 from lmd import __version__
 from lmd.base.errors import LmdError
-from lmd.base.files import FILE, atomic_write_all, what_is
+from lmd.base.files import atomic_write_all
 from lmd.model.network import STRICT, Model, Preprocessing, assemble
 from lmd.scoring.conformal import Held
 
@@ -41,11 +41,10 @@ class Prior:
     shares: tuple[Annotated[float, Field(gt=0, le=1)], ...]
 
     @model_validator(mode="after")
-    def _check(self) -> "Prior":
-        if abs(sum(self.shares) - 1) > 1e-6:
-            raise ValueError(
-                f"the shares of the prior must sum to 1; they sum to {sum(self.shares):g}"
-            )
+    def _check(self) -> Self:
+        total = sum(self.shares)
+        if abs(total - 1) > 1e-6:
+            raise ValueError(f"the shares of the prior must sum to 1; they sum to {total:g}")
         return self
 
 
@@ -62,26 +61,27 @@ class HeldOut:
     groups: tuple[tuple[int, ...], ...] | None = None
 
     @classmethod
-    def of(cls, found: Sequence[Held], tiers: Sequence[str]) -> Self:
-        """From the held-out images of each class, with probabilities rounded to float32."""
-        values = [np.minimum(of.probabilities, 1).astype(np.float32) for of in found]
-        groups = [tuple(of.groups.tolist()) for of in found if of.groups is not None]
+    def of(cls, classes: Sequence[Held], tiers: Sequence[str]) -> Self:
+        """Describe the held-out images of each class, with probabilities rounded to float32."""
+        values = [np.minimum(held.probabilities, 1).astype(np.float32) for held in classes]
+        groups = [tuple(held.groups.tolist()) for held in classes if held.groups is not None]
         return cls(
             tuple(tiers),
             # The shortest text of a float32, which reads back as the same float32.
-            tuple(tuple(float(str(p)) for p in of) for of in values),
-            tuple(groups) if len(groups) == len(found) else None,
+            tuple(tuple(float(str(p)) for p in row) for row in values),
+            tuple(groups) if len(groups) == len(classes) else None,
         )
 
     def classes(self) -> list[Held]:
-        """The held-out images of each class."""
-        values = [np.array(of, np.float32) for of in self.probabilities]
+        """Return the held-out images of each class."""
+        values = [np.array(row, np.float32) for row in self.probabilities]
         if self.groups is None:
-            return [Held(of) for of in values]
-        return [Held(of, np.array(g, int)) for of, g in zip(values, self.groups, strict=True)]
+            return [Held(row) for row in values]
+        groups = [np.array(row, int) for row in self.groups]
+        return [Held(*pair) for pair in zip(values, groups, strict=True)]
 
     @model_validator(mode="after")
-    def _check(self) -> "HeldOut":
+    def _check(self) -> Self:
         for values in self.probabilities:
             if any(a > b for a, b in pairwise(values)):
                 raise ValueError("the probabilities of a class must be sorted")
@@ -104,7 +104,6 @@ class ModelSpec:
 
     ``classes (K,)`` are in the order of the logits; ``class_counts (K,)`` are of the training part;
     ``method`` is a title. ``levels`` are inner levels of the encoder that belong to its features.
-    ``prior`` and ``held_out`` are unknown in files of earlier versions.
     """
 
     classes: Annotated[tuple[str, ...], Field(min_length=1, max_length=MAX_CLASSES)]
@@ -121,7 +120,7 @@ class ModelSpec:
     lmd_version: str = __version__
 
     @model_validator(mode="after")
-    def _check(self) -> "ModelSpec":
+    def _check(self) -> Self:
         if len(set(self.classes)) != len(self.classes):
             raise ValueError("classes must differ from one another")
         sizes = {"class_counts": len(self.class_counts)}
@@ -168,7 +167,7 @@ def _as_text(sha256: str, spec: ModelSpec) -> str:
     header = {"format": FORMAT, "sha256": sha256}
     text = json.dumps(header | dataclasses.asdict(spec), indent=2, ensure_ascii=False) + "\n"
     # Lists of numbers on one line; a line break inside brackets is never part of a string.
-    return re.sub(r"\[\n[-+.\de,\s]*\]", lambda found: " ".join(found[0].split()), text)
+    return re.sub(r"\[\n[-+.\de,\s]*\]", lambda match: " ".join(match[0].split()), text)
 
 
 def _plain(tensor: Tensor) -> Tensor:
@@ -190,12 +189,7 @@ def read_model(path: Path) -> tuple[Model, ModelSpec, str]:
     """Load a model as ``load_model`` does; the third value is the SHA-256 of its weights."""
     description, weights = _locate(Path(path))
     sha256, spec = _read_spec(description)
-    if what_is(weights) != FILE:
-        raise LmdError(f"model file {weights} is {what_is(weights)}, not a file")
-    try:
-        packed = weights.read_bytes()
-    except OSError as error:
-        raise LmdError(f"model file {weights} cannot be read: {error.strerror}") from error
+    packed = _read_bytes(weights)
     if hashlib.sha256(packed).hexdigest() != sha256:
         raise LmdError(
             f"model file {weights} is not the one that {description.name} describes (its SHA-256 "
@@ -256,11 +250,16 @@ def _locate(path: Path) -> tuple[Path, Path]:
     return files
 
 
-def _read_spec(path: Path) -> tuple[str, ModelSpec]:
+def _read_bytes(path: Path) -> bytes:
     try:
-        content: Any = json.loads(path.read_bytes())
+        return path.read_bytes()
     except OSError as error:
         raise LmdError(f"model file {path} cannot be read: {error.strerror}") from error
+
+
+def _read_spec(path: Path) -> tuple[str, ModelSpec]:
+    try:
+        content: Any = json.loads(_read_bytes(path))
     except (ValueError, RecursionError) as error:
         raise LmdError(f"model file {path} is not valid JSON: {error}") from error
     if not isinstance(content, dict) or not isinstance(content.get("format"), int):
@@ -280,9 +279,12 @@ def _read_spec(path: Path) -> tuple[str, ModelSpec]:
 
 def _check_tensors(path: Path, expected: Mapping[str, Tensor], state: Mapping[str, Tensor]) -> None:
     for name in sorted(expected.keys() | state.keys()):
-        wanted, found = (
-            f"{str(t.dtype).removeprefix('torch.')} {tuple(t.shape)}" if t is not None else "absent"
-            for t in (expected.get(name), state.get(name))
-        )
-        if wanted != found:
-            raise LmdError(f"model file {path}: {name} is {found} and should be {wanted}")
+        wanted, actual = _form(expected.get(name)), _form(state.get(name))
+        if wanted != actual:
+            raise LmdError(f"model file {path}: {name} is {actual} and should be {wanted}")
+
+
+def _form(tensor: Tensor | None) -> str:
+    if tensor is None:
+        return "absent"
+    return f"{str(tensor.dtype).removeprefix('torch.')} {tuple(tensor.shape)}"

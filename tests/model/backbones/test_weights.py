@@ -203,6 +203,6 @@ def test_offline_says_what_to_do(server: str, tmp_path: Path) -> None:
         port = closed.server_port  # free again, and nobody listens
     with pytest.raises(LmdError, match="cannot reach") as error:
         download(f"http://127.0.0.1:{port}/weights.pth", SHA256[:8], tmp_path)
-    for way in ("'weights': 'FILE'", "'weights': 'none'", "'backbone': 'efficientnet_lite0'"):
+    for way in ("--weights FILE", "--set weights=none", "--set backbone=efficientnet_lite0"):
         assert way in str(error.value)
     assert list(tmp_path.iterdir()) == []

@@ -31,29 +31,23 @@ class Backbone:
 
 
 @dataclass(frozen=True)
-class _Family:
+class _Kind:
     make: Callable[[str], nn.Module]
     imagenet: Callable[[str], Path]
     mean: Colour
     std: Colour
+    feature_dim: int
+    levels: Mapping[str, int]
 
 
-_RESNET = _Family(
-    resnet.make, resnet.imagenet_file, mean=(0.485, 0.456, 0.406), std=(0.229, 0.224, 0.225)
-)
-_LITE = _Family(
-    lite.make,
-    lite.imagenet_file,
-    mean=(127 / 255,) * 3,
-    std=(128 / 255,) * 3,  # (x - 127) / 128
-)
-_FAMILIES = dict.fromkeys(resnet.LAYOUTS, _RESNET) | {"efficientnet_lite0": _LITE}
-_FEATURES = {name: layout.feature_dim for name, layout in resnet.LAYOUTS.items()} | {
-    "efficientnet_lite0": lite.FEATURE_DIM
+_IMAGENET = (0.485, 0.456, 0.406), (0.229, 0.224, 0.225)
+_TENSORFLOW = (127 / 255,) * 3, (128 / 255,) * 3  # (x - 127) / 128
+_RESNET, _LITE = (resnet.make, resnet.imagenet_file), (lite.make, lite.imagenet_file)
+_KINDS = {
+    name: _Kind(*_RESNET, *_IMAGENET, layout.feature_dim, layout.levels)
+    for name, layout in resnet.LAYOUTS.items()
 }
-_LEVELS = {name: layout.levels for name, layout in resnet.LAYOUTS.items()} | {
-    "efficientnet_lite0": lite.LEVELS
-}
+_KINDS["efficientnet_lite0"] = _Kind(*_LITE, *_TENSORFLOW, lite.FEATURE_DIM, lite.LEVELS)
 
 
 def names() -> list[str]:
@@ -62,7 +56,7 @@ def names() -> list[str]:
     >>> names()
     ['resnet8', 'resnet18', 'resnet34', 'resnet50', 'efficientnet_lite0', 'timm/NAME']
     """
-    return [*_FAMILIES, "timm/NAME"]
+    return [*_KINDS, "timm/NAME"]
 
 
 def available(name: str) -> tuple[str, str, str]:
@@ -72,7 +66,7 @@ def available(name: str) -> tuple[str, str, str]:
     weights that pip has installed, or random weights.
     """
     try:
-        _FAMILIES[name].imagenet(name)
+        _KINDS[name].imagenet(name)
     except NoWeights as error:
         with suppress(LmdError):
             lite.imagenet_file("efficientnet_lite0")
@@ -88,13 +82,12 @@ def build(name: str, weights: str = "none") -> Backbone:
         if weights not in ("none", "imagenet"):
             load_weights(encoder, Path(weights))
         return Backbone(encoder, timm_adapter.feature_dim(encoder), mean, std)
-    if name not in _FAMILIES:
+    if name not in _KINDS:
         raise LmdError(unknown("backbone", name, names()))
-    family = _FAMILIES[name]
-    encoder = family.make(name)
+    kind = _KINDS[name]
+    encoder = kind.make(name)
     if weights == "none":
         initialise(encoder)
     else:
-        file = family.imagenet(name) if weights == "imagenet" else Path(weights)
-        load_weights(encoder, file)
-    return Backbone(encoder, _FEATURES[name], family.mean, family.std, _LEVELS[name])
+        load_weights(encoder, kind.imagenet(name) if weights == "imagenet" else Path(weights))
+    return Backbone(encoder, kind.feature_dim, kind.mean, kind.std, kind.levels)

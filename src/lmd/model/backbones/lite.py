@@ -2,10 +2,12 @@
 
 from functools import cache
 from pathlib import Path
+from typing import Self
 
 import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
+from torch.nn.utils import skip_init
 
 from lmd.base.errors import LmdError
 
@@ -31,9 +33,10 @@ def make(name: str) -> nn.Module:
     )
     network._dropout = nn.Identity()
     network._fc = nn.Identity()
-    for module in network.modules():
-        if isinstance(module, nn.Conv2d):
-            module.__class__ = SameConvolution
+    for parent in list(network.modules()):
+        for child_name, child in parent.named_children():
+            if isinstance(child, nn.Conv2d):
+                setattr(parent, child_name, SameConvolution.like(child))
     return network
 
 
@@ -69,6 +72,14 @@ class SameConvolution(nn.Conv2d):
 
     Where both sides get equal padding, the convolution pads, which saves a copy of the images.
     """
+
+    @classmethod
+    def like(cls, layer: nn.Conv2d) -> Self:
+        """Return the convolution with the weights of ``layer``; no weights are drawn."""
+        sizes = layer.in_channels, layer.out_channels, layer.kernel_size, layer.stride
+        same: Self = skip_init(cls, *sizes, groups=layer.groups, bias=layer.bias is not None)
+        same.weight, same.bias = layer.weight, layer.bias
+        return same
 
     def forward(self, images: Tensor) -> Tensor:
         """``(B, C, H, W) → (B, C', ⌈H / stride⌉, ⌈W / stride⌉)``."""
