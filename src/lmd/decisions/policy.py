@@ -157,9 +157,9 @@ def make_policy(decide: Decide, basis: Basis) -> Policy:
         if basis.held_out is None or not basis.holds_out:
             raise LmdError(
                 "--coverage needs the probabilities of validation images, and this model has none: "
-                "a run without a validation part has none, nor have all folds of a cross-validation "
-                "together (train with --final refit and give its folder `final` to predict; the "
-                "report of each fold has the coverage on test images)"
+                "a run without a validation part has none, nor have all folds of a "
+                "cross-validation together (train with --final refit and give its folder `final` "
+                "to predict; the report of each fold has the coverage on test images)"
             )
         sets = guarantees(basis.held_out, basis.tiers, decide.coverage)
     if decide.refer_above is not None and (sets is None or decide.refer_above < 1):
