@@ -21,7 +21,7 @@ ALL = ("stage2", "stage1", "inference", "decoding", "growth", "calibrate", "serv
 
 def where() -> str:
     """Machine and commit."""
-    from lmd.fit.provenance import commit
+    from lmd.fit.recording import commit
 
     cpu = platform.processor() or platform.machine()
     info = Path("/proc/cpuinfo")

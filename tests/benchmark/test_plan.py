@@ -13,7 +13,7 @@ from lmd.benchmark.grid import load_grid, shipped_grids
 from lmd.benchmark.plan import grid_hash, read_plan, write_plan
 from lmd.benchmark.planning import plan_grid
 from lmd.benchmark.state import differences, progress
-from lmd.fit.request import resolve
+from lmd.fit.spec import resolve
 from lmd.methods import METHODS, PAPER
 from lmd.runs.protocol import load_protocol
 
@@ -107,8 +107,8 @@ allow_outside = true
     given = parse_settings([words[i + 1] for i, w in enumerate(words) if w == "--set"])
     asked = resolve(METHODS["lmd"], words[words.index("--protocol") + 1], given, "paper")
     assert asked.protocol.model_dump(mode="json") == run.request["protocol"]
-    assert asked.settings == run.request["settings"]
-    assert asked.settings["lambda_1"] == 3.0
+    assert asked.values == run.request["settings"]
+    assert asked.values["lambda_1"] == 3.0
 
 
 def test_all_rows_differ(tmp_path: Path) -> None:
@@ -197,10 +197,6 @@ def test_requests_are_compared_but_for_loader_workers() -> None:
     now = {"data": "a", "protocol": {"lr": 0.2, "workers": 3}, "settings": {"gamma": 2}}
     assert differences(before, before | {"protocol": {"lr": 0.1, "workers": 3}}) == []
     assert differences(before, now) == ["lr: 0.1 → 0.2", "gamma: None → 2"]
-    # A run from before the protocol had views trained on weak ones.
-    for views, found in (("weak", []), ("strong", ["views: weak → strong"])):
-        chosen = {"protocol": before["protocol"] | {"views": views}}  # type: ignore[operator]
-        assert differences(before, before | chosen) == found
 
 
 def test_progress_counts_the_epochs_of_a_classifier_s_own_budget(tmp_path: Path) -> None:
@@ -245,19 +241,6 @@ def test_grids_that_ship() -> None:
         assert sum(point.usual for point in plan_grid(name).points) == 1, name
     virtual = plan_grid("sweep-virtual-features")
     assert len([r for r in virtual.runs if r.method == "decoupling"]) == 3
-
-
-def test_the_older_name_of_tiers_is_the_same_setting(tmp_path: Path) -> None:
-    rule = '"head>9,tail<3"'
-    old = plan_grid(write(tmp_path, BASE + f'form = "groups"\n[settings]\ngroups = {rule}\n'))
-    new = plan_grid(write(tmp_path, BASE + f'form = "tiers"\n[settings]\ntiers = {rule}\n'))
-    assert (old.form, old.runs) == (new.form, new.runs)
-    assert new.runs[0].request["protocol"]["tiers"] == "head>9,tail<3"
-    before = {"protocol": {"groups": "thirds"}}
-    assert differences(before, {"protocol": {"tiers": "thirds"}}) == []
-    assert differences(before, new.runs[0].request)
-    asked = resolve(METHODS["ce"], None, {"groups": "head>9,tail<3"})
-    assert asked.protocol.tiers == "head>9,tail<3"
 
 
 def test_settings_of_a_grid_leave_what_defines_a_row(tmp_path: Path) -> None:

@@ -10,7 +10,7 @@ from typer.testing import CliRunner
 from lmd.base.command import parse_settings
 from lmd.base.errors import LmdError
 from lmd.cli.commands import app
-from lmd.fit.request import resolve
+from lmd.fit.spec import resolve
 from lmd.methods import METHODS
 from lmd.runs.protocol import Protocol, load_protocol, shipped_protocols
 
@@ -39,7 +39,7 @@ def test_each_setting_is_whole_in_eighty_columns_and_can_be_typed(key: str) -> N
         assert f"      {setting.description}" in lines[at + 1 : at + 5]
     described = text.partition("\nsettings")[2].partition("\nprofile ")[0]
     given: dict[str, Any] = parse_settings(values_of(described))
-    assert resolve(METHODS[key], "demo", given).settings == METHODS[key].defaults() | {
+    assert resolve(METHODS[key], "demo", given).values == METHODS[key].defaults() | {
         name: value for name, value in given.items() if value is not None
     }
     assert " none" not in " ".join(values_of(described))
@@ -59,7 +59,7 @@ def test_all_protocols_are_listed_with_what_they_are_for() -> None:
         assert words in small
 
 
-@pytest.mark.parametrize("name", [*shipped_protocols(), "isic2019-lt-r100"])
+@pytest.mark.parametrize("name", shipped_protocols())
 def test_a_protocol_is_shown_as_it_is(name: str) -> None:
     text = said("protocols", name)
     assert max(map(len, text.splitlines())) <= 80

@@ -3,6 +3,7 @@
 import io
 import pickle
 import pickletools
+import sys
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -227,3 +228,27 @@ def test_numbers_of_numpy_and_repeated_paths(tmp_path: Path) -> None:
     (tmp_path / "model").mkdir()
     (tmp_path / "model" / "novelty.safetensors").write_bytes(b"of another model")
     assert lmd.load(model.save(tmp_path / "model")).predict(paths[:1]).labels
+
+
+def test_without_scikit_learn_the_name_is_absent_and_its_use_says_why(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setitem(sys.modules, "sklearn.base", None)
+    monkeypatch.delitem(sys.modules, "lmd.fit.estimator")
+    assert not hasattr(lmd, "LongTailClassifier")
+    with pytest.raises(LmdError, match=r"run pip install 'lmd\[sklearn\]'"):
+        _ = lmd.LongTailClassifier
+
+
+def test_a_fit_makes_the_model_and_nothing_that_is_thrown_away(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    def unwanted(*_: Any, **__: Any) -> None:
+        raise AssertionError
+
+    for name in ("write_report", "write_card", "make_examples", "recording.scored"):
+        monkeypatch.setattr(f"lmd.fit.train.{name}", unwanted)
+    images = toy_images((12, 8))
+    found = quick().fit(images[:], images.labels)
+    assert {"model.json", "model.safetensors"} <= found.model_files_.keys()
+    assert found.record_["status"] == "finished"

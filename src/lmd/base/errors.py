@@ -15,5 +15,9 @@ def not_installed(purpose: str, package: str, extra: str) -> LmdError:
     )
 
 
+class MissingPackageError(LmdError, AttributeError):
+    """A name of ``lmd`` that needs a package; an ``AttributeError``, so that ``hasattr`` works."""
+
+
 class DivergedError(LmdError):
     """A loss became infinite or undefined: these settings cannot be trained."""

@@ -6,13 +6,12 @@ from importlib import resources
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
-from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
+from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
 from lmd.base.errors import LmdError
 from lmd.base.files import whole
 from lmd.base.rules import complaints
 from lmd.base.text import unknown
-from lmd.runs.protocol import OLD_NAMES, current_names
 
 
 class Trials(BaseModel):
@@ -60,14 +59,6 @@ class Grid(BaseModel):
     trials: Trials | None = None
     reference: str | None = None
     form: Literal["metrics", "tiers", "factors", "sweep"] = "metrics"
-
-    @model_validator(mode="before")
-    @classmethod
-    def _current_names(cls, values: dict[str, Any]) -> dict[str, Any]:
-        changed = {k: current_names(v) for k, v in values.items() if isinstance(v, dict)}
-        if "form" in values:
-            changed["form"] = OLD_NAMES.get(str(values["form"]), values["form"])
-        return values | changed
 
 
 def load_grid(name: str | Path) -> Grid:

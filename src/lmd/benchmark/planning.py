@@ -10,11 +10,11 @@ from lmd.base.errors import LmdError
 from lmd.base.text import unknown
 from lmd.benchmark.grid import Grid, load_grid, sweep_values
 from lmd.benchmark.plan import Plan, PlannedRun, Point, Row, Trial, grid_hash
-from lmd.fit.request import resolve, train_command
+from lmd.data.source import Columns, Source
+from lmd.fit.spec import resolve
 from lmd.methods import DEFAULT, METHODS, PAPER, find_method, in_paper_order, related
 from lmd.methods.method import Method
 from lmd.runs.protocol import Protocol
-from lmd.runs.record import Request
 
 
 def plan_grid(name: str | Path) -> Plan:
@@ -153,8 +153,8 @@ def _points(grid: Grid, method: Method) -> list[Point]:
 
 def _usual(grid: Grid, method: Method) -> dict[str, Any]:
     """Every setting of a method's runs without a sweep and without trials."""
-    found = resolve(method, *_given(grid, method, {}), _profile(grid.profile, method))
-    return found.protocol.model_dump(mode="json") | found.settings
+    spec = resolve(method, *_given(grid, method, {}), _profile(grid.profile, method))
+    return spec.request.protocol | spec.values
 
 
 def _repeats(grid: Grid, method: Method) -> bool:
@@ -196,16 +196,9 @@ def _run(
         marks.append(f"{trial.setting}={label}")
     base, given = _given(grid, method, extra | {"seed": seed})
     profile = _profile(point.values.get("profile", grid.profile), method)
-    asked = resolve(method, base, given, profile)
-    request = Request(
-        data=str(point.values.get("data", grid.data)),
-        method=method.key,
-        profile=profile,
-        protocol=asked.protocol.model_dump(mode="json"),
-        settings=asked.settings,
-        columns=dict(grid.columns),
-        skip_bad=grid.skip_bad,
-    )
+    data = str(point.values.get("data", grid.data))
+    source = Source(data, Columns.of(grid.columns), grid.skip_bad)
+    spec = resolve(method, base, given, profile, source)
     named = [] if profile == "default" or "profile" in swept else [profile]
     words = [method.key, *named, *marks, f"seed{seed}"]
     return PlannedRun(
@@ -214,9 +207,9 @@ def _run(
         point=index,
         seed=seed,
         stages=len(method.stages),
-        request=request.model_dump(mode="json"),
-        command=train_command(request, base, given),
+        request=spec.request.model_dump(mode="json"),
+        command=spec.command(),
         first=method.stages[0],
         tuned=label,
-        last_epochs=method.last_epochs(asked.settings),
+        last_epochs=method.last_epochs(spec.values),
     )

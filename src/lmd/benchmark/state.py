@@ -9,7 +9,6 @@ from lmd.base.errors import LmdError
 from lmd.base.files import MISSING, what_is
 from lmd.benchmark.plan import Plan, PlannedRun
 from lmd.runs.folder import Run
-from lmd.runs.protocol import current_names
 from lmd.runs.record import Record
 
 
@@ -173,9 +172,7 @@ def _flat(request: dict[str, Any]) -> dict[tuple[str, ...], Any]:
     flat: dict[tuple[str, ...], Any] = {}
     for key, value in request.items():
         if key in ("protocol", "settings", "columns") and isinstance(value, dict):
-            # A run from before the protocol could choose the views had weak ones.
-            views = {"views": "weak"} if key == "protocol" else {}
-            flat |= {(key, inner): v for inner, v in (views | current_names(value)).items()}
+            flat |= {(key, inner): v for inner, v in value.items()}
         else:
             flat[(key,)] = value
     return flat

@@ -19,14 +19,14 @@ from lmd.benchmark.plan import Plan, PlannedRun, Point, Row
 from lmd.benchmark.progress import open_board
 from lmd.benchmark.run import run_plan
 from lmd.crossval.pooling import Final, write_pooled
+from lmd.data.source import Columns, Source
 from lmd.data.sources import open_table
 from lmd.data.splits import fold_notes, make_folds, without_parts
-from lmd.fit.request import resolve, train_command
+from lmd.fit.spec import Spec, resolve
 from lmd.fit.tracking import Tracking, checked_trackers
 from lmd.methods import DEFAULT, find_method
 from lmd.runs.folder import FINAL, RUN_FILES, Run
 from lmd.runs.protocol import Protocol
-from lmd.runs.record import Request
 
 NAME = "folds.json"
 
@@ -117,7 +117,9 @@ def cross_validate(
             _clear(folder)
         atomic_write(folder / NAME, (request.model_dump_json(indent=1) + "\n").encode())
         board = open_board(Console(stderr=True, quiet=quiet))
-        outcome = run_plan(plan, folder, lambda: _local(folder, workers, lock, device), board)
+        outcome = run_plan(
+            plan, folder, lambda: _local(folder, workers, lock, device), board, share=False
+        )
         if outcome.failed:
             name, why = next(iter(outcome.failed.items()))
             raise LmdError(
@@ -139,25 +141,18 @@ def plan_folds(request: FoldsRequest) -> Plan:
     numbers = [*range(1, request.folds + 1), *([0] if request.final == "refit" else [])]
     runs = []
     for place, number in enumerate(numbers):
-        settings = request.settings | {"fold": [number, request.folds]}
-        resolved = resolve(method, request.protocol, settings, request.profile)
-        run = _run_request(request).model_copy(
-            update={
-                "protocol": resolved.protocol.model_dump(mode="json"),
-                "settings": resolved.settings,
-            }
-        )
+        spec = _spec(request, {"fold": [number, request.folds]})
         runs.append(
             PlannedRun(
                 name=f"fold-{number}" if number else FINAL,
                 method=method.key,
                 point=place,
-                seed=resolved.protocol.seed,
+                seed=spec.protocol.seed,
                 stages=len(method.stages),
-                request=run.model_dump(mode="json"),
-                command=train_command(run, request.protocol, settings),
+                request=spec.request.model_dump(mode="json"),
+                command=spec.command(),
                 first=str(number),
-                last_epochs=method.last_epochs(resolved.settings),
+                last_epochs=method.last_epochs(spec.values),
             )
         )
     return Plan(
@@ -174,10 +169,16 @@ def plan_folds(request: FoldsRequest) -> Plan:
     )
 
 
-def _run_request(request: FoldsRequest) -> Request:
-    """What the runs of all folds share."""
-    shared = {"data", "method", "profile", "columns", "skip_bad", "images"}
-    return Request(**request.model_dump(include=shared))
+def _spec(request: FoldsRequest, fold: Mapping[str, Any]) -> Spec:
+    """What one training is asked for."""
+    method, source = (
+        find_method(request.method),
+        Source(request.data, Columns.of(request.columns), request.skip_bad),
+    )
+    settings = {**request.settings, **fold}
+    return resolve(
+        method, request.protocol, settings, request.profile, source, images=request.images
+    )
 
 
 def default_folder(request: FoldsRequest) -> Path:
@@ -288,5 +289,5 @@ def _local(folder: Path, workers: int | None, lock: int, device: str) -> Local:
 
 def _command(request: FoldsRequest, folder: Path) -> Sequence[str]:
     """Return the words of the command that repeats the cross-validation."""
-    words = train_command(_run_request(request), request.protocol, request.settings)
+    words = _spec(request, {}).command()
     return [*words, "--folds", str(request.folds), "--final", request.final, "--out", str(folder)]

@@ -12,8 +12,7 @@ from lmd.base.files import atomic_write
 from lmd.crossval.record import FoldRun, Folds
 from lmd.data.dataset import fingerprint
 from lmd.data.imbalance import imbalance_factor
-from lmd.fit.provenance import now
-from lmd.fit.score import scored
+from lmd.fit.recording import now, scored
 from lmd.model import AVERAGE
 from lmd.predict.average import save_average
 from lmd.report.card import write_card

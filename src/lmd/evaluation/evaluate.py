@@ -18,8 +18,7 @@ from lmd.decisions.decide import CostTable, Decide, Prevalence
 from lmd.decisions.policy import Basis, make_policy
 from lmd.evaluation.external import evaluate_external
 from lmd.explain.features import images_of_run
-from lmd.fit.provenance import now
-from lmd.fit.score import scored
+from lmd.fit.recording import now, scored
 from lmd.predict.predictor import Predictor, load
 from lmd.report.card import write_card
 from lmd.report.page import write_report

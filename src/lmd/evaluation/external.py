@@ -35,14 +35,13 @@ from lmd.evaluation.shift import (
     shared,
 )
 from lmd.explain.features import flag_rate
-from lmd.fit.provenance import commit, machine, now
-from lmd.fit.score import scored
+from lmd.fit.recording import commit, machine, now, scored
 from lmd.model import weights_digest
 from lmd.predict.predictor import load
 from lmd.report.page import write_report
 from lmd.runs.folder import Run, matched, paired, scored_part
 from lmd.runs.predictions import PartPredictions, Predictions
-from lmd.runs.record import Machine, Part, Record
+from lmd.runs.record import Part, Record
 from lmd.scoring.sample import Sample
 
 
@@ -99,7 +98,7 @@ def evaluate_external(
         lmd_version=__version__,
         commit=commit(),
         data=external_data(files, table, known, skipped, str(data)),
-        machine=Machine(**machine(here), processes=1),
+        machine=machine(here),
         model=files.record.model.model_copy(update={"temperature": temperature}),
         folds=None,
         history=list(files.history),

@@ -25,6 +25,7 @@ from lmd.predict.novelty import (
 from lmd.predict.predictor import Predictor, Rows, load
 from lmd.predict.record import NoveltyInfo
 from lmd.runs.folder import Run, of_one_model, several_models
+from lmd.runs.predictions import Predictions
 from lmd.runs.protocol import Protocol
 from lmd.runs.record import Record, Request
 from lmd.scoring.estimates import Estimate
@@ -48,18 +49,25 @@ class Kept:
 
 
 def keep(
-    engine: TorchEngine, data: Dataset, test_groups: NDArray[Any] | None, *, neighbours: bool
+    features: Mapping[str, NDArray[np.float32]],
+    data: Dataset,
+    predictions: Predictions,
+    *,
+    neighbours: bool,
 ) -> Kept:
-    """Compute the features of all parts and what is kept of them.
+    """What is kept of the ``features (N, C)`` of each part.
 
     Without validation images there is no flag: training images are nearer to their own Gaussians
     than new images are, so they cannot give the threshold.
     """
-    train, predictor = data.part("train"), Predictor(engine)
-    own = features_of(predictor, train)
-    index = Neighbours.of(own, train.labels, data.table.classes) if neighbours else None
-    held_out = {part: features_of(predictor, data.part(part)) for part in ("validation", "test")}
-    flag = flag_of(own, train.labels, held_out, test_groups)
+    if "train" not in features:
+        return Kept()
+    own, labels = features["train"], data.part("train").labels
+    index = Neighbours.of(own, labels, data.table.classes) if neighbours else None
+    none = np.zeros((0, own.shape[1]), np.float32)
+    held_out = {part: features.get(part, none) for part in ("validation", "test")}
+    test = predictions.parts.get("test")
+    flag = flag_of(own, labels, held_out, None if test is None else test.groups)
     return Kept(flag.novelty, flag.info, index)
 
 

@@ -3,6 +3,7 @@
 import tempfile
 import warnings
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -11,11 +12,12 @@ from numpy.typing import NDArray
 from PIL.Image import Image as PillowImage
 
 from lmd.base.device import choose_device
-from lmd.base.errors import LmdError
+from lmd.base.errors import MissingPackageError
 from lmd.base.files import atomic_write
+from lmd.data.source import Columns, Source
 from lmd.data.sources.manifest import csv_bytes
-from lmd.fit.request import resolve
-from lmd.fit.train import train
+from lmd.fit.spec import resolve
+from lmd.fit.train import train_spec
 from lmd.methods import DEFAULT, find_method
 from lmd.predict.images import fitted
 from lmd.predict.predictor import Predictor, load
@@ -30,7 +32,7 @@ try:
         column_or_1d,
     )
 except ImportError as error:
-    raise LmdError(
+    raise MissingPackageError(
         "LongTailClassifier needs scikit-learn, which is not installed: run pip install "
         "'lmd[sklearn]'"
     ) from error
@@ -47,8 +49,8 @@ class LongTailClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[misc]
     of the run and of this division. ``tta`` averages predictions over mirror images.
 
     After ``fit``: ``classes_ (K,)`` are the sorted labels, ``n_images_`` is the number of images,
-    ``record_`` the record of the run, and ``model_files_`` the files of the model as bytes. Only
-    these bytes are pickled, and reading them runs no code.
+    ``record_`` the record of the run, which is not scored, and ``model_files_`` the files of the
+    model as bytes. Only these bytes are pickled, and reading them runs no code.
     """
 
     def __init__(
@@ -88,20 +90,16 @@ class LongTailClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[misc]
             raise ValueError(f"y has one class ({classes[0]!r}); at least two are needed")
         _warn_repeated(images)
         given = self._settings()
-        size = resolve(find_method(self.method), self.protocol, given, self.profile).protocol
+        spec = resolve(find_method(self.method), self.protocol, given, self.profile, images=False)
         with tempfile.TemporaryDirectory() as place:
             names = class_names(classes)[index]
-            source, columns = write_source(Path(place), images, names, groups, size.image_size)
-            run = train(
-                source,
-                method=self.method,
-                protocol=self.protocol,
-                settings=given,
-                profile=self.profile,
-                out=Path(place) / "run",
-                columns=columns,
+            source = write_source(Path(place), images, names, groups, spec.protocol.image_size)
+            run = train_spec(
+                replace(spec, source=source),
+                Path(place) / "run",
                 device=self.device,
                 quiet=self.quiet,
+                model_only=True,
             )
             found = {name: run.path / name for name in MODEL}
             self.model_files_ = {k: path.read_bytes() for k, path in found.items() if path.exists()}
@@ -214,7 +212,7 @@ def checked_images(X: Any) -> list[Any]:
 
 
 def _warn_repeated(images: Sequence[Any]) -> None:
-    """Say that files given several times are used once, because the loss or the sampler weighs."""
+    """Warn that repeated paths are used once; balancing is the method's job."""
     paths = [str(image) for image in images if isinstance(image, str | Path)]
     if len(set(paths)) < len(paths):
         warnings.warn(
@@ -254,17 +252,17 @@ def _named(group: Any) -> str:
 
 def write_source(
     place: Path, images: Sequence[Any], names: NDArray[np.str_], groups: Any, size: int
-) -> tuple[Path, dict[str, Any]]:
-    """A manifest of paths, or a file of images with sides of ``size``, and how to read it."""
+) -> Source:
+    """A manifest of paths, or a file of images with sides of ``size``."""
     of = {} if groups is None else {"group": [_named(group) for group in column_or_1d(groups)]}
     if all(isinstance(image, str | Path) for image in images):
         paths = [str(Path(image).expanduser().resolve()) for image in images]
         columns = {"image": paths, "label": names.tolist(), **of}
         file = place / "images.csv"
         atomic_write(file, csv_bytes([*columns], zip(*columns.values(), strict=True)))
-        return file, {"allow_outside": True}
+        return Source(file, Columns(allow_outside=True))
     pixels = [fitted(image, f"image {i}", size) for i, image in enumerate(images)]
     more = {f"{key}s": np.array(values, dtype=np.str_) for key, values in of.items()}
     arrays: dict[str, Any] = {"images": np.stack(pixels), "labels": names, **more}
     np.savez(place / "images.npz", **arrays)
-    return place / "images.npz", {}
+    return Source(place / "images.npz")

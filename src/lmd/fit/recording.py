@@ -1,56 +1,129 @@
-"""The record of a run: at its start, and with its numbers at the end."""
+"""The record of a run: where it was made, its data, and its numbers."""
 
 import hashlib
 import math
+import platform
+import subprocess
+from datetime import UTC, datetime
 from pathlib import Path
-from typing import get_args
+from typing import TYPE_CHECKING, get_args
 
+import numpy as np
+from numpy.typing import NDArray
+
+from lmd import __file__ as package
 from lmd import __version__
 from lmd.base.distributed import world
 from lmd.data.dataset import Dataset
 from lmd.data.imbalance import imbalance_factor
 from lmd.data.splits import groups_in_two_parts
-from lmd.fit.prepare import Ready
-from lmd.fit.provenance import commit, machine, now
-from lmd.fit.score import scored
-from lmd.runs.folder import Run
+from lmd.decisions.decide import Decide
+from lmd.decisions.numbers import decisions_of
+from lmd.decisions.policy import Basis
 from lmd.runs.predictions import Predictions
 from lmd.runs.record import (
     DataInfo,
     Machine,
     MethodInfo,
     ModelInfo,
+    Part,
     Record,
     Request,
     StageInfo,
     TablePart,
 )
-from lmd.training import Trainer
+from lmd.scoring.calibration import calibration
+from lmd.scoring.sample import Sample
+from lmd.scoring.scores import definitions, score
+
+if TYPE_CHECKING:
+    import torch
+
+    from lmd.fit.spec import Spec
+    from lmd.model import Model
+    from lmd.training import Trainer
 
 
-def first_record(run: Run, ready: Ready, command: str, notes: list[str]) -> Record:
+def now() -> str:
+    """The time in UTC, to the second."""
+    return datetime.now(UTC).isoformat(timespec="seconds")
+
+
+def machine(device: "torch.device") -> Machine:
+    """What a result may depend on besides the code."""
+    import torch
+
+    return Machine(
+        python=platform.python_version(),
+        torch=torch.__version__,
+        platform=f"{platform.system()} {platform.machine()}",
+        device=torch.cuda.get_device_name(device) if device.type == "cuda" else device.type,
+        threads=torch.get_num_threads(),
+        processes=world(),
+    )
+
+
+def commit() -> str | None:
+    """The commit of the running code, with ``+`` if there are uncommitted changes."""
+    root = Path(package).resolve().parents[2]
+    if not (root / "pyproject.toml").exists():
+        return None
+    try:
+        head = _git(root, "rev-parse", "--short=12", "HEAD")
+        changed = _git(root, "status", "--porcelain", "--untracked-files=no", "--", "src")
+    except (OSError, subprocess.SubprocessError):
+        return None
+    return head + ("+" if changed else "")
+
+
+def _git(root: Path, *words: str) -> str:
+    done = subprocess.run(
+        ["git", "-C", str(root), *words], capture_output=True, text=True, check=True, timeout=10
+    )
+    return done.stdout.strip()
+
+
+def source_digest() -> str:
+    """SHA-256 of the package's code, committed or not."""
+    digest = hashlib.sha256()
+    for path in sorted(Path(package).resolve().parent.rglob("*.py")):
+        digest.update(path.read_bytes())
+    return digest.hexdigest()
+
+
+def file_digest(source: Path) -> str | None:
+    """SHA-256 of a manifest or an array file; ``None`` for a folder or generated images."""
+    if not source.is_file():
+        return None
+    with source.open("rb") as file:
+        return hashlib.file_digest(file, "sha256").hexdigest()
+
+
+def first_record(
+    name: str, spec: "Spec", data: Dataset, model: "Model", device: "torch.device", command: str
+) -> Record:
     """The record before training, with the status ``running``."""
-    request, method, protocol, model = ready.request, ready.method, ready.protocol, ready.model
+    method, protocol = spec.method, spec.protocol
     return Record(
         status="running",
-        name=run.path.name,
+        name=name,
         created=now(),
         lmd_version=__version__,
         commit=commit(),
         command=command,
-        request=request,
+        request=spec.request,
         method=MethodInfo(
             key=method.key,
             title=method.title,
             paper=method.paper,
             note=method.note,
-            profile=request.profile,
-            settings=request.settings,
-            notes=notes,
+            profile=spec.profile,
+            settings=spec.values,
+            notes=list(spec.notes),
         ),
-        protocol=request.protocol,
-        data=data_info(request, ready.data),
-        tiers=ready.data.tiers,
+        protocol=spec.request.protocol,
+        data=data_info(spec.request, data),
+        tiers=data.tiers,
         model=ModelInfo(
             backbone=protocol.backbone,
             weights=protocol.weights,
@@ -58,11 +131,11 @@ def first_record(run: Run, ready: Ready, command: str, notes: list[str]) -> Reco
             feature_dim=model.classifier.in_features,
             parameters=sum(p.numel() for p in model.parameters()),
             selected="the last epoch of each stage"
-            if protocol.select == "last" or not ready.data.counts("validation").any()
+            if protocol.select == "last" or not data.counts("validation").any()
             else "the epoch of each stage with the best validation balanced accuracy",
-            prior=method.mix(request.settings),
+            prior=method.mix(spec.values),
         ),
-        machine=Machine(**machine(ready.device), processes=world()),
+        machine=machine(device),
     )
 
 
@@ -85,39 +158,6 @@ def data_info(request: Request, data: Dataset) -> DataInfo:
     )
 
 
-def file_digest(source: Path) -> str | None:
-    """SHA-256 of a manifest or an array file; ``None`` for a folder or generated images."""
-    if not source.is_file():
-        return None
-    with source.open("rb") as file:
-        return hashlib.file_digest(file, "sha256").hexdigest()
-
-
-def finished_record(
-    record: Record, trainer: Trainer, predictions: Predictions, temperature: float
-) -> Record:
-    """The record of a finished run, with all numbers."""
-    stages = [StageInfo.model_validate(stage) for stage in trainer.summaries]
-    chosen = {key: value for stage in stages for key, value in stage.chosen.items()}
-    model = record.model.model_copy(
-        update={
-            "temperature": temperature,
-            "feature_dim": trainer.model.classifier.in_features,
-            "levels": list(trainer.model.levels),
-            "parameters": sum(p.numel() for p in trainer.model.parameters()),
-        }
-    )
-    return scored(record.replaced(model=model), predictions).replaced(
-        method=record.method.model_copy(update={"chosen": chosen}),
-        stages=stages,
-        stage_1_from=trainer.taken_from,
-        history=trainer.history,
-        timings={k: round(v, 3) for k, v in trainer.timings.seconds.items()},
-        finished=now(),
-        status="finished",
-    )
-
-
 # Not true of what chooses by cross-validation.
 NO_VALIDATION = "There is no validation part: nothing was chosen on held-out images."
 
@@ -128,7 +168,7 @@ def _data_notes(data: Dataset) -> list[str]:
         notes.append("The images are synthetic: these numbers say nothing about patients.")
     if data.skipped:
         notes.append(f"{len(data.skipped)} images could not be used and were left out.")
-    notes += [found.text for found in data.warnings if found.severity == "warning"]
+    notes += [finding.text for finding in data.warnings if finding.severity == "warning"]
     leaks = len(groups_in_two_parts(data.table))
     if leaks:
         notes.append(
@@ -138,3 +178,101 @@ def _data_notes(data: Dataset) -> list[str]:
     if data.counts("validation").sum() == 0:
         notes.append(NO_VALIDATION)
     return notes
+
+
+def trained_record(record: Record, trainer: "Trainer", temperature: float) -> Record:
+    """The record of a run whose training has ended, without its numbers."""
+    stages = [StageInfo.model_validate(stage) for stage in trainer.summaries]
+    chosen = {key: value for stage in stages for key, value in stage.chosen.items()}
+    model = record.model.model_copy(
+        update={
+            "temperature": temperature,
+            "feature_dim": trainer.model.classifier.in_features,
+            "levels": list(trainer.model.levels),
+            "parameters": sum(p.numel() for p in trainer.model.parameters()),
+        }
+    )
+    return record.replaced(
+        model=model,
+        method=record.method.model_copy(update={"chosen": chosen}),
+        stages=stages,
+        stage_1_from=trainer.taken_from,
+        history=trainer.history,
+        timings={k: round(v, 3) for k, v in trainer.timings.seconds.items()},
+        finished=now(),
+        status="finished",
+    )
+
+
+def scored(
+    record: Record,
+    predictions: Predictions,
+    *,
+    resamples: int = 1000,
+    decide: Decide = Decide(),
+) -> Record:
+    """Return the record with the numbers that follow from predictions and decisions.
+
+    Of an external validation only the external images are scored: the validation part, which gives
+    the prediction sets, is that of the run.
+    """
+    basis = Basis.of_run(record, predictions)
+    decisions = decisions_of(record, predictions, basis, decide)
+    external = record.external is not None
+    parts = {
+        part: rows for part, rows in predictions.parts.items() if part == "test" or not external
+    }
+    scores = {
+        part: score(
+            rows.labels,
+            rows.probabilities,
+            predictions.classes,
+            record.tiers,
+            record.data.counts["train"],
+            groups=rows.groups,
+            resamples=resamples,
+            part="external" if external else part,
+        )
+        for part, rows in parts.items()
+    }
+    grouped = any(rows.groups is not None for rows in parts.values())
+    return record.replaced(
+        metrics={part: numbers.metrics for part, numbers in scores.items()},
+        per_class={part: numbers.per_class for part, numbers in scores.items()},
+        confusion={part: numbers.confusion for part, numbers in scores.items()},
+        calibration={
+            part: calibration(
+                Sample(rows.labels, rows.probabilities, groups=rows.groups),
+                _temperatures(record, part, rows.labels),
+                basis.prior,
+                resamples=resamples,
+            )
+            for part, rows in parts.items()
+        },
+        **decisions,
+        resamples=resamples,
+        definitions=definitions(resamples, grouped=grouped),
+        notes=[
+            *record.data.notes,
+            *record.method.notes,
+            *(note for numbers in scores.values() for note in numbers.notes),
+        ],
+    )
+
+
+def _temperatures(
+    record: Record, part: Part, labels: NDArray[np.int64]
+) -> float | NDArray[np.float64] | None:
+    """What the logits were divided by: one number, or ``(N, 1)``, as each fold has its own.
+
+    They are in the order of a ``Sample``, whose rows are sorted by class. ``None`` for means over
+    mirror images, which have no logits.
+    """
+    if record.tta is not None:
+        return None
+    if record.folds is None or part != "test":
+        return record.model.temperature
+    folds = record.folds.runs
+    images = [fold.images["test"] for fold in folds]
+    each: NDArray[np.float64] = np.repeat([fold.temperature for fold in folds], images)
+    return each[np.argsort(labels, kind="stable"), None]

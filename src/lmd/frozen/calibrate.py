@@ -19,9 +19,7 @@ from lmd.data.dataset import Dataset
 from lmd.data.table import PARTS
 from lmd.decisions.shipped import answers_of
 from lmd.explain.features import Kept, flag_of
-from lmd.fit.provenance import commit, machine, now
-from lmd.fit.recording import NO_VALIDATION, data_info
-from lmd.fit.score import scored
+from lmd.fit.recording import NO_VALIDATION, commit, data_info, machine, now, scored
 from lmd.frozen.choose import PAPERS, TITLES, Calibrated, solve
 from lmd.frozen.classifier import NAME, FeatureClassifier
 from lmd.frozen.encode import KEY, Asked, Source, open_source
@@ -30,7 +28,7 @@ from lmd.model import save_model
 from lmd.report.card import write_card
 from lmd.report.page import write_report
 from lmd.runs.folder import Run
-from lmd.runs.record import Machine, MethodInfo, ModelInfo, Record, Request
+from lmd.runs.record import MethodInfo, ModelInfo, Record, Request
 from lmd.scoring.tiers import assign_tiers
 
 RULE = (
@@ -181,7 +179,7 @@ def _record(
             temperature=done.classifier.temperature,
             prior=done.mix,
         ),
-        machine=Machine(**machine(device), processes=1),
+        machine=machine(device),
         candidates=list(done.classifier.candidates),
     )
 

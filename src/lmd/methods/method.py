@@ -88,8 +88,11 @@ class Method:
 
     def stages_for(self, model: Model, task: Task, settings: Mapping[str, Any]) -> Stages:
         """Start the method with these flat settings; the others have their defaults."""
-        arguments = keywords_of(self.make).arguments(self.check(settings))
-        return self.make(model, task, **arguments)
+        return self.start(model, task, self.check(settings))
+
+    def start(self, model: Model, task: Task, settings: Settings) -> Stages:
+        """Start the method with checked settings."""
+        return self.make(model, task, **keywords_of(self.make).arguments(settings))
 
     def outline(self, settings: Mapping[str, Any]) -> list[Stage]:
         """The stages with these settings, of a tiny model; nothing is trained between them."""

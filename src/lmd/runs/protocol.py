@@ -2,7 +2,6 @@
 
 import math
 import tomllib
-from collections.abc import Mapping
 from importlib import resources
 from pathlib import Path
 from typing import Annotated, Any, Literal
@@ -15,7 +14,6 @@ from pydantic import (
     ValidationError,
     field_validator,
     model_serializer,
-    model_validator,
 )
 
 from lmd.base.errors import LmdError
@@ -23,7 +21,6 @@ from lmd.base.rules import MAX_IMAGE_SIZE, complaints
 from lmd.base.text import as_toml, unknown
 from lmd.scoring.tiers import check_rule
 
-OLD_NAMES = {"groups": "tiers"}  # in older files and records
 Count = Annotated[int, Field(ge=1, strict=True)]
 Size = Annotated[int, Field(ge=16, le=MAX_IMAGE_SIZE, strict=True)]
 Whole = Annotated[int, Field(strict=True)]
@@ -34,10 +31,6 @@ BelowOne = Annotated[float, Field(ge=0, lt=1, strict=True)]
 Factor = Annotated[float, Field(ge=1, strict=True)]
 Switch = Annotated[bool, Field(strict=True)]
 
-# Earlier names of shipped protocols.
-_ALIASES = dict.fromkeys(
-    ("isic2019-lt-r100", "isic2019-lt-r300", "isic2019-lt-r500"), "isic2019-lt"
-)
 _FOLD = "a fold and how many there are, such as [2, 5], or [0, 5] for no test part"
 _RATIOS = "three ratios for train, validation and test, such as 7:1:2"
 
@@ -122,11 +115,6 @@ class Protocol(BaseModel):
         check_rule(value)
         return value
 
-    @model_validator(mode="before")
-    @classmethod
-    def _current_names(cls, values: Any) -> Any:
-        return current_names(values) if isinstance(values, dict) else values
-
     @field_validator("fold")
     @classmethod
     def _in_range(cls, fold: tuple[int, int] | None) -> tuple[int, int] | None:
@@ -135,19 +123,10 @@ class Protocol(BaseModel):
         return fold
 
     @model_serializer(mode="wrap")
-    def _as_ever(self, dump: SerializerFunctionWrapHandler) -> dict[str, Any]:
-        """Without ``fold`` if it is not set: such protocols are those of earlier versions."""
+    def _without_unset_fold(self, dump: SerializerFunctionWrapHandler) -> dict[str, Any]:
+        """Leave out ``fold`` where it is not set, as most protocols have no folds."""
         values: dict[str, Any] = dump(self)
         return {key: v for key, v in values.items() if key != "fold" or v is not None}
-
-
-def current_names(settings: Mapping[str, Any]) -> dict[str, Any]:
-    """Settings under their current names.
-
-    >>> current_names({"groups": "thirds", "lr": 0.1})
-    {'tiers': 'thirds', 'lr': 0.1}
-    """
-    return {OLD_NAMES.get(key, key): value for key, value in settings.items()}
 
 
 def parse_ratios(given: Any) -> tuple[float, float, float]:
@@ -173,10 +152,7 @@ def parse_ratios(given: Any) -> tuple[float, float, float]:
 
 def load_protocol(name: str | Path | None, overrides: dict[str, Any] | None = None) -> Protocol:
     """A protocol from a TOML file, or by name if it ships with the package."""
-    values: dict[str, Any] = {}
-    if name is not None:
-        values = _read(name)
-    values = current_names(values) | current_names(overrides or {})
+    values = ({} if name is None else _read(name)) | (overrides or {})
     try:
         return Protocol.model_validate(values)
     except ValidationError as error:
@@ -211,10 +187,9 @@ def _read(name: str | Path) -> dict[str, Any]:
 def _text(name: str | Path) -> str:
     """The text of a file, or of a protocol that ships with the package."""
     if not str(name).endswith(".toml"):
-        name = _ALIASES.get(str(name), str(name))
-        if name not in shipped_protocols():
+        if str(name) not in shipped_protocols():
             there_are = "give a .toml file or one of"
-            raise LmdError(unknown("protocol", name, shipped_protocols(), there_are=there_are))
+            raise LmdError(unknown("protocol", str(name), shipped_protocols(), there_are=there_are))
         return (resources.files("lmd") / "protocols" / f"{name}.toml").read_text(encoding="utf-8")
     try:
         return Path(name).read_text(encoding="utf-8")

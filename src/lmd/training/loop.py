@@ -501,10 +501,24 @@ class Trainer:
             training.run(saved)
             shared.keep(training.path, place)
 
-    def predict(self, images: Part, *, exact: bool = False) -> Tensor:
-        """Logits ``(N, K)`` of the evaluation view, on the CPU; ``exact`` ones are in float32."""
-        width = self.model.classifier.out_features
-        return self._forward(self.model, images, width, exact=exact)
+    def predict(self, images: Part) -> Tensor:
+        """Logits ``(N, K)`` of the evaluation view, on the CPU."""
+        return self._forward(self.model, images, self.model.classifier.out_features)
+
+    def encode(self, images: Part) -> tuple[Tensor, Tensor]:
+        """Features ``(N, C)`` and logits ``(N, K)`` of the evaluation view in float32, on the CPU.
+
+        They are those of the shipped model.
+        """
+
+        def both(batch: Tensor) -> Tensor:
+            features = self.model.features(batch)
+            return torch.cat([features, self.model.classifier(features)], 1)
+
+        widths = [self.model.classifier.in_features, self.model.classifier.out_features]
+        outputs = self._forward(both, images, sum(widths), exact=True)
+        features, logits = outputs.split(widths, dim=1)
+        return features.contiguous(), logits.contiguous()
 
     def features(
         self,
@@ -529,7 +543,7 @@ class Trainer:
 
     def _forward(
         self,
-        module: nn.Module,
+        compute: Callable[[Tensor], Tensor],
         images: Part,
         width: int,
         view: str = "eval",
@@ -544,7 +558,7 @@ class Trainer:
         with evaluating(self.model), torch.no_grad(), precision:
             shared = evaluation_batches(images, size, (rank(), world()), view, seed)
             for rows, batch in shared:
-                outputs[rows] = module(self.normalise(batch)).float().cpu()
+                outputs[rows] = compute(self.normalise(batch)).float().cpu()
         all_reduce(outputs)
         return outputs
 

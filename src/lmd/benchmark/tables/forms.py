@@ -8,7 +8,6 @@ from lmd.base.errors import LmdError
 from lmd.base.text import unknown
 from lmd.benchmark.plan import Row
 from lmd.benchmark.tables.results import Entry, Estimate, Results
-from lmd.runs.protocol import OLD_NAMES
 from lmd.scoring.intervals import Difference, holm
 from lmd.scoring.metrics import METRICS
 from lmd.scoring.tiers import TIERS
@@ -98,7 +97,7 @@ def drawn_metrics(results: Results, form: str | None = None) -> tuple[str, ...]:
 
 
 def _named(results: Results, form: str | None) -> str:
-    form = OLD_NAMES.get(form or results.plan.form, form or results.plan.form)
+    form = form or results.plan.form
     if form not in COLUMNS:
         raise LmdError(f"--form: {unknown('form', form, COLUMNS)}")
     return form

@@ -1,0 +1,294 @@
+"""What a run is asked to do, checked once, and the folder in which it is started or resumed."""
+
+from collections.abc import Mapping
+from contextlib import ExitStack, suppress
+from dataclasses import dataclass, field, replace
+from functools import cached_property
+from itertools import takewhile
+from pathlib import Path
+from typing import Any
+
+from lmd.base.distributed import rank
+from lmd.base.errors import LmdError
+from lmd.base.files import check_outside, clear_leftovers
+from lmd.base.lock import locked
+from lmd.base.text import as_toml, as_typed, unknown
+from lmd.data.source import Source
+from lmd.methods import DEFAULT, METHODS, find_method
+from lmd.methods.method import Method
+from lmd.methods.settings import Settings
+from lmd.runs.folder import Run
+from lmd.runs.protocol import Protocol, load_protocol
+from lmd.runs.record import Request
+
+WEIGHTS = ("backbone", "weights")  # settings that lmd chooses if the user does not
+
+
+@dataclass(frozen=True)
+class Spec:
+    """What a run trains and keeps; protocol and settings are complete and valid.
+
+    ``notes`` say which settings have no effect, and where the protocol overrides a profile.
+    ``given`` are the settings of the user, on top of the protocol called ``base``.
+    """
+
+    source: Source
+    method: Method
+    settings: Settings
+    protocol: Protocol
+    profile: str = "default"
+    keep_features: bool = False
+    images: bool = True
+    notes: tuple[str, ...] = ()
+    given: Mapping[str, Any] = field(default_factory=dict)
+    base: str | Path | None = None
+
+    @classmethod
+    def of(cls, request: Request) -> "Spec":
+        """Check the request in a record."""
+        method = find_method(request.method)
+        return cls(
+            source=Source.of(request),
+            method=method,
+            settings=method.check(request.settings),
+            protocol=load_protocol(None, request.protocol),
+            profile=request.profile,
+            keep_features=request.keep_features,
+            images=request.images,
+        )
+
+    @cached_property
+    def values(self) -> dict[str, Any]:
+        """The settings of the method, ready for JSON."""
+        return self.settings.model_dump(mode="json")
+
+    @cached_property
+    def request(self) -> Request:
+        """The part of the record that ``--resume`` continues from."""
+        return Request(
+            data=str(self.source.data),
+            method=self.method.key,
+            profile=self.profile,
+            protocol=self.protocol.model_dump(mode="json"),
+            settings=self.values,
+            columns=self.source.columns.changed(),
+            skip_bad=self.source.skip_bad,
+            keep_features=self.keep_features,
+            images=self.images,
+        )
+
+    @property
+    def folder(self) -> Path:
+        """``runs/DATA-METHOD-seedN``, with the profile unless it is the default."""
+        data = Path(self.source.data).stem or "run"
+        profile = "" if self.profile == "default" else f"-{self.profile}"
+        return Path("runs") / f"{data}-{self.method.key}{profile}-seed{self.protocol.seed}"
+
+    @property
+    def given_names(self) -> set[str]:
+        """Names of what the user chose: settings, and what differs from the defaults."""
+        usual = Request(data="", method=DEFAULT)
+        names = ("method", "profile", "skip_bad", "keep_features", "images")
+        changed = {n for n in names if getattr(self.request, n) != getattr(usual, n)}
+        return {*self.given, *self.request.columns, *changed, *(["protocol"] if self.base else [])}
+
+    def with_available_weights(self) -> "Spec":
+        """The same, with a backbone whose weights can be had here if the user chose none."""
+        from lmd.model.backbones import available
+
+        if self.given_names & {*WEIGHTS, "protocol"}:
+            return self
+        wanted = self.protocol.backbone
+        backbone, weights, problem = available(wanted)
+        if not problem:
+            return self
+        how = "from scratch"
+        if weights != "none":
+            how = "with the ImageNet weights that are installed"
+        note = (
+            f"The ImageNet weights of {wanted} cannot be had ({problem}), so {backbone} is trained "
+            f"{how}."
+        )
+        chosen = {"backbone": backbone, "weights": weights}
+        return replace(
+            self,
+            protocol=self.protocol.model_copy(update=chosen),
+            given={**self.given, **chosen},
+            notes=(*self.notes, note),
+        )
+
+    def command(self) -> list[str]:
+        """The words of the command that makes the run, without its folder."""
+        data = str(self.source.data)
+        words = ["lmd", "train", *filter(None, [data]), "--method", self.method.key]
+        words += ["--protocol", str(self.base)] if self.base is not None else []
+        words += ["--profile", self.profile] if self.profile != "default" else []
+        for key, value in self.given.items():
+            words += ["--set", f"{key}={as_toml(value)}"]
+        words += self.source.words()
+        words += ["--keep-features"] if self.keep_features else []
+        return words + ([] if self.images else ["--no-images"])
+
+
+def resolve(
+    method: Method,
+    protocol: str | Path | None,
+    given: Mapping[str, Any],
+    profile: str = "default",
+    source: Source | None = None,
+    *,
+    keep_features: bool = False,
+    images: bool = True,
+) -> Spec:
+    """Divide settings into those of the protocol and of the method, and complete both.
+
+    Keys of the protocol override its file; all other keys must be settings of the method.
+    """
+    shared = {k: v for k, v in given.items() if k in Protocol.model_fields}
+    own = {k: v for k, v in given.items() if k not in Protocol.model_fields}
+    known = method.defaults()
+    for key in own:
+        if key not in known:
+            there_are = f"the protocol and method {method.key!r} have"
+            names = [*sorted(Protocol.model_fields), *sorted(known)]
+            raise LmdError(unknown("setting", key, names, there_are=there_are))
+    complete = load_protocol(protocol, shared)
+    _check_names(complete, method)
+    family = complete.methods.get(method.family, {}) if method.family else {}
+    row = complete.methods.get(method.key, {})
+    settings = method.check({**row, **own}, profile, family)
+    spec = Spec(
+        source=source or Source(""),
+        method=method,
+        settings=settings,
+        protocol=complete,
+        profile=profile,
+        keep_features=keep_features,
+        images=images,
+        given=dict(given),
+        base=protocol,
+    )
+    return replace(spec, notes=(*_unused(spec, own), *_overridden(spec, family | row)))
+
+
+def _unused(spec: Spec, own: Mapping[str, Any]) -> list[str]:
+    """Notes on settings that the user gave and that have no effect."""
+    unused = spec.method.unused(spec.values)
+    notes = []
+    for key in own:
+        if key in unused:
+            needs = [f"{name}={as_typed(value)}" for name, value in unused[key].items()]
+            notes.append(f"Setting {key} has no effect here: it needs {' and '.join(needs)}.")
+    return notes
+
+
+def _overridden(spec: Spec, in_file: Mapping[str, Any]) -> list[str]:
+    """Notes on settings of the protocol that differ from those of the profile."""
+    if spec.profile == "default":
+        return []
+    before = spec.method.settings({}, spec.profile)
+    name = f"Protocol {spec.base}" if spec.base is not None else "The protocol"
+    return [
+        f"{name} sets {key} = {_text(value)}; profile {spec.profile} has {_text(before[key])}."
+        for key, value in in_file.items()
+        if spec.values[key] == value != before[key]
+    ]
+
+
+def _text(value: Any) -> str:
+    return f"{value:g}" if isinstance(value, float) else str(value)
+
+
+def _check_names(protocol: Protocol, method: Method) -> None:
+    """An ``LmdError`` if the protocol has settings for a method that does not exist."""
+    names = {method.key, method.family, *METHODS, *(known.family for known in METHODS.values())}
+    for name in protocol.methods:
+        if name not in names:
+            known = sorted(filter(None, names))
+            raise LmdError(f"[methods.{name}] of the protocol: {unknown('method', name, known)}")
+
+
+def open_run(
+    held: ExitStack, folder: Path, spec: Spec, *, resume: bool, overwrite: bool
+) -> tuple[Run, Spec, bool]:
+    """The run in a folder, what it trains, and whether it has begun and is resumed.
+
+    The first process locks the folder until ``held`` is closed. A run that is to be overwritten
+    stays until ``Run.create``.
+    """
+    begun = resume and (folder / "record.json").exists()
+    if not begun and not spec.source.data:
+        if not resume:
+            raise LmdError("give DATA, or --resume and the run to continue as --out")
+        raise LmdError(f"there is no run to resume in {folder}: give DATA to start a new run")
+    if rank() == 0:
+        if not begun:
+            Run.check_free(folder, overwrite=overwrite)
+            check_outside(folder, str(spec.source.data))
+        if not folder.exists():
+            new = [folder, *takewhile(lambda above: not above.exists(), folder.parents)]
+            held.callback(_forget_unborn, folder, new)
+        held.enter_context(locked(folder, "training", remove=True))
+        # Another training may have ended while this one waited for the lock.
+        begun = resume and (folder / "record.json").exists()
+        clear_leftovers(folder, folder / "checkpoint")
+        if begun:
+            Run(folder).make_checkpoint_folder()
+    run = Run(folder)
+    return run, _reopen(run, spec) if begun else spec, begun
+
+
+def _forget_unborn(folder: Path, new: list[Path]) -> None:
+    """Remove the ``new`` folders of a run that ended before it had a record."""
+    if (folder / "record.json").exists():
+        return
+    with suppress(OSError):  # raised by the first one that is not empty
+        for path in filter(Path.exists, (folder / "checkpoint", *new)):
+            path.rmdir()
+
+
+def _reopen(run: Run, spec: Spec) -> Spec:
+    """What a run was started with, which must agree with what the user gives now.
+
+    It keeps its backbone and weights if the user did not choose them.
+    """
+    if run.record.external is not None:
+        raise LmdError(
+            f"{run.path} is an external validation of {run.record.external.run}, not a run: there "
+            "is nothing to resume"
+        )
+    try:
+        before = Spec.of(run.record.request)
+    except LmdError as error:
+        raise LmdError(
+            f"{run.record_path}: field 'request': {error}; restore the file, or start a new run"
+        ) from None
+    given = spec.given_names
+    old, new = _leaves(before.request), _leaves(spec.request)
+    if not given & {*WEIGHTS, "protocol"}:
+        new |= {("protocol", key): old.get(("protocol", key)) for key in WEIGHTS}
+    changed = [
+        f"{name}: {old.get((part, name))} → {new.get((part, name))}"
+        for part, name in old | new
+        if old.get((part, name)) != new.get((part, name))
+        # Without DATA, everything that was not given is as it was.
+        and (spec.source.data or name in given or part in given)
+    ]
+    if changed:
+        raise LmdError(
+            f"{run.path} was started with other settings, so it cannot be resumed with these:\n  "
+            + "\n  ".join(changed)
+            + f"\nRun `lmd train --resume --out {run.path}` to resume it, or start a new run."
+        )
+    return before
+
+
+def _leaves(request: Request) -> dict[tuple[str, str], Any]:
+    """All values of a request by part and name."""
+    leaves: dict[tuple[str, str], Any] = {}
+    for name, value in request.model_dump(mode="json").items():
+        if name in ("protocol", "settings", "columns"):
+            leaves |= {(name, key): inner for key, inner in value.items()}
+        else:
+            leaves["", name] = value
+    return leaves
