@@ -18,12 +18,12 @@ from lmd.base.errors import LmdError
 from lmd.base.progress import Display
 from lmd.cli.commands import app
 from lmd.data.dataset import plan_data
-from lmd.data.source import Source
+from lmd.data.source import Columns, Source
 from lmd.evaluation.evaluate import compare_runs, evaluate_tta, rescore
 from lmd.export.export import export_run
 from lmd.frozen.calibrate import calibrate_run
 from lmd.frozen.choose import Chosen, mix_of
-from lmd.frozen.encode import Asked
+from lmd.frozen.encode import Encoding
 from lmd.frozen.fits import Linear
 from lmd.runs.folder import Run
 from lmd.runs.protocol import Protocol
@@ -183,9 +183,12 @@ def test_a_run_gets_a_new_classifier(tmp_path: Path, images: Path) -> None:
     flagged, again = (lmd.load(path).predict(paths).unlike_training for path in (old.path, run))
     assert record.novelty is not None
     np.testing.assert_array_equal(flagged, again)
-    for asked in (Asked(settings={"image_size": 64}), Asked(columns={"group_column": "x"})):
-        with pytest.raises(LmdError, match=r"takes no .*(set|group_column).*: a run keeps"):
-            calibrate_run(old.path, asked=asked, out=tmp_path / "asked", quiet=True)
+    for encoding in (
+        Encoding(settings={"image_size": 64}),
+        Encoding(columns=Columns(group_column="x")),
+    ):
+        with pytest.raises(LmdError, match=r"takes no .*(--set|--group-column).*: a run keeps"):
+            calibrate_run(old.path, encoding, out=tmp_path / "asked", quiet=True)
     with pytest.raises(LmdError, match="is the run itself"):
         calibrate_run(old.path, out=old.path, overwrite=True, quiet=True)
     for image in images.glob("df/*"):
@@ -202,8 +205,8 @@ def test_a_run_gets_a_new_classifier(tmp_path: Path, images: Path) -> None:
 
 def test_a_backbone_with_images(tmp_path: Path, images: Path) -> None:
     settings = {"image_size": 16, "split": [0.5, 0.25, 0.25]}
-    asked = Asked(data=str(images), weights="none", settings=settings)
-    run = calibrate_run("resnet8", asked=asked, out=tmp_path / "run", quiet=True)
+    encoding = Encoding(data=str(images), weights="none", settings=settings)
+    run = calibrate_run("resnet8", encoding, out=tmp_path / "run", quiet=True)
     record = run.record
     assert record.model.backbone == "resnet8"
     assert "--data" in record.command
@@ -217,8 +220,8 @@ def test_a_backbone_with_images(tmp_path: Path, images: Path) -> None:
     weights = tmp_path / "w.pth"
     model = lmd.predict.predictor.load(run.path).engine.model  # type: ignore[attr-defined]
     torch.save(model.encoder.state_dict(), weights)
-    asked = Asked(data=str(images), backbone="resnet8", settings=settings)
-    again = calibrate_run(weights, asked=asked, out=tmp_path / "again", quiet=True)
+    encoding = Encoding(data=str(images), backbone="resnet8", settings=settings)
+    again = calibrate_run(weights, encoding, out=tmp_path / "again", quiet=True)
     other = again.read_predictions().parts["test"].probabilities
     np.testing.assert_allclose(other, saved.probabilities, atol=1e-4)
 
@@ -242,8 +245,8 @@ def test_an_onnx_encoder(tmp_path: Path, images: Path) -> None:
     path.write_bytes(
         helper.make_model(graph, opset_imports=opset, ir_version=8).SerializeToString()
     )
-    asked = Asked(data=str(images), output="colours", settings={"split": [0.5, 0.25, 0.25]})
-    run = calibrate_run(path, asked=asked, out=tmp_path / "run", quiet=True)
+    encoding = Encoding(data=str(images), output="colours", settings={"split": [0.5, 0.25, 0.25]})
+    run = calibrate_run(path, encoding, out=tmp_path / "run", quiet=True)
     protocol = Protocol(image_size=16, split=(0.5, 0.25, 0.25))
     pixels = plan_data(Source(images), protocol).decode(Display(quiet=True)).part("test")[:]
     mean, std = np.array([0.485, 0.456, 0.406]), np.array([0.229, 0.224, 0.225])
@@ -251,37 +254,49 @@ def test_an_onnx_encoder(tmp_path: Path, images: Path) -> None:
     saved = run.read_predictions().parts["test"].probabilities
     found = lmd.load_classifier(run.path).predict_proba(colours)
     np.testing.assert_allclose(found, saved, atol=1e-4)
-    for asked, message in (
-        (Asked(data=str(images)), "colours, maps"),
-        (Asked(data=str(images), output="maps"), r"must be \(N, C\)"),
-        (Asked(), "with data"),
+    for encoding, message in (
+        (Encoding(data=str(images)), "colours, maps"),
+        (Encoding(data=str(images), output="maps"), r"must be \(N, C\)"),
+        (Encoding(), "with --data"),
     ):
         with pytest.raises(LmdError, match=message):
-            calibrate_run(path, asked=asked, out=tmp_path / "no", quiet=True)
+            calibrate_run(path, encoding, out=tmp_path / "no", quiet=True)
     assert not (tmp_path / "no").exists()
 
 
 @pytest.mark.parametrize(
-    ("source", "asked", "message"),
+    ("source", "encoding", "message"),
     [
-        ("nothing", Asked(), "does not exist"),
-        ("nothing.npz", Asked(), "does not exist"),
-        ("f.npz", Asked(data="x"), "data is for encoders"),
-        ("resnet18", Asked(), "give its images with data"),
-        ("w.pth", Asked(backbone="resnet18", data="x"), r"weight file w\.pth does not exist"),
-        ("resnet18", Asked(backbone="resnet18", data="x"), "backbone names"),
-        ("resnet8", Asked(data="x", settings={"weights": "none"}), "weights would change nothing"),
-        ("resnet8", Asked(data="x", settings={"backbone": "resnet18"}), "backbone would change no"),
-        ("e.onnx", Asked(data="x", settings={"backbone": "resnet18"}), "backbone would change no"),
-        (".", Asked(), "not a run folder"),
+        ("nothing", Encoding(), "does not exist"),
+        ("nothing.npz", Encoding(), "does not exist"),
+        ("f.npz", Encoding(data="x"), "data is for encoders"),
+        ("resnet18", Encoding(), "give its images with --data"),
+        ("w.pth", Encoding(backbone="resnet18", data="x"), r"weight file w\.pth does not exist"),
+        ("resnet18", Encoding(backbone="resnet18", data="x"), "backbone names"),
+        (
+            "resnet8",
+            Encoding(data="x", settings={"weights": "none"}),
+            "weights would change nothing",
+        ),
+        (
+            "resnet8",
+            Encoding(data="x", settings={"backbone": "resnet18"}),
+            "backbone would change no",
+        ),
+        (
+            "e.onnx",
+            Encoding(data="x", settings={"backbone": "resnet18"}),
+            "backbone would change no",
+        ),
+        (".", Encoding(), "not a run folder"),
     ],
 )
 def test_a_source_that_cannot_be_used_leaves_nothing_behind(
-    source: str, asked: Asked, message: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    source: str, encoding: Encoding, message: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.chdir(tmp_path)
     with pytest.raises(LmdError, match=message):
-        calibrate_run(source, asked=asked, out=tmp_path / "run", quiet=True)
+        calibrate_run(source, encoding, out=tmp_path / "run", quiet=True)
     assert not (tmp_path / "run").exists()
 
 
@@ -394,7 +409,7 @@ def test_images_of_a_run_may_have_moved(tmp_path: Path, images: Path) -> None:
     first.rename(now)
     with pytest.raises(LmdError, match="say where they are now with"):
         calibrate_run(old.path, out=tmp_path / "new", quiet=True)
-    run = calibrate_run(old.path, asked=Asked(data=str(now)), out=tmp_path / "new", quiet=True)
+    run = calibrate_run(old.path, Encoding(data=str(now)), out=tmp_path / "new", quiet=True)
     record = run.record
     assert record.data.fingerprint == old.record.data.fingerprint
     assert record.request.data == str(now)

@@ -6,7 +6,7 @@ import platform
 import subprocess
 from datetime import UTC, datetime
 from pathlib import Path
-from typing import TYPE_CHECKING, get_args
+from typing import TYPE_CHECKING, Any, get_args
 
 import numpy as np
 from numpy.typing import NDArray
@@ -99,11 +99,8 @@ def file_digest(source: Path) -> str | None:
         return hashlib.file_digest(file, "sha256").hexdigest()
 
 
-def first_record(
-    name: str, spec: "Spec", data: Dataset, model: "Model", device: "torch.device", command: str
-) -> Record:
-    """The record before training, with the status ``running``."""
-    method, protocol = spec.method, spec.protocol
+def new_record(name: str, command: str, device: "torch.device", **parts: Any) -> Record:
+    """Return the record of a run that begins now; ``parts`` are its other fields."""
     return Record(
         status="running",
         name=name,
@@ -111,6 +108,20 @@ def first_record(
         lmd_version=__version__,
         commit=commit(),
         command=command,
+        machine=machine(device),
+        **parts,
+    )
+
+
+def first_record(
+    name: str, spec: "Spec", data: Dataset, model: "Model", device: "torch.device", command: str
+) -> Record:
+    """The record before training, with the status ``running``."""
+    method, protocol = spec.method, spec.protocol
+    return new_record(
+        name,
+        command,
+        device,
         request=spec.request,
         method=MethodInfo(
             key=method.key,
@@ -135,7 +146,6 @@ def first_record(
             else "the epoch of each stage with the best validation balanced accuracy",
             prior=method.mix(spec.values),
         ),
-        machine=machine(device),
     )
 
 

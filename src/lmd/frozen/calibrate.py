@@ -15,21 +15,19 @@ from lmd import __version__
 from lmd.base.device import choose_device
 from lmd.base.errors import LmdError
 from lmd.base.progress import Display
-from lmd.data.dataset import Dataset
 from lmd.data.table import PARTS
 from lmd.decisions.shipped import answers_of
 from lmd.explain.features import Kept, flag_of
-from lmd.fit.recording import NO_VALIDATION, commit, data_info, machine, now, scored
+from lmd.fit.recording import NO_VALIDATION, data_info, new_record, now, scored
 from lmd.frozen.choose import PAPERS, TITLES, Calibrated, solve
 from lmd.frozen.classifier import NAME, FeatureClassifier
-from lmd.frozen.encode import KEY, Asked, Source, open_source
+from lmd.frozen.encode import KEY, Encoded, Encoding, open_source
 from lmd.frozen.features import feature_table
-from lmd.model import save_model
+from lmd.model import Model, ModelSpec, save_model
 from lmd.report.card import write_card
 from lmd.report.page import write_report
 from lmd.runs.folder import Run
-from lmd.runs.record import MethodInfo, ModelInfo, Record, Request
-from lmd.scoring.tiers import assign_tiers
+from lmd.runs.record import MethodInfo, ModelInfo, Record
 
 RULE = (
     "of the classifiers within one standard error of the best balanced accuracy, the simplest and "
@@ -49,14 +47,14 @@ def calibrate(
     logits: ArrayLike | None = None,
     seed: int = 0,
 ) -> FeatureClassifier:
-    """A balanced classifier of ``features (N, C)`` with ``labels (N,)``, integers or strings.
+    """Fit a balanced classifier of ``features (N, C)`` with ``labels (N,)``, integers or strings.
 
     ``split (N,)`` has train, validation or test; the choice is made on validation rows, or by
     cross-validation without them. Rows with the same entry in ``groups (N,)`` are of one patient or
-    lesion. ``weight (K, C)`` and ``bias (K,)``, or ``logits (N, K)``, are of the classifier that
-    exists already.
+    lesion. ``weight (K, C)`` and ``bias (K,)``, or ``logits (N, K)``, are those of an existing
+    classifier.
     """
-    given = {
+    arguments = {
         "features": features,
         "labels": labels,
         "split": split,
@@ -66,22 +64,22 @@ def calibrate(
         "bias": bias,
         "logits": logits,
     }
-    arrays = {key: _array(value) for key, value in given.items() if value is not None}
+    arrays = {key: _array(value) for key, value in arguments.items() if value is not None}
     return solve(feature_table(arrays, "calibrate"), seed=seed).classifier
 
 
 def _array(values: Any) -> NDArray[Any]:
-    """An array; one of Python strings, as pandas keeps them, becomes an array of text."""
-    found: NDArray[Any] = np.asarray(values)
-    if found.dtype == object and all(isinstance(value, str) for value in found.flat):
-        return found.astype(np.str_)
-    return found
+    """Return an array; Python strings, as pandas has them, become an array of text."""
+    array: NDArray[Any] = np.asarray(values)
+    if array.dtype == object and all(isinstance(value, str) for value in array.flat):
+        return array.astype(np.str_)
+    return array
 
 
 def calibrate_run(
-    source: str | Path,
+    origin: str | Path,
+    encoding: Encoding | None = None,
     *,
-    asked: Asked | None = None,
     out: str | Path | None = None,
     overwrite: bool = False,
     seed: int = 0,
@@ -90,147 +88,139 @@ def calibrate_run(
     command: str | None = None,
 ) -> Run:
     """Calibrate a file of features, a run or an encoder, and write a complete run folder."""
-    asked = asked or Asked()
-    here, begun = choose_device(device), now()
-    folder = Path(out) if out is not None else Path("runs") / f"{Path(source).stem}-calibrated"
+    encoding = encoding or Encoding()
+    here, created = choose_device(device), now()
+    folder = Path(out) if out is not None else Path("runs") / f"{Path(origin).stem}-calibrated"
     Run.check_free(folder, overwrite=overwrite, resumable=False)
-    if folder.exists() and folder.resolve() == Path(source).resolve():
+    if folder.exists() and folder.resolve() == Path(origin).resolve():
         raise LmdError(f"--out: {folder} is the run itself and would be lost: give another folder")
-    words = ["lmd", "calibrate", str(source), *asked.words(), "--seed", str(seed)]
+    if command is None:
+        words = ["lmd", "calibrate", str(origin), *encoding.words(), "--seed", str(seed)]
+        command = shlex.join([*words, *(["--out", str(out)] if out is not None else [])])
     with Display(quiet=quiet) as display:
         started = time.perf_counter()
-        found = open_source(str(source), asked, here, display)
-        encoded = time.perf_counter()
+        encoded = open_source(str(origin), encoding, here, display)
+        middle = time.perf_counter()
         display.start("calibrating", 1)
-        done = solve(found.data, seed=seed, tick=display.step)
+        calibrated = solve(encoded.features, seed=seed, tick=display.step)
         display.stop()
-    seconds = {"features": encoded - started, "fit": time.perf_counter() - encoded}
-    typed = command or shlex.join([*words, *(["--out", str(out)] if out is not None else [])])
-    run = Run(folder)
-    record = _record(run, found, done, typed, here)
-    record = scored(record, done.predictions).replaced(
-        created=begun, finished=now(), status="finished",
+    seconds = {"features": middle - started, "fit": time.perf_counter() - middle}
+    record = new_record(folder.name, command, here, **_record_parts(encoded, calibrated))
+    flag = _flag(encoded)
+    record = scored(record, calibrated.predictions).replaced(
+        created=created,
+        finished=now(),
+        status="finished",
         timings={key: round(value, 3) for key, value in seconds.items()},
-    )  # fmt: skip
-    flag = _flag(found)
-    record = record.replaced(novelty=flag.info)
-    Run.create(folder, overwrite=overwrite)
-    _write(run, found, done, record, flag)
+        novelty=flag.info,
+    )
+    run = Run.create(folder, overwrite=overwrite)
+    if encoded.model is not None and encoded.spec is not None:
+        _write_model(run, encoded.model, encoded.spec, calibrated, record)
+        flag.write(run.path)
+    calibrated.classifier.save(run.path / NAME)
+    run.write_predictions(calibrated.predictions)
+    run.write_record(record)
+    write_report(run)
+    write_card(record, run.path)
     return run
 
 
-def _flag(found: Source) -> Kept:
-    """The flag for images unlike the training images, of a complete image model."""
-    if found.model is None:
+def _flag(encoded: Encoded) -> Kept:
+    """Return the flag for images unlike the training images, of a complete image model."""
+    if encoded.model is None:
         return Kept()
-    features, table = found.data.features, found.data.table
-    own, *others = (found.data.rows(part) for part in PARTS)
-    held_out = {part: features[rows] for part, rows in zip(PARTS[1:], others, strict=True)}
-    groups = None if table.groups is None else np.unique(table.groups, return_inverse=True)[1]
-    return flag_of(
-        features[own], table.labels[own], held_out, None if groups is None else groups[others[1]]
-    )
+    table, features = encoded.features.table, encoded.features.features
+    train, validation, test = (encoded.features.rows(part) for part in PARTS)
+    held_out = {"validation": features[validation], "test": features[test]}
+    groups = encoded.features.group_numbers(test)
+    return flag_of(features[train], table.labels[train], held_out, groups)
 
 
-def _record(
-    run: Run, found: Source, done: Calibrated, command: str, device: torch.device
-) -> Record:
-    table, best = found.data.table, done.outcome.best
-    counts = table.part("train").counts()
-    tiers = found.tiers or assign_tiers(counts, table.classes, "thirds")
-    request = found.request or Request(data=found.origin, method=KEY)
-    data = data_info(request, Dataset(table, tiers, found.skipped))
-    notes = [note for note in data.notes if note != NO_VALIDATION] + found.notes
-    where = "by cross-validation" if done.crossed else "on the validation part"
-    chosen = done.outcome.tried[best]
-    values = np.concatenate([chosen.classifier.weight.flatten(), chosen.classifier.bias])
-    size = values.size
-    if found.model is not None:
-        size += sum(p.numel() for p in found.model.encoder.parameters())
-    return Record(
-        status="running",
-        name=run.path.name,
-        created=now(),
-        lmd_version=__version__,
-        commit=commit(),
-        command=command,
-        request=request,
-        method=MethodInfo(
+def _record_parts(encoded: Encoded, calibrated: Calibrated) -> dict[str, Any]:
+    """Return what the record says about the data, the classifiers and the model."""
+    outcome, classifier = calibrated.outcome, calibrated.classifier
+    chosen = outcome.tried[outcome.best]
+    data = data_info(encoded.request, encoded.data)
+    notes = [note for note in data.notes if note != NO_VALIDATION]
+    parameters = classifier.weight.size + classifier.bias.size
+    if encoded.model is not None:
+        parameters += sum(p.numel() for p in encoded.model.encoder.parameters())
+    where = "by cross-validation" if calibrated.crossed else "on the validation part"
+    return {
+        "request": encoded.request,
+        "method": MethodInfo(
             key=KEY,
-            title=f"{TITLES[best]} on frozen features",
-            paper=PAPERS[best],
+            title=f"{TITLES[outcome.best]} on frozen features",
+            paper=PAPERS[outcome.best],
             note="",
             profile="default",
             settings={},
-            notes=[*_notes(done, counts, table.classes), *done.outcome.notes],
+            notes=[*_notes(calibrated), *outcome.notes],
             chosen=dict(chosen.setting),
         ),
-        protocol={},
-        data=data.model_copy(update={"source": found.origin, "notes": notes}),
-        tiers=tiers,
-        model=ModelInfo(
-            backbone=found.encoder,
-            weights=found.weights,
+        "protocol": {},
+        "data": data.model_copy(update={"notes": [*notes, *encoded.notes]}),
+        "tiers": encoded.data.tiers,
+        "model": ModelInfo(
+            backbone=encoded.encoder,
+            weights=encoded.weights,
             head="linear",
-            feature_dim=found.data.features.shape[1],
-            parameters=size,
+            feature_dim=classifier.weight.shape[1],
+            parameters=parameters,
             selected=RULE.format(where=where),
-            levels=[] if found.model is None else list(found.model.levels),
-            temperature=done.classifier.temperature,
-            prior=done.mix,
+            levels=[] if encoded.model is None else list(encoded.model.levels),
+            temperature=classifier.temperature,
+            prior=calibrated.mix,
         ),
-        machine=machine(device),
-        candidates=list(done.classifier.candidates),
-    )
+        "candidates": list(classifier.candidates),
+    }
 
 
-def _notes(done: Calibrated, counts: NDArray[np.int64], classes: Sequence[str]) -> list[str]:
-    notes = []
-    if done.crossed:
+def _notes(calibrated: Calibrated) -> list[str]:
+    classifier, notes = calibrated.classifier, []
+    if calibrated.crossed:
         notes.append(
             "There is no validation part: the classifier was chosen by cross-validation, and the "
             "numbers called validation are of training images, each predicted by a classifier "
             "that has not seen it."
         )
-        if any(row.held_out is None for row in done.classifier.candidates):
+        if any(row.held_out is None for row in classifier.candidates):
             notes.append(
                 "The existing classifier has no cross-validated number: it may have been trained "
                 "on these images."
             )
-    if "test" not in done.predictions.parts:
+    if "test" not in calibrated.predictions.parts:
         notes.append(
             "There is no test part: the numbers are of the images on which the classifier was "
             "chosen, and somewhat too good."
         )
-    single = [name for name, n in zip(classes, counts, strict=True) if n == 1]
+    counts = zip(classifier.classes, classifier.class_counts, strict=True)
+    single = [name for name, images in counts if images == 1]
     if single:
         notes.append(f"Only one training image of {', '.join(single)}: its spread is a guess.")
     return notes
 
 
-def _write(run: Run, found: Source, done: Calibrated, record: Record, flag: Kept) -> None:
-    """Write the files of a finished calibration, the record and the report last."""
-    if found.model is not None and found.spec is not None:
-        prior, held_out = answers_of(record, done.predictions)
-        classifier = torch.nn.Linear(done.classifier.weight.shape[1], len(done.classifier.classes))
-        with torch.no_grad():
-            classifier.weight.copy_(torch.from_numpy(done.classifier.weight))
-            classifier.bias.copy_(torch.from_numpy(done.classifier.bias))
-        found.model.classifier = classifier
-        spec = replace(
-            found.spec,
-            head="linear",
-            method=record.method.title,
-            class_counts=tuple(int(n) for n in done.classifier.class_counts),
-            temperature=done.classifier.temperature,
-            prior=prior,
-            held_out=held_out,
-            lmd_version=__version__,
-        )
-        save_model(found.model, run.path, spec)
-        flag.write(run.path)
-    done.classifier.save(run.path / NAME)
-    run.write_predictions(done.predictions)
-    run.write_record(record)
-    write_report(run)
-    write_card(record, run.path)
+def _write_model(
+    run: Run, model: Model, spec: ModelSpec, calibrated: Calibrated, record: Record
+) -> None:
+    """Write the encoder with its new classifier as an image model."""
+    weight, bias = (
+        torch.from_numpy(a) for a in (calibrated.classifier.weight, calibrated.classifier.bias)
+    )
+    classifier = torch.nn.Linear(weight.shape[1], len(weight))
+    classifier.load_state_dict({"weight": weight, "bias": bias})
+    model.classifier = classifier
+    prior, held_out = answers_of(record, calibrated.predictions)
+    new = replace(
+        spec,
+        head="linear",
+        method=record.method.title,
+        class_counts=tuple(calibrated.classifier.class_counts.tolist()),
+        temperature=calibrated.classifier.temperature,
+        prior=prior,
+        held_out=held_out,
+        lmd_version=__version__,
+    )
+    save_model(model, run.path, new)

