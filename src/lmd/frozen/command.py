@@ -4,16 +4,14 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 import typer
-from rich import box
-from rich.console import Console
-from rich.table import Column, Table
 
 from lmd.base.command import Settings
+from lmd.base.text import text_table
 from lmd.data.source import Columns
+from lmd.scoring.estimates import MISSING, number_text
 
 if TYPE_CHECKING:
     from lmd.runs.record import Record
-    from lmd.scoring.estimates import Estimate
 
 
 def calibrate(
@@ -60,43 +58,37 @@ def calibrate(
         source, encoding, out=out, overwrite=overwrite, seed=seed, device=device, quiet=quiet
     )
     record = run.record
-    _print_candidates(record)
+    typer.echo(_candidates(record))
     for note in record.method.notes:
         typer.echo(f"Note: {note}")
-    image_model = (run.path / "model.json").exists()
     typer.echo(f"\nThe classifier: {run.path / NAME}")
-    if image_model:
+    if (run.path / "model.json").exists():
         typer.echo(f"Images: lmd predict {run.path} IMAGES --out predictions.csv")
     typer.secho(f"The report: {run.path / 'report.html'}", bold=True)
 
 
-def _print_candidates(record: "Record") -> None:
+def _candidates(record: "Record") -> str:
+    """Compare the classifiers; an arrow marks the one that is shipped."""
     tested = any(row.test is not None for row in record.candidates)
     held_out = "cross-validation" if not sum(record.data.counts["validation"]) else "validation"
-    table = Table(
-        Column("", no_wrap=True), "classifier", held_out, *(["test"] if tested else []),
-        "worst class", "settings",
-        box=box.SIMPLE_HEAD,
-    )  # fmt: skip
+    rows = [("", "classifier", held_out, "test" if tested else "", "worst class", "settings"), None]
     for row in record.candidates:
-        settings = ", ".join(f"{key} {value:g}" for key, value in row.settings.items())
-        cells = [_points(row.held_out), *([_points(row.test)] if tested else [])]
-        recall = row.worst_recall
-        worst = "–" if recall is None else f"{row.worst_class} {100 * recall:.1f}"
-        style = "bold" if row.chosen else None
-        mark = "→" if row.chosen else ""
-        table.add_row(mark, row.title, *cells, worst, settings, style=style)
-    typer.echo(f"Balanced accuracy on {record.data.source} in per cent, with 95 % intervals")
-    Console().print(table, markup=False, highlight=False)
+        worst = MISSING
+        if row.worst_recall is not None:
+            worst = f"{row.worst_class} {number_text(row.worst_recall, '.1p')}"
+        cells = (
+            "→" if row.chosen else "",
+            row.title,
+            row.held_out.text(".1p", MISSING) if row.held_out else MISSING,
+            row.test.text(".1p", MISSING) if row.test else MISSING if tested else "",
+            worst,
+            ", ".join(f"{key} {value:g}" for key, value in row.settings.items()),
+        )
+        rows.append(cells)
+    lines = [
+        f"Balanced accuracy on {record.data.source} in per cent, with 95 % intervals",
+        text_table(rows, "l"),
+    ]
     if tested:
-        typer.echo("Recall of the worst class: on test. Nothing was chosen on test.")
-    typer.echo(f"→ shipped: {record.model.selected}.")
-
-
-def _points(found: "Estimate | None") -> str:
-    if found is None or found.value is None:
-        return "–"
-    span = ""
-    if found.low is not None and found.high is not None:
-        span = f" ({100 * found.low:.1f} to {100 * found.high:.1f})"
-    return f"{100 * found.value:.1f}{span}"
+        lines.append("Recall of the worst class: on test. Nothing was chosen on test.")
+    return "\n".join([*lines, f"→ shipped: {record.model.selected}."])
