@@ -19,10 +19,11 @@ from lmd.data.table import PARTS
 from lmd.decisions.shipped import answers_of
 from lmd.explain.features import Kept, flag_of
 from lmd.fit.recording import NO_VALIDATION, data_info, new_record, now, scored
-from lmd.frozen.choose import PAPERS, TITLES, Calibrated, solve
+from lmd.frozen.choose import METHOD_OF, TITLES, Calibrated, solve
 from lmd.frozen.classifier import NAME, FeatureClassifier
 from lmd.frozen.encode import KEY, Encoded, Encoding, open_source
 from lmd.frozen.features import feature_table
+from lmd.methods import METHODS
 from lmd.model import Model, ModelSpec, save_model
 from lmd.report.card import write_card
 from lmd.report.page import write_report
@@ -152,7 +153,7 @@ def _record_parts(encoded: Encoded, calibrated: Calibrated) -> dict[str, Any]:
         "method": MethodInfo(
             key=KEY,
             title=f"{TITLES[outcome.best]} on frozen features",
-            paper=PAPERS[outcome.best],
+            paper=METHODS[METHOD_OF[outcome.best]].paper,
             note="",
             profile="default",
             settings={},

@@ -20,12 +20,12 @@ from lmd.frozen.classifier import FeatureClassifier, softmax
 from lmd.frozen.features import FeatureTable
 from lmd.frozen.fits import Fits, Linear, Pair, Rows, Scaling
 from lmd.frozen.record import Candidate
-from lmd.methods import balanced_softmax, decoupling, lmd, logit_adjustment
+from lmd.methods import decoupling
 from lmd.runs.predictions import PartPredictions, Predictions
 from lmd.runs.record import Part
 from lmd.scoring.calibration import fit_temperature
 from lmd.scoring.estimates import Estimate
-from lmd.scoring.proportions import Kind, Labels, class_mix, mix_weights
+from lmd.scoring.proportions import Correct, Kind, class_mix, mix_weights, simplest
 from lmd.scoring.sample import Sample, mean_recall
 from lmd.scoring.scores import metric_estimates
 
@@ -45,14 +45,17 @@ TITLES = {
     "gaussians": "Class Gaussians (LMD's M step)",
 }
 
-PAPERS = {
-    **dict.fromkeys(("existing_tau", "means", "tau"), decoupling.PAPER),
-    **dict.fromkeys(("existing_adjusted", "adjusted"), logit_adjustment.PAPER),
-    "balanced": balanced_softmax.PAPER,
-    "gaussians": lmd.METHODS[0].paper,
+# The methods whose formulas the candidates are.
+METHOD_OF = {
+    "existing_adjusted": "logit_adjust_posthoc",
+    "existing_tau": "tau_norm",
+    "means": "ncm",
+    "balanced": "balanced_softmax",
+    "adjusted": "logit_adjust_posthoc",
+    "tau": "tau_norm",
+    "gaussians": "lmd",
 }
 
-Correct = NDArray[np.bool_]
 Setting = Mapping[str, float]
 Tick = Callable[[int, int], None]
 
@@ -325,57 +328,6 @@ def _final(problem: Problem, chosen: Mapping[str, Setting], before: Fits | None)
         seed=problem.seed,
         before=before or Fits(torch.zeros(0), {}, {}, Linear.of(torch.zeros(0, 0))),
     )
-
-
-def simplest(
-    tried: Sequence[Correct],
-    scores: Sequence[float],
-    labels: Labels,
-    groups: NDArray[Any] | None = None,
-) -> int:
-    """Return the first of ``tried`` that is within one standard error of the best.
-
-    ``tried`` are ordered from simple to complex, or from strong to weak regularisation; ``scores``
-    are their balanced accuracies. The standard error is that of the difference to the best.
-    """
-    best = max(range(len(tried)), key=lambda i: (scores[i], -i))
-    for i, correct in enumerate(tried[:best]):
-        difference, error = balanced_difference(tried[best], correct, labels, groups)
-        if difference <= error:
-            return i
-    return best
-
-
-def balanced_difference(
-    first: Correct, second: Correct, labels: Labels, groups: NDArray[Any] | None = None
-) -> tuple[float, float]:
-    """Return the first balanced accuracy minus the second, and its standard error.
-
-    ``first (N,)`` and ``second (N,)`` say which images are right. Both are tried on the same
-    images, so an image counts only if they disagree. Images of one group count together. To a class
-    with a disagreement one image is added in favour of each, so that one image does not look
-    certain.
-
-    >>> right, wrong = np.array([True, True, True, False]), np.array([True, True, False, False])
-    >>> balanced_difference(right, wrong, np.array([0, 0, 0, 1]))[0].__round__(3)
-    0.167
-    """
-    gain = first.astype(np.float64) - second
-    present = np.unique(labels)
-    total = variance = 0.0
-    for k in present:
-        rows = labels == k
-        gains = gain[rows]
-        if groups is not None:
-            gains = np.bincount(np.unique(groups[rows], return_inverse=True)[1], weights=gains)
-        images = int(rows.sum())
-        share = images / len(gains)  # images of a group, on average
-        mean = float(gains.sum()) / images
-        total += mean
-        if gains.any():
-            spread = float(((gains - mean * share) ** 2).sum()) + 2 * share**2
-            variance += spread / (images + 2 * share) ** 2
-    return total / len(present), variance**0.5 / len(present)
 
 
 def _part(

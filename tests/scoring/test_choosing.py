@@ -3,7 +3,7 @@
 import numpy as np
 import pytest
 
-from lmd.frozen.choose import balanced_difference, simplest
+from lmd.scoring.proportions import balanced_difference, simplest
 from lmd.scoring.sample import mean_recall
 
 
