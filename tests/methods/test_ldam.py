@@ -41,7 +41,7 @@ def test_ldam_second_phase_is_a_weighted_mean() -> None:
 
 
 def test_ldam_refuses_a_linear_head_whose_logits_would_overflow_it() -> None:
-    with pytest.raises(LmdError, match="needs a cosine classifier; it has Linear"):
+    with pytest.raises(LmdError, match="needs a cosine classifier; it has Linear: build"):
         next(METHODS["ldam_rs"].stages_for(small_model(2), Task(torch.tensor([5, 1]), 16), {}))
 
 

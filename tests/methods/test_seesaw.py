@@ -51,5 +51,5 @@ def test_the_normalised_head_has_temperature_20_and_needs_cosines() -> None:
     assert world.model.classifier.scale == 20
     assert isinstance(stage.criterion, Seesaw)
     assert (stage.criterion.p, stage.criterion.q) == (0.8, 2.0)
-    with pytest.raises(LmdError, match=r"'temperature'.*Linear.*'seesaw_norm'"):
+    with pytest.raises(LmdError, match=r"Linear: leave 'temperature' out.*'seesaw_norm'"):
         next(world.start("seesaw", temperature=20.0))

@@ -21,7 +21,7 @@ from lmd.methods.settings import (
     Stage2Epochs,
 )
 from lmd.methods.stage import Batch, Options, Rate, Stage, Stages, Task, Terms
-from lmd.methods.supervised import Flat
+from lmd.methods.supervised import Supervised
 from lmd.methods.weighting import image_weights
 from lmd.model import Model
 
@@ -79,7 +79,7 @@ def fcd(
     is the budget of stage 2, which is that of cRT (Kang et al., ICLR 2020). Stage 2 keeps the
     classifier of stage 1, to stay in the basin that stage 1 has found.
     """
-    yield Flat(model, rho=rho)
+    yield Supervised(model, rho=rho)
     yield Distilled(
         model,
         distill,

@@ -12,12 +12,12 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from lmd.base.errors import LmdError
 from lmd.methods.method import Method
 from lmd.methods.settings import NonNegative, Positive, RateFor64, Stage2Epochs
 from lmd.methods.stage import Batch, Options, Rate, Stage, Stages, Task, Terms
+from lmd.methods.supervised import cosine_classifier
 from lmd.methods.weighting import image_weights
-from lmd.model import CosineClassifier, Model
+from lmd.model import Model
 
 Form = Literal["angular", "cosine"]
 
@@ -119,13 +119,8 @@ class Clouded(Stage):
         **options: Unpack[Options],
     ) -> None:
         super().__init__(part, **options)
-        if not isinstance(model.classifier, CosineClassifier):
-            kind = type(model.classifier).__name__
-            raise LmdError(f"method 'gcl' needs a cosine classifier; it is {kind}: set head=cosine")
-        self.model, self.classifier = model, model.classifier
+        self.model, self.classifier = model, cosine_classifier(model, scale)
         self.criterion, self.mixup = criterion, mixup
-        # The scale that ships is that of the loss: without it all probabilities are nearly 1/K.
-        self.classifier.scale.fill_(scale)
         self.register_buffer("counts", task.class_counts, persistent=False)
 
     def loss(self, *batches: Batch) -> Terms:

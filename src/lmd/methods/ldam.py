@@ -8,12 +8,12 @@ from torch import Tensor
 from torch.nn import functional as F
 from torch.optim import Optimizer
 
-from lmd.base.errors import LmdError
 from lmd.methods.method import Method
 from lmd.methods.settings import BelowOne, NonNegative, Positive, Share
 from lmd.methods.stage import Batch, Epoch, Stage, Stages, Task, Terms
+from lmd.methods.supervised import cosine_classifier
 from lmd.methods.weighting import balances_by, class_balanced_weights, deferred
-from lmd.model import CosineClassifier, Model
+from lmd.model import Model
 
 Rule = Literal["rs", "drs", "drw"]
 PAPER = "Cao et al., Learning imbalanced datasets with label-distribution-aware margin loss"
@@ -63,14 +63,7 @@ class LDAM(Stage):
         balanced: bool,
     ) -> None:
         super().__init__(balanced=balanced)
-        if not isinstance(model.classifier, CosineClassifier):
-            raise LmdError(
-                "ldam: its margins are cosines, so the model needs a cosine classifier; "
-                f"it has {type(model.classifier).__name__}: build it with head='cosine'"
-            )
-        self.model = model
-        # The shipped classifier contains the scale: without it the softmax is nearly uniform.
-        model.classifier.scale.fill_(scale)
+        self.model, self.classifier = model, cosine_classifier(model, scale)
         self.scale, self.rule, self.defer = scale, rule, defer
         self.register_buffer("margins", margins, persistent=False)
         self.register_buffer("balance", balance, persistent=False)
@@ -90,8 +83,7 @@ class LDAM(Stage):
     def loss(self, *batches: Batch) -> Terms:
         """LDAM loss on the cosines of the label view."""
         (batch,) = batches
-        assert isinstance(self.model.classifier, CosineClassifier)
-        cosine = self.model.classifier.cosine(self.model.features(batch.views["label"]))
+        cosine = self.classifier.cosine(self.model.features(batch.views["label"]))
         loss = ldam_loss(cosine, batch.labels, self.margins, self.scale, self.weight)
         return {"loss": loss}
 

@@ -7,12 +7,11 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from lmd.base.errors import LmdError
 from lmd.methods.method import Method
 from lmd.methods.settings import NonNegative, Positive
 from lmd.methods.stage import Stages, Task
-from lmd.methods.supervised import Supervised
-from lmd.model import CosineClassifier, Model
+from lmd.methods.supervised import Supervised, cosine_classifier
+from lmd.model import Model
 
 
 def seesaw_loss(
@@ -68,13 +67,9 @@ def seesaw(
     configurations in MMDetection have a normalised head of temperature 20 (``seesaw_norm``).
     """
     if temperature is not None:
-        if not isinstance(model.classifier, CosineClassifier):
-            raise LmdError(
-                "setting 'temperature' of the seesaw loss is for a cosine classifier; the model "
-                f"has {type(model.classifier).__name__}: use method 'seesaw_norm'"
-            )
-        # The shipped classifier contains the scale: without it the softmax is nearly uniform.
-        model.classifier.scale.fill_(temperature)
+        cosine_classifier(
+            model, temperature, "leave 'temperature' out, or use method 'seesaw_norm'"
+        )
     yield Supervised(model, Seesaw(len(task.class_counts), p, q), balanced=True)
 
 

@@ -10,9 +10,10 @@ from torch.nn import functional as F
 from torch.optim import Optimizer
 from torch.optim.swa_utils import get_ema_multi_avg_fn
 
+from lmd.base.errors import LmdError
 from lmd.methods.sam import sharp_backward, still_statistics
 from lmd.methods.stage import Batch, Epoch, Options, Stage, Terms
-from lmd.model import Model
+from lmd.model import CosineClassifier, Model
 
 
 def averaging_decay(t: int, limit: float, *, ramp: bool = True) -> float:
@@ -80,8 +81,7 @@ class RunningAverage(nn.Module):
 
 
 Criterion = Callable[[Tensor, Tensor], Tensor]
-OneView = Literal["label", "weak", "strong"]
-View = OneView | Literal["both"]
+View = Literal["label", "weak", "strong", "both"]
 
 
 class PerClass(nn.Module):
@@ -97,6 +97,23 @@ class PerClass(nn.Module):
     def forward(self, logits: Tensor, labels: Tensor) -> Tensor:
         """The loss of ``(B, K)`` and ``(B,)``."""
         return self.loss(logits, labels, self.values, **self.settings)
+
+
+def cosine_classifier(
+    model: Model, scale: float, remedy: str = "build it with head='cosine'"
+) -> CosineClassifier:
+    """Return the classifier of the model, with ``scale`` inside: the loss is of its cosines.
+
+    What ships contains the scale: without it the softmax is nearly uniform.
+    """
+    classifier = model.classifier
+    if not isinstance(classifier, CosineClassifier):
+        raise LmdError(
+            "this loss is of cosines, so the model needs a cosine classifier; it has "
+            f"{type(classifier).__name__}: {remedy}"
+        )
+    classifier.scale.fill_(scale)
+    return classifier
 
 
 def both_views(model: Model, criterion: Criterion, batch: Batch) -> tuple[Tensor, Tensor]:
@@ -117,7 +134,8 @@ class Supervised(Stage):
     statistics are of the weak one. ``draw(epoch)`` makes the weights of each epoch from validation,
     in place of ``weights``. A criterion that is a module may hold buffers: they are in the
     checkpoint. ``average`` is the horizon of a running average of the weights, as a share of all
-    steps; the average is what is validated and shipped.
+    steps; the average is what is validated and shipped. With ``rho``, the update is the gradient at
+    the worst point within this radius (sharpness-aware minimisation, ``lmd.methods.sam``).
     """
 
     def __init__(
@@ -129,15 +147,21 @@ class Supervised(Stage):
         draw: Callable[[Epoch], Tensor | None] | None = None,
         view: View = "label",
         average: float | None = None,
+        rho: float | None = None,
         **options: Unpack[Options],
     ) -> None:
         # The average is not trained: it follows.
         super().__init__(model if part is None and average is not None else part, **options)
         self.model, self.criterion, self.draw, self.view = model, criterion, draw, view
         self.needs_validation = draw is not None
-        self.horizon = average
+        self.horizon, self.rho = average, rho
         self.average = None if average is None else RunningAverage(model)
         self.done = self.left = self.total = 0  # steps: of the stage, of the epoch, in all
+
+    @property
+    def name(self) -> str:
+        """A sharpness-aware stage is called flat."""
+        return "Supervised" if self.rho is None else "Flat"
 
     def view_names(self) -> tuple[str, ...]:
         """The view, or both."""
@@ -165,7 +189,7 @@ class Supervised(Stage):
 
     def step(self, optimizer: Optimizer, *batches: Batch) -> Terms:
         """One update; the average follows, and replaces the weights at the end of the epoch."""
-        terms = super().step(optimizer, *batches)
+        terms = self._update(optimizer, *batches)
         if self.average is not None and self.horizon is not None:
             decay = averaging_decay(self.done, horizon_limit(self.horizon, self.total))
             follow(self.average.model, self.model, decay)
@@ -174,37 +198,9 @@ class Supervised(Stage):
                 self.average.exchange(self.model)
         return terms
 
-
-class Flat(Stage):
-    """``criterion`` on one view; the update is the gradient at the worst point nearby.
-
-    "Nearby" is within ``rho`` (sharpness-aware minimisation, ``lmd.methods.sam``). By default the
-    view is the protocol's.
-    """
-
-    def __init__(
-        self,
-        model: Model,
-        criterion: Criterion = F.cross_entropy,
-        *,
-        rho: float,
-        weights: Tensor | None = None,
-        view: OneView = "label",
-    ) -> None:
-        super().__init__(weights=weights)
-        self.model, self.criterion, self.rho, self.view = model, criterion, rho, view
-
-    def view_names(self) -> tuple[str, ...]:
-        """The view."""
-        return (self.view,)
-
-    def loss(self, *batches: Batch) -> Terms:
-        """The criterion on the logits."""
-        (batch,) = batches
-        return {"loss": self.criterion(self.model(batch.views[self.view]), batch.labels)}
-
-    def step(self, optimizer: Optimizer, *batches: Batch) -> Terms:
-        """One sharpness-aware update; BatchNorm statistics come from the unperturbed pass only."""
+    def _update(self, optimizer: Optimizer, *batches: Batch) -> Terms:
+        if self.rho is None:
+            return super().step(optimizer, *batches)
         optimizer.zero_grad(set_to_none=True)
         terms: Terms = self(*batches)
         self.backward(terms["loss"])

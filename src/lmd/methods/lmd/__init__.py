@@ -11,13 +11,12 @@ from typing import Annotated, Any
 from torch import Tensor
 from torch.nn import functional as F
 
-from lmd.base.errors import LmdError
 from lmd.methods.lmd.icc import ICC, ICCSettings, check_model
 from lmd.methods.lmd.rrl import RRL, RRLSettings
 from lmd.methods.method import Method
 from lmd.methods.settings import Needs
 from lmd.methods.stage import Stage, Stages, Task
-from lmd.methods.supervised import Criterion, Flat, PerClass, Supervised, View
+from lmd.methods.supervised import Criterion, PerClass, Supervised, View
 from lmd.methods.weighting import log_priors
 from lmd.model import Model
 
@@ -34,15 +33,8 @@ def _plain(model: Model, task: Task, settings: RRLSettings) -> Stage:
     # The weak view is the protocol's, as for every other row.
     view: View = "label" if settings.ce_view == "weak" else settings.ce_view
     weights = settings.image_weights(task.class_counts)
-    if not settings.sam:
-        average = settings.average or None
-        return Supervised(model, criterion, weights=weights, view=view, average=average)
-    if view == "both" or settings.average:
-        raise LmdError(
-            "setting 'sam': without rrl, sharpness-aware steps need one view and no average; "
-            "set ce_view to label, weak or strong and average to 0, or sam to 0"
-        )
-    return Flat(model, criterion, rho=settings.sam, weights=weights, view=view)
+    average, rho = settings.average or None, settings.sam or None
+    return Supervised(model, criterion, weights=weights, view=view, average=average, rho=rho)
 
 
 def lmd(
