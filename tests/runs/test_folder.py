@@ -154,6 +154,7 @@ def test_zip_files_of_other_things_are_one_line(run: Run) -> None:
         (np.array([["0.5"] * 3] * 4), "must be floats"),
         (np.full((4, 3), np.nan), "must be from 0 to 1"),
         (np.full((4, 3), 7.0), "must be from 0 to 1"),
+        (np.full((4, 3), 0.3), "must sum to 1 in every row"),
     ],
 )
 def test_probabilities_that_are_none_are_one_line(run: Run, array: np.ndarray, words: str) -> None:

@@ -3,7 +3,7 @@
 import csv
 import io
 import math
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -168,15 +168,35 @@ def make_policy(decide: Decide, basis: Basis) -> Policy:
     return Policy(basis.prior, mix, costs, sets, decide.refer_above)
 
 
-def parse_prevalence(given: Prevalence, classes: Sequence[str], counts: Sequence[int]) -> Floats:
-    """The shares ``(K,)`` that a user states; ``counts (K,)`` are those of the training part.
+def parse_prevalence(stated: Prevalence, classes: Sequence[str], counts: Sequence[int]) -> Floats:
+    """Return the shares ``(K,)`` that a user states; ``counts (K,)`` are of the training part.
 
     >>> parse_prevalence("nv=0.9, mel=0.1", ["mel", "nv"], [5, 5]).tolist()
     [0.1, 0.9]
     """
-    if isinstance(given, str) and given in ("uniform", "training"):
-        return class_mix("uniform" if given == "uniform" else "training", counts)
-    values = class_values(_pairs(given), classes, PREVALENCE_OPTION)
+    if stated == "uniform":
+        return class_mix("uniform", counts)
+    if stated == "training":
+        return class_mix("training", counts)
+    shares: Mapping[str, Any]
+    if isinstance(stated, Mapping):
+        shares = stated
+    elif str(stated).lower().endswith(".csv"):
+        head, rows = _read_table(Path(stated), PREVALENCE_OPTION)
+        if [name.lower() for name in head] != ["class", "prevalence"]:
+            raise LmdError(
+                f"{PREVALENCE_OPTION}: {stated} must have the two columns class,prevalence, with "
+                f"this first line; it begins with {','.join(head)!r}"
+            )
+        shares = {name: row[0] for name, row in rows.items()}
+    else:
+        pieces = [piece.rpartition("=") for piece in str(stated).split(",") if piece.strip()]
+        if not pieces or not all(name.strip() for name, _, _ in pieces):
+            raise LmdError(f"{PREVALENCE_OPTION} must be {_FORMS}; it is {str(stated)!r}")
+        names = [name.strip() for name, _, _ in pieces]
+        _check_unique(names, PREVALENCE_OPTION)
+        shares = dict(zip(names, (share.strip() for _, _, share in pieces), strict=True))
+    values = _numbers(shares, classes, PREVALENCE_OPTION, "the value of")
     total = sum(values)
     if abs(total - 1) > TOLERANCE:
         raise LmdError(
@@ -186,87 +206,8 @@ def parse_prevalence(given: Prevalence, classes: Sequence[str], counts: Sequence
     return np.asarray(values) / total
 
 
-def read_cells(path: Path, option: str) -> list[list[str]]:
-    """The rows of a CSV file without blank ones, each with its cells stripped."""
-    try:
-        text = path.read_text(encoding="utf-8-sig")
-        rows = list(csv.reader(io.StringIO(text, newline=""), strict=True))
-    except OSError as error:
-        raise LmdError(f"{option}: {path} cannot be read: {error.strerror}") from None
-    except (UnicodeDecodeError, csv.Error) as error:
-        raise LmdError(f"{option}: {path} is not a CSV file in UTF-8 ({error})") from None
-    cells = [[cell.strip() for cell in row] for row in rows]
-    return [row for row in cells if any(row)]
-
-
-def by_name(pairs: Iterable[tuple[str, Any]], option: str) -> dict[str, Any]:
-    """Pairs of class and value as a mapping; a class must not be given twice."""
-    found: dict[str, Any] = {}
-    for name, value in pairs:
-        if name in found:
-            raise LmdError(f"{option}: class {name!r} is given twice; give it once")
-        found[name] = value
-    return found
-
-
-def check_names(given: Iterable[str], classes: Sequence[str], option: str) -> None:
-    """Every class must be given, and no other."""
-    names = list(given)
-    foreign = [name for name in names if name not in classes]
-    if foreign:
-        raise LmdError(f"{option}: {unknown('class', foreign[0], classes)}")
-    missing = [name for name in classes if name not in names]
-    if missing:
-        raise LmdError(f"{option}: no value for {shorten(missing, 5)}; give one for every class")
-
-
-def number(value: Any, name: str, option: str) -> float:
-    """A number that is finite and not negative; ``name`` says which one it is."""
-    try:
-        found = float(value)
-    except (TypeError, ValueError):
-        found = math.nan
-    if not math.isfinite(found) or found < 0:
-        shown = "empty" if value in ("", None) else repr(value)
-        raise LmdError(f"{option}: {name} must be a number of at least 0; it is {shown}")
-    return found
-
-
-def class_values(given: Mapping[str, Any], classes: Sequence[str], option: str) -> list[float]:
-    """The values in the order of ``classes (K,)``, after all checks.
-
-    >>> class_values({"b": "2", "a": 0.5}, ["a", "b"], "--costs")
-    [0.5, 2.0]
-    """
-    check_names(given, classes, option)
-    return [number(given[name], f"the value of {name}", option) for name in classes]
-
-
-def _pairs(given: Prevalence) -> dict[str, Any]:
-    if isinstance(given, Mapping):
-        return dict(given)
-    if str(given).lower().endswith(".csv"):
-        return _from_file(Path(given))
-    words = [word for word in str(given).split(",") if word.strip()]
-    split = [tuple(part.strip() for part in word.rpartition("=")[::2]) for word in words]
-    if not split or not all(name for name, _ in split):
-        raise LmdError(f"{PREVALENCE_OPTION} must be {_FORMS}; it is {str(given)!r}")
-    return by_name(((name, value) for name, value in split), PREVALENCE_OPTION)
-
-
-def _from_file(path: Path) -> dict[str, Any]:
-    head, *rows = read_cells(path, PREVALENCE_OPTION) or [[]]
-    names = [name.lower() for name in head]
-    if names != ["class", "prevalence"] or any(len(row) != 2 for row in rows):
-        raise LmdError(
-            f"{PREVALENCE_OPTION}: {path} must have the two columns class,prevalence, with this "
-            f"first line; it begins with {','.join(head)!r}"
-        )
-    return by_name(((row[0], row[1]) for row in rows), PREVALENCE_OPTION)
-
-
-def parse_costs(given: CostTable, classes: Sequence[str]) -> Costs:
-    """Costs from a CSV file or a mapping.
+def parse_costs(stated: CostTable, classes: Sequence[str]) -> Costs:
+    """Return costs from a CSV file or a mapping.
 
     One number per class (``class,cost``) is the cost of any mistake with an image of that class. A
     table has true classes as rows and predicted classes as columns; one more column, ``refer``, may
@@ -275,31 +216,31 @@ def parse_costs(given: CostTable, classes: Sequence[str]) -> Costs:
     >>> parse_costs({"mel": 10, "nv": 1}, ["nv", "mel"]).table.tolist()
     [[0.0, 1.0], [10.0, 0.0]]
     """
-    rows = dict(given) if isinstance(given, Mapping) else _costs_from_file(Path(given))
-    nested = [isinstance(row, Mapping) for row in rows.values()]
-    if not any(nested):
-        weights = np.array(class_values(rows, classes, COSTS_OPTION))
-        return _useful(Costs(weights[:, None] * (1 - np.eye(len(classes)))))
-    if not all(nested):
+    rows = dict(stated) if isinstance(stated, Mapping) else _costs_from_file(Path(stated))
+    tables = [isinstance(row, Mapping) for row in rows.values()]
+    if not all(tables) and any(tables):
         raise LmdError(
             f"{COSTS_OPTION} must be one number per class or a whole table, not a mixture"
         )
-    check_names(rows, classes, COSTS_OPTION)
-    extra = REFER not in classes and any(REFER in row for row in rows.values())
-    columns = [*classes, REFER] if extra else list(classes)
-    cells = np.array([_row(rows[name], name, columns) for name in classes])
-    return _useful(Costs(cells[:, : len(classes)], cells[:, -1] if extra else None))
-
-
-def _row(row: Mapping[str, Any], true: str, columns: Sequence[str]) -> list[float]:
-    check_names(row, columns, f"{COSTS_OPTION}, row of {true}")
-    return [
-        number(row[name], f"the cell of true {true} and predicted {name}", COSTS_OPTION)
-        for name in columns
-    ]
-
-
-def _useful(costs: Costs) -> Costs:
+    if not any(tables):
+        weights = np.array(_numbers(rows, classes, COSTS_OPTION, "the value of"))
+        costs = Costs(weights[:, None] * (1 - np.eye(len(classes))))
+    else:
+        _check_names(rows, classes, COSTS_OPTION)
+        extra = REFER not in classes and any(REFER in row for row in rows.values())
+        columns = [*classes, REFER] if extra else list(classes)
+        cells = np.array(
+            [
+                _numbers(
+                    rows[name],
+                    columns,
+                    f"{COSTS_OPTION}, row of {name}",
+                    f"the cell of true {name} and predicted",
+                )
+                for name in classes
+            ]
+        )
+        costs = Costs(cells[:, : len(classes)], cells[:, -1] if extra else None)
     if not costs.table.any():
         raise LmdError(
             f"{COSTS_OPTION}: all costs are 0, so every decision would be as good as another"
@@ -308,20 +249,71 @@ def _useful(costs: Costs) -> Costs:
 
 
 def _costs_from_file(path: Path) -> dict[str, Any]:
-    head, *rows = read_cells(path, COSTS_OPTION) or [[]]
+    head, rows = _read_table(path, COSTS_OPTION)
     if len(head) < 2 or not rows:
         raise LmdError(
             f"{COSTS_OPTION}: {path} must have the columns class,cost, or a first line with the "
             "predicted classes and one row for each true class"
         )
+    if [name.lower() for name in head[1:]] == ["cost"]:
+        return {name: row[0] for name, row in rows.items()}
+    _check_unique(head[1:], COSTS_OPTION)
+    return {name: dict(zip(head[1:], row, strict=True)) for name, row in rows.items()}
+
+
+def _read_table(path: Path, option: str) -> tuple[list[str], dict[str, list[str]]]:
+    """Return the first line of a CSV file, and the other cells of each row by its first cell."""
+    try:
+        text = path.read_text(encoding="utf-8-sig")
+        lines = list(csv.reader(io.StringIO(text, newline=""), strict=True))
+    except OSError as error:
+        raise LmdError(f"{option}: {path} cannot be read: {error.strerror}") from None
+    except (UnicodeDecodeError, csv.Error) as error:
+        raise LmdError(f"{option}: {path} is not a CSV file in UTF-8 ({error})") from None
+    cells = [[cell.strip() for cell in line] for line in lines]
+    head, *rows = [row for row in cells if any(row)] or [[]]
     for row in rows:
         if len(row) != len(head):
             raise LmdError(
-                f"{COSTS_OPTION}: {path}: every row must have {len(head)} cells, as the first "
-                f"line; the row of {row[0]!r} has {len(row)}"
+                f"{option}: {path}: every row must have {len(head)} cells, as the first line; "
+                f"the row of {row[0]!r} has {len(row)}"
             )
-    if [name.lower() for name in head[1:]] == ["cost"]:
-        return by_name(((row[0], row[1]) for row in rows), COSTS_OPTION)
-    by_name(((name, None) for name in head[1:]), COSTS_OPTION)
-    cells = (dict(zip(head[1:], row[1:], strict=True)) for row in rows)
-    return by_name(zip((row[0] for row in rows), cells, strict=True), COSTS_OPTION)
+    _check_unique([row[0] for row in rows], option)
+    return head, {row[0]: row[1:] for row in rows}
+
+
+def _check_unique(names: Sequence[str], option: str) -> None:
+    for name in names:
+        if names.count(name) > 1:
+            raise LmdError(f"{option}: class {name!r} is given twice; give it once")
+
+
+def _check_names(names: Collection[str], classes: Sequence[str], option: str) -> None:
+    """Check that every class has a value, and nothing else has."""
+    foreign = [name for name in names if name not in classes]
+    if foreign:
+        raise LmdError(f"{option}: {unknown('class', foreign[0], classes)}")
+    missing = [name for name in classes if name not in names]
+    if missing:
+        raise LmdError(f"{option}: no value for {shorten(missing, 5)}; give one for every class")
+
+
+def _numbers(
+    values: Mapping[str, Any], classes: Sequence[str], option: str, title: str
+) -> list[float]:
+    """Return the values in the order of ``classes (K,)``; ``title`` names one in a message."""
+    _check_names(values, classes, option)
+    numbers = []
+    for name in classes:
+        value = values[name]
+        try:
+            number = float(value)
+        except (TypeError, ValueError):
+            number = math.nan
+        if not math.isfinite(number) or number < 0:
+            shown = "empty" if value in ("", None) else repr(value)
+            raise LmdError(
+                f"{option}: {title} {name} must be a number of at least 0; it is {shown}"
+            )
+        numbers.append(number)
+    return numbers

@@ -1,9 +1,9 @@
 """Draw the reliability diagram, and the learning curves of each stage."""
 
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, field
-from itertools import count, groupby
+from itertools import groupby
 from typing import TYPE_CHECKING, Any
 
 from markupsafe import Markup
@@ -80,52 +80,8 @@ def reliability(name: str, bins: Sequence[Bin]) -> str:
     return chart(name, title, description, (left + size + 14, base + 40), parts)
 
 
-def curve(
-    name: str,
-    title: str,
-    values: Sequence[float | None],
-    stages: Sequence[tuple[str, int]],
-    unit: str = "epoch",
-) -> str:
-    """One quantity over epochs; ``stages`` are pairs of name and number of epochs."""
-    width, height, left, right, top, bottom = 340.0, 204.0, 50.0, 12.0, 22.0, 38.0
-    known = [value for value in values if value is not None]
-    ticks = nice_ticks(min(known, default=0.0), max(known, default=1.0))
-    low, high = ticks[0], ticks[-1]
-    last = max(len(values), 2)
-
-    def x(epoch: float) -> float:
-        return left + (width - left - right) * (epoch - 1) / (last - 1)
-
-    def y(value: float) -> float:
-        return top + (height - top - bottom) * (1 - (value - low) / (high - low))
-
-    parts = []
-    for tick in ticks:
-        parts.append(line(left, y(tick), width - right, y(tick), "grid"))
-        parts.append(text(left - 6, y(tick) + 4, f"{tick:.6g}", class_="tick end"))
-    for epoch in sorted(
-        {1, len(values)} if len(values) < 5 else {1, len(values) // 2, len(values)}
-    ):
-        parts.append(text(x(epoch), height - 21, str(epoch), class_="tick"))
-    parts.append(text((left + width - right) / 2, height - 5, unit, class_="tick"))
-    parts += _stage_marks(stages, x, top, height - bottom)
-    for run in _runs(values, stages):
-        path = " ".join(f"{x(epoch):.1f},{y(value):.1f}" for epoch, value in run)
-        parts.append(element("polyline", points=path, class_="curve"))
-    if len(known) <= 40:
-        for epoch, value in enumerate(values, 1):
-            if value is not None:
-                dot = mark("circle", x(epoch), y(value), "fill curve", 2.5)
-                parts.append(with_tip(f"{unit} {epoch}: {value:.4g}", dot))
-    said = (
-        f"from {known[0]:.4g} to {known[-1]:.4g} in {len(values)} {unit}s" if known else "no value"
-    )
-    return chart(name, title, said, (width, height), parts)
-
-
 def nice_ticks(low: float, high: float) -> list[float]:
-    """About three to six evenly spaced round numbers that enclose a range.
+    """Return about three to six evenly spaced round numbers that enclose a range.
 
     >>> nice_ticks(0.13, 1.9)
     [0.0, 0.5, 1.0, 1.5, 2.0]
@@ -136,37 +92,6 @@ def nice_ticks(low: float, high: float) -> list[float]:
     step = next(factor * power for factor in (1, 2, 2.5, 5, 10) if factor * power >= rough * 0.999)
     first, final = math.floor(low / step + 1e-9), math.ceil(high / step - 1e-9)
     return [round(i * step, 12) for i in range(first, max(final, first + 1) + 1)]
-
-
-def _stage_marks(
-    stages: Sequence[tuple[str, int]], x: Callable[[float], float], top: float, bottom: float
-) -> list[str]:
-    parts, first = [], 1
-    for i, (stage, epochs) in enumerate(stages):
-        start = x(first if i == 0 else first - 0.5)
-        room = x(first + epochs - 0.5) - start
-        if i:
-            parts.append(line(start, top - 14, start, bottom, "boundary"))
-        parts.append(text(start + 4, top - 6, shorten(stage, room - 10, 6), class_="tick start"))
-        first += epochs
-    return parts
-
-
-def _runs(
-    values: Sequence[float | None], stages: Sequence[tuple[str, int]]
-) -> list[list[tuple[int, float]]]:
-    """Stretches without gaps, as pairs of epoch (from 1) and value.
-
-    No line connects two stages, because their losses are different quantities.
-    """
-    firsts = {1 + sum(epochs for _, epochs in stages[:i]) for i in range(len(stages))}
-    runs: list[list[tuple[int, float]]] = [[]]
-    for epoch, value in enumerate(values, 1):
-        if value is None or epoch in firsts:
-            runs.append([])
-        if value is not None:
-            runs[-1].append((epoch, value))
-    return [run for run in runs if len(run) > 1]
 
 
 FIXED_COLUMNS = ("stage", "stage_name", "epoch", "lr", "seconds")
@@ -182,9 +107,19 @@ TITLES = {
     "shrinkage": "Shrinkage of the covariances",
     "weight_penalty": "Penalty on the classifier's weights",
 }
-Rows = Sequence[HistoryRow]
-Stages = Sequence[tuple[str, Rows]]
-Figures = list[tuple[str, Markup]]
+
+
+@dataclass(frozen=True)
+class Stage:
+    """The numbers of a stage: its epochs, and for each a row of what was measured."""
+
+    name: str
+    epochs: list[Any]
+    rows: list[dict[str, float]]
+
+    def has(self, key: str) -> bool:
+        """Whether any epoch has a number."""
+        return any(key in row for row in self.rows)
 
 
 @dataclass(frozen=True)
@@ -192,7 +127,7 @@ class Group:
     """What one stage has alone, or all stages share: small charts, or numbers of a single epoch."""
 
     heading: str
-    figures: Figures = field(default_factory=list)
+    figures: list[tuple[str, Markup]] = field(default_factory=list)
     numbers: list[tuple[str, str]] = field(default_factory=list)
 
 
@@ -201,60 +136,106 @@ def curves_view(report: "Report") -> dict[str, Any]:
     return {"groups": curve_groups(report.run.history)}
 
 
-def curve_groups(history: Rows) -> list[Group]:
-    """Every number of the history, drawn over the epochs of the stages that have it.
+def curve_groups(history: Sequence[HistoryRow]) -> list[Group]:
+    """Return every number of the history, drawn over the epochs of the stages that have it.
 
     One that only one of several stages has is drawn over the epochs of that stage, and written
     down if that is a single epoch.
     """
-    stages = [(name, list(rows)) for name, rows in groupby(history, key=_stage)]
-    keys = dict.fromkeys(("val_bacc", *(key for row in history for key in row)))
-    known = [key for key in keys if key not in FIXED_COLUMNS and _has(history, key)]
-    shared = [key for key in known if key == "val_bacc" or _owners(stages, key) > 1]
-    numbers = count()
-    if len(stages) < 2:
-        unit = "EM iteration" if _has(history, M_STEP) else "epoch"
-        figures = [_figure(next(numbers), key, stages, unit) for key in known]
+    stages = _stages(history)
+    keys = list(dict.fromkeys(key for stage in stages for row in stage.rows for key in row))
+    keys.sort(key=lambda key: key != "val_bacc")
+    if len(stages) == 1:
+        figures = [_figure(key, stages, _unit(stages[0])) for key in keys]
         return [Group("", figures)] if figures else []
-    groups = [Group("", [_figure(next(numbers), key, stages, "epoch") for key in shared])]
-    for name, rows in stages:
-        own = [key for key in known if key not in shared and _has(rows, key)]
-        if len(rows) == 1:
-            values = [(TITLES.get(key, key), f"{_number(rows[0], key):.4g}") for key in own]
-            groups.append(Group(name, numbers=values))
+    owners = {key: [stage for stage in stages if stage.has(key)] for key in keys}
+    shared = [key for key in keys if key == "val_bacc" or len(owners[key]) > 1]
+    groups = [Group("", [_figure(key, stages, "epoch") for key in shared])]
+    for stage in stages:
+        own = [key for key in keys if key not in shared and owners[key] == [stage]]
+        if len(stage.rows) == 1:
+            row = stage.rows[0]
+            numbers = [(TITLES.get(key, key), f"{row[key]:.4g}") for key in own]
+            groups.append(Group(stage.name, numbers=numbers))
             continue
-        em = _has(rows, M_STEP)
-        unit = "EM iteration" if em else "epoch"
-        figures = [_figure(next(numbers), key, [(name, rows)], unit) for key in own]
-        groups.append(Group(f"{name}, over its EM iterations" if em else name, figures))
+        heading = stage.name + (", over its EM iterations" if stage.has(M_STEP) else "")
+        groups.append(Group(heading, [_figure(key, [stage], _unit(stage)) for key in own]))
     return [group for group in groups if group.figures or group.numbers]
 
 
-def _figure(number: int, key: str, stages: Stages, unit: str) -> tuple[str, Markup]:
+def _stages(history: Sequence[HistoryRow]) -> list[Stage]:
+    def name(row: HistoryRow) -> str:
+        return str(row.get("stage_name") or f"stage {row.get('stage')}")
+
+    stages = []
+    for title, group in groupby(history, key=name):
+        rows = list(group)
+        numbers = [
+            {
+                key: float(value)
+                for key, value in row.items()
+                if key not in FIXED_COLUMNS and isinstance(value, int | float)
+            }
+            for row in rows
+        ]
+        stages.append(Stage(title, [row.get("epoch") for row in rows], numbers))
+    return stages
+
+
+def _unit(stage: Stage) -> str:
+    return "EM iteration" if stage.has(M_STEP) else "epoch"
+
+
+def _figure(key: str, stages: Sequence[Stage], unit: str) -> tuple[str, Markup]:
+    """Return the title of a number, and its drawing over the epochs of the stages.
+
+    No line connects two stages, because their losses are different quantities.
+    """
+    width, height, left, right, top, bottom = 340.0, 204.0, 50.0, 12.0, 22.0, 38.0
+    values = [row[key] for stage in stages for row in stage.rows if key in row]
+    epochs = sum(len(stage.rows) for stage in stages)
+    ticks = nice_ticks(min(values), max(values))
+
+    def x(epoch: float) -> float:
+        return left + (width - left - right) * (epoch - 1) / (max(epochs, 2) - 1)
+
+    def y(value: float) -> float:
+        share = (value - ticks[0]) / (ticks[-1] - ticks[0])
+        return top + (height - top - bottom) * (1 - share)
+
+    parts = []
+    for tick in ticks:
+        parts.append(line(left, y(tick), width - right, y(tick), "grid"))
+        parts.append(text(left - 6, y(tick) + 4, f"{tick:.6g}", class_="tick end"))
+    for epoch in sorted({1, epochs} if epochs < 5 else {1, epochs // 2, epochs}):
+        parts.append(text(x(epoch), height - 21, str(epoch), class_="tick"))
+    parts.append(text((left + width - right) / 2, height - 5, unit, class_="tick"))
+    data, dots, first = [], [], 1
+    for stage in stages:
+        start = x(first if first == 1 else first - 0.5)
+        room = x(first + len(stage.rows) - 0.5) - start
+        if first > 1:
+            parts.append(line(start, top - 14, start, height - bottom, "boundary"))
+        name = shorten(stage.name, room - 10, 6)
+        parts.append(text(start + 4, top - 6, name, class_="tick start"))
+        measured = [
+            (first + i, row[key]) if key in row else None for i, row in enumerate(stage.rows)
+        ]
+        for known, run in groupby(measured, key=bool):
+            points = [point for point in run if point is not None]
+            path = " ".join(f"{x(epoch):.1f},{y(value):.1f}" for epoch, value in points)
+            if known and len(points) > 1:
+                parts.append(element("polyline", points=path, class_="curve"))
+            for epoch, value in points:
+                dot = mark("circle", x(epoch), y(value), "fill curve", 2.5)
+                dots.append(with_tip(f"{unit} {epoch}: {value:.4g}", dot))
+        data += [
+            {"stage": stage.name, "epoch": epoch, key: row.get(key)}
+            for epoch, row in zip(stage.epochs, stage.rows, strict=True)
+        ]
+        first += len(stage.rows)
     title = TITLES.get(key, key)
-    rows = [row for _, each in stages for row in each]
-    values = [_number(row, key) for row in rows]
-    lengths = [(name, len(each)) for name, each in stages]
-    drawing = curve(f"curve-{number}", title, values, lengths, unit)
-    data = [
-        {"stage": _stage(row), "epoch": row.get("epoch"), key: value}
-        for row, value in zip(rows, values, strict=True)
-    ]
+    about = f"from {values[0]:.4g} to {values[-1]:.4g} in {epochs} {unit}s"
+    parts += dots if len(values) <= 40 else []
+    drawing = chart(f"curve-{key}", title, about, (width, height), parts)
     return title, savable(key, drawing, data)
-
-
-def _owners(stages: Stages, key: str) -> int:
-    return sum(_has(rows, key) for _, rows in stages)
-
-
-def _has(rows: Rows, key: str) -> bool:
-    return any(_number(row, key) is not None for row in rows)
-
-
-def _number(row: HistoryRow, key: str) -> float | None:
-    found = row.get(key)
-    return float(found) if isinstance(found, int | float) else None
-
-
-def _stage(row: HistoryRow) -> str:
-    return str(row.get("stage_name") or f"stage {row.get('stage')}")

@@ -100,5 +100,7 @@ def _check(part: str, of: PartPredictions, classes: int) -> None:
         raise LmdError(f"predictions: {part}_probabilities must be floats")
     if not np.all((of.probabilities >= 0) & (of.probabilities <= 1.001)):  # NaN fails too
         raise LmdError(f"predictions: {part}_probabilities must be from 0 to 1")
+    if np.any(np.abs(of.probabilities.sum(axis=1, dtype=np.float64) - 1) > 1e-3):
+        raise LmdError(f"predictions: {part}_probabilities must sum to 1 in every row")
     if images and not (of.labels.min() >= 0 and of.labels.max() < classes):
         raise LmdError(f"predictions: {part}_labels must be below {classes}, the number of classes")

@@ -49,7 +49,6 @@ def score(
     Images with the same number in ``groups (N,)`` are of one patient or lesion. ``part`` is the
     name used in notes.
     """
-    _check_predictions(labels, probabilities, classes)
     if len(train_counts) != len(classes):
         raise LmdError(
             f"train_counts must have one entry for each of the {len(classes)} classes; it has "
@@ -63,43 +62,6 @@ def score(
         confusion=sample.plain.confusion[0].astype(int).tolist(),
         notes=[f"{part}: {note}" for note in _notes(sample, classes, metrics)],
     )
-
-
-def _check_predictions(
-    labels: Labels, probabilities: Probabilities, classes: Sequence[str]
-) -> None:
-    if labels.ndim != 1 or not np.issubdtype(labels.dtype, np.integer):
-        raise LmdError(f"labels must be whole numbers (N,); they are {labels.dtype} {labels.shape}")
-    shape = (len(labels), len(classes))
-    if probabilities.shape != shape:
-        raise LmdError(
-            f"probabilities must be (N, K) = {shape}, a row for each label and a column for each "
-            f"class; they are {probabilities.shape}"
-        )
-    if len(labels) == 0:
-        raise LmdError("there are no images to score: labels are empty; give a part with images")
-    outside = np.flatnonzero((labels < 0) | (labels >= len(classes)))
-    if len(outside):
-        raise LmdError(
-            f"labels must lie from 0 to {len(classes) - 1}; row {outside[0]} is "
-            f"{labels[outside[0]]} ({len(outside)} such rows)"
-        )
-    with np.errstate(invalid="ignore"):  # infinities of both signs: the first rule reports them
-        sums = probabilities.sum(axis=1, dtype=np.float64)
-    rules = {
-        "be finite": ~np.isfinite(probabilities).all(axis=1),
-        "lie from 0 to 1": ((probabilities < 0) | (probabilities > 1 + 1e-3)).any(axis=1),
-        "sum to 1 within 0.001": np.abs(sums - 1) > 1e-3,
-    }
-    for rule, broken in rules.items():
-        rows = np.flatnonzero(broken)
-        if len(rows):
-            values = ", ".join(f"{p:.4g}" for p in probabilities[rows[0]][:8])
-            raise LmdError(
-                f"probabilities must {rule} in every row; row {rows[0]} is [{values}"
-                f"{', …' if len(classes) > 8 else ''}] ({len(rows)} such rows of {len(labels)}); "
-                "give softmax outputs, not logits"
-            )
 
 
 def _estimate(value: float, low: float, high: float) -> Estimate:
