@@ -171,10 +171,8 @@ def plan_folds(request: FoldsRequest) -> Plan:
 
 def _spec(request: FoldsRequest, fold: Mapping[str, Any]) -> Spec:
     """What one training is asked for."""
-    method, source = (
-        find_method(request.method),
-        Source(request.data, Columns.of(request.columns), request.skip_bad),
-    )
+    method = find_method(request.method)
+    source = Source(request.data, Columns.of(request.columns), request.skip_bad)
     settings = {**request.settings, **fold}
     return resolve(
         method, request.protocol, settings, request.profile, source, images=request.images

@@ -96,6 +96,12 @@ class Table:
             raise ValueError("the table has no parts: split it first")
         return self.take(self.parts == name)
 
+    def group_numbers(self) -> NDArray[np.int64] | None:
+        """Groups as numbers ``(N,)``, which do not show the identity of patients."""
+        if self.groups is None:
+            return None
+        return np.unique(self.groups, return_inverse=True)[1].astype(np.int64)
+
     def label_names(self) -> NDArray[np.str_]:
         """The class name of each image ``(N,)``."""
         return np.array(self.classes, dtype=np.str_)[self.labels]

@@ -8,8 +8,6 @@ from os import PathLike
 from pathlib import Path
 from typing import Any
 
-import numpy as np
-
 from lmd.base.device import choose_device
 from lmd.base.errors import LmdError
 from lmd.base.progress import Display
@@ -45,10 +43,8 @@ def rescore(
     ``against``, another run on the same test images. A model of an earlier version gets what its
     file lacks for decisions.
     """
-    run = Run.open(path)
+    run = Run.open(path).require_finished()
     before = run.record
-    if before.status != "finished":
-        raise LmdError(f"{path} is not finished: run `lmd train --resume --out {path}`")
     others = [] if against is None else [Run.open(against)]
     for other in others:
         paired(run, other)  # refused before anything is written
@@ -144,9 +140,7 @@ def evaluate_tta(
 
 
 def _checked(path: Path) -> Record:
-    record = Run.open(path).record
-    if record.status != "finished":
-        raise LmdError(f"{path} is not finished: run `lmd train --resume --out {path}`")
+    record = Run.open(path).require_finished().record
     if record.tta is not None:
         raise LmdError(f"--tta: {path} was made with --tta; give the folder of the run itself")
     if record.folds is not None:
@@ -176,7 +170,7 @@ def _predicted(predictor: Predictor, data: Dataset, display: Display) -> Predict
         tick = partial(_step, display, done, total)
         probabilities = predictor.infer(images, tta=True, tick=tick).probabilities
         done += len(table)
-        groups = None if table.groups is None else np.unique(table.groups, return_inverse=True)[1]
+        groups = table.group_numbers()
         parts[part] = PartPredictions(table.ids, images.labels, probabilities, groups)
     display.stop()
     return Predictions(predictor.classes, parts)

@@ -182,10 +182,8 @@ def _sample(record: Record, of: PartPredictions) -> Sample:
 
 
 def _finished(path: Path) -> Run:
-    run = Run.open(path)
+    run = Run.open(path).require_finished()
     record = run.record
-    if record.status != "finished":
-        raise LmdError(f"{path} is not finished: run `lmd train --resume --out {path}`")
     if record.external is not None:
         raise LmdError(
             f"{path} is an external validation of {record.external.run}: give the folder of that "
@@ -201,8 +199,7 @@ def _predictions(files: Run, table: Table, answers: Answers) -> Predictions:
     assert files.predictions is not None
     classes = files.predictions.classes
     labels = _labels(table, classes)
-    groups = None if table.groups is None else np.unique(table.groups, return_inverse=True)[1]
-    here = PartPredictions(table.ids, labels, answers.probabilities, groups)
+    here = PartPredictions(table.ids, labels, answers.probabilities, table.group_numbers())
     own = files.predictions.parts.get("validation")
     parts: dict[Part, PartPredictions] = {"test": here}
     return Predictions(classes, parts if own is None else {**parts, "validation": own})

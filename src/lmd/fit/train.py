@@ -375,12 +375,11 @@ def _predict(ready: Ready, encoded: Encoded) -> tuple[Predictions, float]:
     names: tuple[Part, Part] = ("validation", "test")
     for part in names:
         if part in encoded:
-            table, groups = data.table.part(part), None
-            if table.groups is not None:
-                # Numbers instead of names protect the identity of patients.
-                groups = np.unique(table.groups, return_inverse=True)[1]
+            table = data.table.part(part)
             probabilities = (encoded[part][1] / temperature).softmax(1).numpy()
-            parts[part] = PartPredictions(table.ids, data.part(part).labels, probabilities, groups)
+            parts[part] = PartPredictions(
+                table.ids, table.labels, probabilities, table.group_numbers()
+            )
     return Predictions(data.table.classes, parts), temperature
 
 

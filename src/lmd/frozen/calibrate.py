@@ -134,7 +134,7 @@ def _flag(encoded: Encoded) -> Kept:
     table, features = encoded.features.table, encoded.features.features
     train, validation, test = (encoded.features.rows(part) for part in PARTS)
     held_out = {"validation": features[validation], "test": features[test]}
-    groups = encoded.features.group_numbers(test)
+    groups = table.part("test").group_numbers()
     return flag_of(features[train], table.labels[train], held_out, groups)
 
 

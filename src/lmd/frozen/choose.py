@@ -333,12 +333,9 @@ def _final(problem: Problem, chosen: Mapping[str, Setting], before: Fits | None)
 def _part(
     data: FeatureTable, rows: NDArray[np.int64], probabilities: NDArray[Any]
 ) -> PartPredictions:
-    return PartPredictions(
-        data.table.ids[rows],
-        data.table.labels[rows],
-        probabilities.astype(np.float32),
-        data.group_numbers(rows),
-    )
+    table = data.table.take(rows)
+    probabilities = probabilities.astype(np.float32)
+    return PartPredictions(table.ids, table.labels, probabilities, table.group_numbers())
 
 
 def _candidates(
@@ -395,8 +392,9 @@ def _measure(
     """Balanced accuracy with its interval, and the class with the lowest recall."""
     if logits is None:
         return None
-    sample = Sample(data.table.labels[rows], softmax(logits), groups=data.group_numbers(rows))
+    table = data.table.take(rows)
+    sample = Sample(table.labels, softmax(logits), groups=table.group_numbers())
     recall = sample.plain.recall[0]
     worst = int(np.nanargmin(recall))
     accuracy = metric_estimates(sample, [METRIC])[METRIC]
-    return accuracy, data.table.classes[worst], float(recall[worst])
+    return accuracy, table.classes[worst], float(recall[worst])

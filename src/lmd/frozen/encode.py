@@ -148,9 +148,7 @@ def _from_file(path: Path) -> Encoded:
 
 def _from_run(path: Path, moved: str | None, device: torch.device, display: Display) -> Encoded:
     """Return the features of a run's images, which may have ``moved``, with its classifier."""
-    record = of_one_model(path).record
-    if record.status != "finished":
-        raise LmdError(f"{path} is not finished: run `lmd train --resume --out {path}`")
+    record = of_one_model(path).require_finished().record
     if not any(record.data.counts["validation"]):
         raise LmdError(
             f"{path} has no validation part, and its encoder has seen all training images, so that "

@@ -55,13 +55,6 @@ class FeatureTable:
             return np.asarray(self.features[rows] @ self.weight.T + self.bias)
         return None if self.logits is None else self.logits[rows].astype(np.float64)
 
-    def group_numbers(self, rows: NDArray[np.int64]) -> NDArray[np.int64] | None:
-        """Return groups as numbers, which do not show the identity of patients."""
-        groups = self.table.groups
-        if groups is None:
-            return None
-        return np.unique(groups[rows], return_inverse=True)[1].astype(np.int64)
-
 
 def read_features(path: Path) -> FeatureTable:
     """Read features from an ``.npz`` file."""

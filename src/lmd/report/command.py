@@ -79,10 +79,7 @@ def report(
 
     if out is not None:
         check_output(out, "--out", ".html")
-    found = [Run.open(path) for path in runs]
-    for one in found:
-        if one.record.status != "finished":
-            raise LmdError(f"{one.path} is not finished: run `lmd train --resume --out {one.path}`")
+    found = [Run.open(path).require_finished() for path in runs]
     if data is not None and images:
         from lmd.base.device import choose_device
         from lmd.explain.examples import add_examples

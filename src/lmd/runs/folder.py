@@ -191,6 +191,13 @@ class Run:
             raise LmdError(f"{path} is not a run folder: it has no record.json")
         return cls(path)
 
+    def require_finished(self) -> "Run":
+        """Return the run itself; one that is not finished is refused."""
+        if self.record.status != "finished":
+            remedy = f"run `lmd train --resume --out {self.path}`"
+            raise LmdError(f"{self.path} is not finished: {remedy}")
+        return self
+
     def make_checkpoint_folder(self) -> None:
         """Make the folder of the checkpoint again if someone has removed it."""
         try:
