@@ -93,7 +93,7 @@ def test_only_blocks_that_every_method_finished_count(plan: Plan, tmp_path: Path
     assert len(blocks) == 5
     everything = tuple(run.name for run in plan.runs if run.method == "rs")
     write_runs(plan, tmp_path / "none", leave_out=everything)
-    with pytest.raises(LmdError, match="larger budget"):
+    with pytest.raises(LmdError, match="larger --budget"):
         compare(read_results(plan, tmp_path / "none", resamples=50))
 
 

@@ -21,10 +21,10 @@ from lmd.cli.commands import app
 class Stops(Local):
     """Ends the benchmark with Ctrl-C when a run of the second phase would start."""
 
-    def start(self, run: PlannedRun, *, shared: bool = False) -> None:
+    def start(self, run: PlannedRun) -> None:
         if run.seed == 1:
             raise KeyboardInterrupt
-        super().start(run, shared=shared)
+        super().start(run)
 
 
 GRID = """
@@ -89,12 +89,11 @@ class Pretends(Local):
 
     def __init__(self, folder: Path, codes: dict[str, int]) -> None:
         super().__init__(folder, 2)
-        self.codes, self.begun, self.shared = codes, list[str](), list[str]()
+        self.codes, self.begun = codes, list[str]()
         self._now: list[str] = []
 
-    def start(self, run: PlannedRun, *, shared: bool = False) -> None:
+    def start(self, run: PlannedRun) -> None:
         self.begun.append(run.name)
-        self.shared += [run.name] if shared else []
         self._now.append(run.name)
         code = self.codes.get(run.name, 0)
         if code == 0:
@@ -156,10 +155,6 @@ def test_blocks_are_completed_one_after_another(
     assert [{name.split("-", 1)[1] for name in block} for block in blocks] == [
         {name} for name in expected
     ]
-    # What was shared with finished runs is still shared with the one that is missing.
-    again = Pretends(out, {})
-    run_plan(plan, out, lambda: again, quiet_board())
-    assert again.shared == ["lmd-data=task_1-seed0"]
 
 
 def test_finished_trials_without_a_choice_are_not_repeated(two_rows: tuple[Plan, Path]) -> None:

@@ -87,7 +87,7 @@ def test_the_seed_decides_which_images_are_drawn() -> None:
     ("arguments", "said"),
     [
         ({"tasks": 0}, "tasks is 0"),
-        ({"tasks": 4}, "only 3 classes can play the rarest: use tasks 3"),
+        ({"tasks": 4}, "only 3 classes can play the rarest: use --tasks 3"),
         ({"tasks": 1, "held_out": 500}, "three classes with at least 516"),
     ],
 )

@@ -20,13 +20,12 @@ from typer.testing import CliRunner
 
 from lmd.base.errors import LmdError
 from lmd.base.lock import locked
-from lmd.benchmark.estimate import Clock
 from lmd.benchmark.local import Local, environment
 from lmd.benchmark.plan import Plan, PlannedRun, write_plan
-from lmd.benchmark.planning import plan_grid
-from lmd.benchmark.progress import Snapshot, open_board
-from lmd.benchmark.run import Outcome, last_words, run_plan
-from lmd.benchmark.state import Progress, identify, inspect, progress
+from lmd.benchmark.planning import identify, plan_grid
+from lmd.benchmark.progress import Clock, Progress, Snapshot, Watch, open_board, progress
+from lmd.benchmark.run import Outcome, last_message, run_plan
+from lmd.benchmark.state import inspect
 from lmd.cli.commands import app
 from lmd.runs.folder import Run
 
@@ -307,7 +306,7 @@ def test_the_estimate_follows_finished_runs_and_epochs(
 ) -> None:
     grid = write_grid(tmp_path, 'methods = ["ce", "rs"]\nseeds = [0, 1]\nPROTOCOL', epochs=10)
     plan, now = plan_grid(grid), [0.0]
-    monkeypatch.setattr("lmd.benchmark.estimate.time.monotonic", lambda: now[0])
+    monkeypatch.setattr("lmd.benchmark.progress.time.monotonic", lambda: now[0])
     clock = Clock(plan, {})
     waiting = plan.runs[1:]
     clock.start("ce-seed0")
@@ -346,9 +345,22 @@ def test_the_board_says_what_runs_and_when_it_ends(terminal: bool) -> None:
 def test_the_reason_of_a_failure_is_of_the_last_start(tmp_path: Path) -> None:
     log = tmp_path / "log.txt"
     log.write_text("=== started 1\nerror: the disk is full\n=== started 2\nout of memory\n")
-    assert last_words(log) == "out of memory"
+    assert last_message(log) == "out of memory"
     log.write_text("error: the disk is full\nTraceback\n")
-    assert last_words(log) == "the disk is full"
+    assert last_message(log) == "the disk is full"
+
+
+def test_a_history_is_read_again_only_if_it_has_changed(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (run,) = plan_grid(write_grid(tmp_path, 'methods = ["ce"]\nPROTOCOL', epochs=5)).runs
+    watch, path = Watch(tmp_path), Run(tmp_path / run.name).history_path
+    assert watch.progress(run).where == "starting"
+    path.parent.mkdir()
+    path.write_text("stage,epoch\n1,1\n")
+    assert watch.progress(run) == Progress(1, 5, "stage 1, epoch 1/5")
+    monkeypatch.setattr(Run, "read_history", lambda run: pytest.fail("it has not changed"))
+    assert watch.progress(run).done == 1
 
 
 def test_a_run_that_cannot_be_started_does_not_stop_the_others(tmp_path: Path) -> None:

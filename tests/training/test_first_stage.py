@@ -1,6 +1,6 @@
 """A first stage that runs have in common is trained once, and nothing else changes."""
 
-from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from threading import Thread
 
@@ -9,7 +9,6 @@ from grids import bytes_of, quiet_board, write_grid
 from toys import MakeTrainer, assert_same, quick, weights_of
 
 from lmd.benchmark.local import Local, first_stages
-from lmd.benchmark.plan import PlannedRun
 from lmd.benchmark.planning import plan_grid
 from lmd.benchmark.run import run_plan
 from lmd.methods import METHODS
@@ -157,8 +156,8 @@ def test_a_grid_trains_common_first_stages_once_with_the_same_result(tmp_path: P
     for share in (True, False):
         folder = tmp_path / str(share)
         folder.mkdir()
-        backend = Local(folder, 2)
-        outcome = run_plan(plan, folder, lambda: backend, quiet_board(), share=share)  # noqa: B023
+        start = partial(Local, folder, 2, share=share)
+        outcome = run_plan(plan, folder, start, quiet_board())
         assert not outcome.failed
         assert not first_stages(folder).exists()
     sources = {}
@@ -189,21 +188,9 @@ def test_a_grid_trains_common_first_stages_once_with_the_same_result(tmp_path: P
 
 
 def test_one_run_of_every_kind_of_first_stage_comes_first(tmp_path: Path) -> None:
-    rows = 'methods = ["rs", "ce", "decoupling"]\nPROTOCOL\n[settings]\nstage2_epochs = 1\n'
-    grid = write_grid(tmp_path, rows)
-    plan, out = plan_grid(grid), tmp_path / "out"
-    assert [run.method for run in plan.runs] == ["ce", "rs", "decoupling"]
-    out.mkdir()
-    started: list[str] = []
-
-    class Watched(Local):
-        def start(self, run: PlannedRun, *, shared: bool = False) -> None:
-            started.append(f"{run.method} {shared}")
-            super().start(run, shared=shared)
-
-    plan = replace(plan, runs=[plan.runs[0], plan.runs[2], plan.runs[1]])
-    assert not run_plan(plan, out, lambda: Watched(out, 1), quiet_board()).failed
-    assert started == ["ce True", "rs True", "decoupling True"]
+    plan = plan_grid(write_grid(tmp_path, 'methods = ["ce", "decoupling", "lmd"]\nPROTOCOL\n'))
+    assert [run.method for run in plan.runs] == ["ce", "lmd", "decoupling"]
+    assert [row.key for row in plan.rows] == ["ce", "decoupling", "lmd"]
 
 
 def test_a_benchmark_of_two_rows_shares_their_first_stage(tmp_path: Path) -> None:

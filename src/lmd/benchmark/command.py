@@ -57,10 +57,9 @@ def benchmark(
         dry_run: List the runs and their state without training.
     """
     from lmd.base.lock import locked
-    from lmd.benchmark.planning import plan_grid
+    from lmd.benchmark.planning import identify, plan_grid
     from lmd.benchmark.progress import open_board
     from lmd.benchmark.run import run_plan
-    from lmd.benchmark.state import identify
     from lmd.benchmark.trials import read_choices, settled, undecided
 
     plan = plan_grid(file)
@@ -71,8 +70,8 @@ def benchmark(
         return
     try:
         with locked(folder) as lock:
-            start = partial(_backend, folder, ray, workers, lock)
-            outcome = run_plan(plan, folder, start, open_board(), share=share)
+            start = partial(_backend, folder, ray, workers, lock, share)
+            outcome = run_plan(plan, folder, start, open_board())
     except KeyboardInterrupt:
         said = f"stopped: run the same command again to continue from the last epochs in {folder}"
         typer.secho(said, fg="yellow", err=True)
@@ -138,9 +137,8 @@ def table(
 
 def _preview(plan: "Plan", folder: Path, workers: int | None) -> None:
     """List the runs of both phases with their state, and how long they will take."""
-    from lmd.benchmark.estimate import Clock
     from lmd.benchmark.local import Local
-    from lmd.benchmark.progress import when
+    from lmd.benchmark.progress import Clock, when
     from lmd.benchmark.state import inspect
     from lmd.benchmark.trials import RULE, read_choices, settled, trial_runs, undecided
 
@@ -191,20 +189,19 @@ def _plan(file: str, folder: Path) -> "Plan":
     found = read_plan(folder)
     if found is not None and found.source == grid_hash(file):
         return found
-    from lmd.benchmark.planning import plan_grid
-    from lmd.benchmark.state import identify
+    from lmd.benchmark.planning import identify, plan_grid
 
     return identify(plan_grid(file))
 
 
-def _backend(folder: Path, ray: str | None, workers: int | None, lock: int) -> Any:
+def _backend(folder: Path, ray: str | None, workers: int | None, lock: int, share: bool) -> Any:
     if ray is not None:
         from lmd.benchmark.on_ray import OnRay
 
-        return OnRay(folder, ray, workers)
+        return OnRay(folder, ray, workers, share=share)
     from lmd.benchmark.local import Local
 
-    return Local(folder, workers, keep=(lock,))
+    return Local(folder, workers, keep=(lock,), share=share)
 
 
 def choose(
@@ -240,10 +237,9 @@ def choose(
     from lmd.base.lock import locked
     from lmd.benchmark.choose import compare, write_answer, write_study
     from lmd.benchmark.local import Local
-    from lmd.benchmark.planning import plan_grid
+    from lmd.benchmark.planning import identify, plan_grid
     from lmd.benchmark.progress import open_board
     from lmd.benchmark.run import run_plan
-    from lmd.benchmark.state import identify
     from lmd.benchmark.tables import read_results
     from lmd.methods import CANDIDATES
 

@@ -2,6 +2,7 @@
 
 import re
 import tomllib
+from collections.abc import Iterator
 from importlib import resources
 from pathlib import Path
 from typing import Annotated, Any, Literal
@@ -62,7 +63,7 @@ class Grid(BaseModel):
 
 
 def load_grid(name: str | Path) -> Grid:
-    """A grid from a TOML file, or a shipped grid by name.
+    """Load a grid from a TOML file, or a shipped grid by name.
 
     Paths are relative to the file, or to the current folder for a shipped grid.
     """
@@ -76,14 +77,16 @@ def load_grid(name: str | Path) -> Grid:
     try:
         grid = Grid.model_validate(values)
     except ValidationError as error:
-        found = complaints(error, Grid, values, what="key")
-        raise LmdError(f"grid {name}: {'; '.join(found)}") from None
-    _check(grid, name)
+        problems = complaints(error, Grid, values, what="key")
+        raise LmdError(f"grid {name}: {'; '.join(problems)}") from None
+    problems = [*_problems(grid), *_trial_problems(grid)]
+    if problems:
+        raise LmdError(f"grid {name}: {'; '.join(problems)}")
     return _with_paths(grid, base)
 
 
 def read_grid(name: str | Path) -> tuple[str, Path]:
-    """The text of a grid and the folder that its paths are relative to."""
+    """Read the text of a grid; return it and the folder that its paths are relative to."""
     if not str(name).endswith(".toml"):
         if str(name) not in shipped_grids():
             there_are = "give a .toml file or one of"
@@ -100,7 +103,7 @@ def read_grid(name: str | Path) -> tuple[str, Path]:
 
 
 def shipped_grids() -> list[str]:
-    """Names of the grids that ship with the package.
+    """Return the names of the grids that ship with the package.
 
     >>> "synthetic" in shipped_grids()
     True
@@ -110,7 +113,7 @@ def shipped_grids() -> list[str]:
 
 
 def sweep_values(values: list[Any] | dict[str, Any]) -> list[tuple[str, Any]]:
-    """Labels and values of one swept setting, in the order of the file.
+    """Return labels and values of one swept setting, in the order of the file.
 
     >>> sweep_values([0.1, "raw"]), sweep_values({"r = 100": "a.csv"})
     ([('0.1', 0.1), ('raw', 'raw')], [('r = 100', 'a.csv')])
@@ -126,58 +129,50 @@ def _label(value: Any) -> str:
     return f"{value:g}" if isinstance(value, float) else str(value)
 
 
-def _check(grid: Grid, name: str | Path) -> None:
-    problems = []
+def _problems(grid: Grid) -> Iterator[str]:
     if grid.data is None and "data" not in grid.sweep:
-        problems.append("'data' is missing: a path, or 'synthetic'")
-    problems += [
-        f"{key!r} is given twice: at the top and in [sweep]"
-        for key in ("data", "profile")
-        if key in grid.model_fields_set and key in grid.sweep
-    ]
-    for key, given in (("seeds", grid.seeds), ("methods", grid.methods)):
-        if isinstance(given, list) and len(set(given)) < len(given):
-            problems.append(f"{key!r} must differ from one another; they are {given}")
+        yield "'data' is missing: a path, or 'synthetic'"
+    for key in ("data", "profile"):
+        if key in grid.model_fields_set and key in grid.sweep:
+            yield f"{key!r} is given twice: at the top and in [sweep]"
+    for key, listed in (("seeds", grid.seeds), ("methods", grid.methods)):
+        if isinstance(listed, list) and len(set(listed)) < len(listed):
+            yield f"{key!r} must differ from one another; they are {listed}"
     if grid.methods == []:
-        problems.append('\'methods\' is empty: list some, or use "paper" or "all"')
+        yield '\'methods\' is empty: list some, or use "paper" or "all"'
     for key in ("seed", "workers"):
         if key in grid.settings or key in grid.sweep:
-            problems.append(f"{key!r} cannot be set in a grid: use 'seeds' and --workers")
+            yield f"{key!r} cannot be set in a grid: use 'seeds' and --workers"
     for key, values in grid.sweep.items():
         labels = [label for label, _ in sweep_values(values)]
         if not labels or len(set(labels)) < len(labels):
-            problems.append(
-                f"[sweep] {key} needs values that differ from one another; got {labels}"
-            )
+            yield f"[sweep] {key} needs values that differ from one another; got {labels}"
         if key in grid.settings:
-            problems.append(f"{key!r} is in [settings] and in [sweep]: choose one")
-    if grid.trials is not None:
-        problems += _check_trials(grid, grid.trials)
-    if problems:
-        raise LmdError(f"grid {name}: " + "; ".join(problems))
+            yield f"{key!r} is in [settings] and in [sweep]: choose one"
 
 
-def _check_trials(grid: Grid, trials: Trials) -> list[str]:
-    problems = []
+def _trial_problems(grid: Grid) -> Iterator[str]:
+    if grid.trials is None:
+        return
     if grid.sweep:
-        problems.append("[trials] and [sweep] cannot be in one grid: write a grid for each")
-    for key, entry in trials.settings.items():
+        yield "[trials] and [sweep] cannot be in one grid: write a grid for each"
+    counts = {}
+    for key, entry in grid.trials.settings.items():
         if len(entry) != 1:
-            problems.append(f"[trials] {key} needs exactly one setting; it has {list(entry)}")
+            yield f"[trials] {key} needs exactly one setting; it has {list(entry)}"
         for setting, values in entry.items():
+            counts[key] = len(values)
             labels = [label for label, _ in sweep_values(values)]
             if len(labels) < 2 or len(set(labels)) < len(labels):
-                problems.append(
+                yield (
                     f"[trials] {key}: {setting} needs at least two values that differ from one "
                     f"another; got {labels}"
                 )
             if setting in ("seed", "workers"):
-                problems.append(f"[trials] {key}: {setting!r} cannot be tuned")
-    counts = {key: len(v) for key, entry in trials.settings.items() for v in entry.values()}
+                yield f"[trials] {key}: {setting!r} cannot be tuned"
     if len(set(counts.values())) > 1:
-        said = ", ".join(f"{key} has {n}" for key, n in counts.items())
-        problems.append(f"[trials] every row needs the same number of values; {said}")
-    return problems
+        listed = ", ".join(f"{key} has {n}" for key, n in counts.items())
+        yield f"[trials] every row needs the same number of values; {listed}"
 
 
 def _with_paths(grid: Grid, base: Path) -> Grid:
@@ -197,14 +192,14 @@ def _with_paths(grid: Grid, base: Path) -> Grid:
     changes = {} if grid.data is None else {"data": absolute(grid.data)}
     if "data" in grid.sweep:
         listed = isinstance(grid.sweep["data"], list)
-        places = sweep_values(grid.sweep["data"])
-        stems = [Path(k).stem for k, _ in places]
-        if listed and (twice := next((s for s in stems if stems.count(s) > 1), None)):
+        places = [(Path(k).stem if listed else k, v) for k, v in sweep_values(grid.sweep["data"])]
+        stems = [stem for stem, _ in places]
+        if twice := next((stem for stem in stems if stems.count(stem) > 1), None):
             raise LmdError(
                 f"[sweep] data: more than one is called {twice!r}: give each a label, as in "
                 '`[sweep.data]`, `"r = 100" = "a/data.csv"`'
             )
-        grid.sweep["data"] = {Path(k).stem if listed else k: absolute(v) for k, v in places}
+        grid.sweep["data"] = {label: absolute(path) for label, path in places}
     if "root" in grid.columns:
         grid.columns["root"] = absolute(grid.columns["root"])
     if isinstance(grid.protocol, str) and grid.protocol.endswith(".toml"):

@@ -7,9 +7,10 @@ import signal
 import subprocess
 import sys
 import time
+from abc import ABC, abstractmethod
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any
 
 from lmd.base.errors import LmdError
 from lmd.benchmark.plan import PlannedRun
@@ -19,51 +20,61 @@ STARTED = "=== started"  # the first words in the log of each start of a run
 POLITE = 15.0  # seconds between asking a run to end and killing it
 
 
-class Backend(Protocol):
-    """Starts runs, reports how they ended, and stops them."""
+class Backend(ABC):
+    """Starts runs in a folder, reports how they ended, and stops them.
 
+    With ``share``, a first stage that several runs have in common is trained once: the others wait
+    for the run that trains it.
+    """
+
+    def __init__(self, folder: Path, *, share: bool = True) -> None:
+        self.folder, self.share = folder, share
+
+    @abstractmethod
     def slots(self) -> int:
-        """How many runs may be under way at once."""
+        """Return how many runs may be under way at once."""
 
-    def start(self, run: PlannedRun, *, shared: bool = False) -> None:
-        """Start or continue a run; ``shared``: other runs may have the same first stage."""
+    @abstractmethod
+    def start(self, run: PlannedRun) -> None:
+        """Start or continue a run."""
 
+    @abstractmethod
     def ended(self) -> dict[str, int]:
-        """Exit codes of the runs that ended since the last call; negative for a signal."""
+        """Return exit codes of the runs that ended since the last call; negative for a signal."""
 
+    @abstractmethod
     def stop(self) -> None:
         """Stop all runs and wait until they have ended."""
 
+    def job(
+        self, run: PlannedRun, threads: int, device: str, loaders: int | None
+    ) -> dict[str, Any]:
+        """Return what a child process reads, which can be sent to another machine."""
+        return {
+            "request": run.request,
+            "command": run.command,
+            "out": str(self.folder / run.name),
+            "log": str(log_path(self.folder, run.name)),
+            "threads": threads,
+            "device": device,
+            "loaders": loaders,
+            "first_stages": str(first_stages(self.folder)) if self.share else None,
+        }
+
 
 def environment(threads: int) -> dict[str, str]:
-    """This process's environment, with every numerical library limited to ``threads`` threads."""
+    """Return this process's environment, with all numerical libraries limited to some threads."""
     keys = ("OMP", "MKL", "OPENBLAS", "NUMEXPR")
     limits = {f"{key}_NUM_THREADS": str(threads) for key in keys}
     return dict(os.environ) | limits | {"OPENCV_FOR_THREADS_NUM": str(threads)}
 
 
-def job(
-    run: PlannedRun, folder: Path, threads: int, device: str, loaders: int | None, shared: bool
-) -> dict[str, Any]:
-    """What a child process reads, as plain values that can be sent to another machine."""
-    return {
-        "request": run.request,
-        "command": run.command,
-        "out": str(folder / run.name),
-        "log": str(log_path(folder, run.name)),
-        "threads": threads,
-        "device": device,
-        "loaders": loaders,
-        "first_stages": str(first_stages(folder)) if shared else None,
-    }
-
-
-def spawn(work: Mapping[str, Any], keep: tuple[int, ...] = ()) -> "subprocess.Popen[bytes]":
+def spawn(job: Mapping[str, Any], keep: tuple[int, ...] = ()) -> "subprocess.Popen[bytes]":
     """Start the process of one run, which appends its output to the log.
 
     The process inherits the file descriptors in ``keep`` (the lock).
     """
-    log = Path(work["log"])
+    log = Path(job["log"])
     log.parent.mkdir(parents=True, exist_ok=True)
     with log.open("ab") as file:
         file.write(f"{STARTED} {time.strftime('%Y-%m-%d %H:%M:%S')}\n".encode())
@@ -73,13 +84,13 @@ def spawn(work: Mapping[str, Any], keep: tuple[int, ...] = ()) -> "subprocess.Po
             stdin=subprocess.PIPE,
             stdout=file,
             stderr=subprocess.STDOUT,
-            env=environment(work["threads"]),
+            env=environment(job["threads"]),
             pass_fds=keep,
             start_new_session=True,  # Ctrl-C reaches only the parent, which ends its runs in order
         )
     assert process.stdin is not None
     with contextlib.suppress(BrokenPipeError), process.stdin as pipe:
-        pipe.write(json.dumps({**work, "parent": os.getpid()}).encode())
+        pipe.write(json.dumps({**job, "parent": os.getpid()}).encode())
     return process
 
 
@@ -97,13 +108,22 @@ def end(processes: list["subprocess.Popen[bytes]"]) -> None:
             process.wait()
 
 
-class Local:
-    """``workers`` processes at once; by default one for each GPU, or else for each core."""
+class Local(Backend):
+    """``workers`` processes at once; by default one for each GPU, or else for each core.
+
+    The processes hold the lock of the file descriptors in ``keep``.
+    """
 
     def __init__(
-        self, folder: Path, workers: int | None = None, keep: tuple[int, ...] = ()
+        self,
+        folder: Path,
+        workers: int | None = None,
+        *,
+        keep: tuple[int, ...] = (),
+        share: bool = True,
     ) -> None:
-        self.folder, self.keep = folder, keep
+        super().__init__(folder, share=share)
+        self.keep = keep
         cores, gpus = available_cores(), available_gpus()
         self.workers = (gpus or cores) if workers is None else workers
         if self.workers < 1:
@@ -115,18 +135,18 @@ class Local:
         self._running: dict[str, tuple[subprocess.Popen[bytes], int]] = {}
 
     def slots(self) -> int:
-        """The number of workers."""
+        """Return the number of workers."""
         return self.workers
 
-    def start(self, run: PlannedRun, *, shared: bool = False) -> None:
+    def start(self, run: PlannedRun) -> None:
         """Start a process on the first free device."""
         taken = {slot for _, slot in self._running.values()}
         slot = next(i for i in range(self.workers) if i not in taken)
-        work = job(run, self.folder, self.threads, self.devices[slot], self.loaders, shared)
-        self._running[run.name] = spawn(work, self.keep), slot
+        job = self.job(run, self.threads, self.devices[slot], self.loaders)
+        self._running[run.name] = spawn(job, self.keep), slot
 
     def ended(self) -> dict[str, int]:
-        """Exit codes since the last call."""
+        """Return exit codes since the last call."""
         codes = {name: process.poll() for name, (process, _) in self._running.items()}
         done = {name: code for name, code in codes.items() if code is not None}
         for name in done:
@@ -140,23 +160,23 @@ class Local:
 
 
 def log_path(folder: Path, name: str) -> Path:
-    """The log of a run, outside its folder, which does not exist before training starts."""
+    """Return the log of a run, outside its folder, which does not exist before training starts."""
     return folder / "logs" / f"{name}.txt"
 
 
 def first_stages(folder: Path) -> Path:
-    """Where a benchmark keeps the first stages that several of its runs share."""
+    """Return where a benchmark keeps the first stages that several of its runs share."""
     return folder / "first-stages"
 
 
 def available_cores() -> int:
-    """The number of cores that this process may use."""
+    """Return the number of cores that this process may use."""
     affinity = getattr(os, "sched_getaffinity", None)
     return len(affinity(0)) if affinity is not None else os.cpu_count() or 1
 
 
 def available_gpus() -> int:
-    """The number of GPUs that training would use."""
+    """Return the number of GPUs that training would use."""
     import torch
 
     return torch.cuda.device_count() if torch.cuda.is_available() else 0

@@ -7,13 +7,13 @@ from pathlib import Path
 from typing import Any
 
 from lmd.base.errors import LmdError
-from lmd.benchmark.local import end, job, log_path, spawn
+from lmd.benchmark.local import Backend, end, log_path, spawn
 from lmd.benchmark.plan import PlannedRun
 
 RETRIES = 5  # how often Ray restarts a run after its node or its worker was lost
 
 
-class OnRay:
+class OnRay(Backend):
     """At most ``workers`` tasks at once, each with one GPU or, without GPUs, ``threads`` cores.
 
     ``address`` is that of a cluster (``auto``, ``ray://…``, ``host:port``), or ``local`` to start
@@ -21,8 +21,17 @@ class OnRay:
     task, and the run continues from its checkpoint, which must be on a shared file system.
     """
 
-    def __init__(self, folder: Path, address: str, workers: int | None, threads: int = 1) -> None:
-        self.folder, self.workers, self.threads = folder.resolve(), workers, threads
+    def __init__(
+        self,
+        folder: Path,
+        address: str,
+        workers: int | None,
+        threads: int = 1,
+        *,
+        share: bool = True,
+    ) -> None:
+        super().__init__(folder.resolve(), share=share)
+        self.workers, self.threads = workers, threads
         self._ray = ray = import_ray()
         self._tasks: dict[Any, str] = {}
         options: dict[str, Any] = {"log_to_driver": False, "logging_level": "ERROR"}
@@ -45,19 +54,19 @@ class OnRay:
         )(run_task)
 
     def slots(self) -> int:
-        """As many as the cluster has room for now: nodes may come and go."""
+        """Return how many the cluster has room for now: nodes may come and go."""
         has = self._ray.cluster_resources()
         room = int(has.get("GPU", 0) if self._gpu else has.get("CPU", 0) // self.threads)
         return max(1, room if self.workers is None else min(room, self.workers))
 
-    def start(self, run: PlannedRun, *, shared: bool = False) -> None:
+    def start(self, run: PlannedRun) -> None:
         """Submit the run to the cluster."""
         device, loaders = ("cuda", None) if self._gpu else ("cpu", 0)
-        work = job(run, self.folder, self.threads, device, loaders, shared)
-        self._tasks[self._task.remote(work)] = run.name
+        job = self.job(run, self.threads, device, loaders)
+        self._tasks[self._task.remote(job)] = run.name
 
     def ended(self) -> dict[str, int]:
-        """Exit codes since the last call; a task that Ray gave up counts as failed."""
+        """Return exit codes since the last call; a task that Ray gave up counts as failed."""
         if not self._tasks:
             return {}
         ready, _ = self._ray.wait(list(self._tasks), num_returns=len(self._tasks), timeout=0)
@@ -83,9 +92,9 @@ class OnRay:
         self._ray.shutdown()
 
 
-def run_task(work: dict[str, Any]) -> int:
+def run_task(job: dict[str, Any]) -> int:
     """Train one run in a separate process and return its exit code."""
-    process = spawn(work)
+    process = spawn(job)
     try:
         return process.wait()
     finally:
@@ -94,7 +103,7 @@ def run_task(work: dict[str, Any]) -> int:
 
 
 def import_ray() -> Any:
-    """Ray, or an error that says how to install it."""
+    """Import Ray, or say how to install it."""
     # Ray reports usage statistics over the network by default.
     os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")
     # A later default of Ray: hide no device from a task that asks for no GPU.

@@ -12,7 +12,7 @@ from lmd.base.errors import LmdError
 from lmd.base.files import atomic_write
 from lmd.benchmark.grid import read_grid
 
-FORMAT = 1
+FORMAT = 2
 
 
 @dataclass(frozen=True)
@@ -55,12 +55,10 @@ class PlannedRun:
     method: str
     point: int
     seed: int
-    stages: int
+    epochs: list[int]  # of each stage
     request: dict[str, Any]
     command: list[str]
-    first: str = ""  # the title of its first stage
     tuned: str = ""  # the label of the tuned value; empty if the row is not tuned
-    last_epochs: int | None = None  # epochs of the last stage, if not the protocol's
     fingerprint: str = ""
 
     @property
@@ -109,7 +107,7 @@ class Plan:
 
 
 def grid_hash(name: str | Path) -> str:
-    """A hash of a grid's text and of the folder that its paths are relative to."""
+    """Hash a grid's text and the folder that its paths are relative to."""
     text, base = read_grid(name)
     return hashlib.sha256(f"{base}\n{text}".encode()).hexdigest()
 
@@ -121,7 +119,7 @@ def write_plan(plan: Plan, folder: Path) -> None:
 
 
 def read_plan(folder: Path) -> Plan | None:
-    """The plan in a benchmark's folder, or ``None`` without one of this format."""
+    """Read the plan in a benchmark's folder; ``None`` without one of this format."""
     path = folder / "plan.json"
     if not path.exists():
         return None

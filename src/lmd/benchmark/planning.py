@@ -3,22 +3,25 @@
 import itertools
 import re
 from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 from lmd.base.errors import LmdError
+from lmd.base.files import MISSING, what_is
 from lmd.base.text import unknown
 from lmd.benchmark.grid import Grid, load_grid, sweep_values
 from lmd.benchmark.plan import Plan, PlannedRun, Point, Row, Trial, grid_hash
 from lmd.data.source import Columns, Source
-from lmd.fit.spec import resolve
+from lmd.fit.spec import Spec, resolve
 from lmd.methods import DEFAULT, METHODS, PAPER, find_method, in_paper_order, related
 from lmd.methods.method import Method
+from lmd.runs.folder import Run
 from lmd.runs.protocol import Protocol
 
 
 def plan_grid(name: str | Path) -> Plan:
-    """All runs of a grid, seed by seed, so that tables fill early."""
+    """Plan all runs of a grid, seed by seed, so that tables fill early."""
     grid = load_grid(name)
     named = {"paper": PAPER, "all": METHODS}
     keys = named[grid.methods] if isinstance(grid.methods, str) else grid.methods
@@ -60,17 +63,31 @@ def _runs(
 ) -> Iterator[PlannedRun]:
     """Every run of the grid; a tuned row has one for each candidate."""
     by_row = {key: trial for trial in trials for key in trial.rows}
+    # One method with each first stage comes before the others, which need not wait for it.
+    leaders = {method.stages[0]: method.key for method in reversed(methods)}
+    ordered = sorted(methods, key=lambda method: method.key not in leaders.values())
     for seed in dict.fromkeys([*(trial.seed for trial in trials), *grid.seeds]):
         for index, point in enumerate(points):
-            for method in methods:
+            for method in ordered:
                 trial = by_row.get(method.key)
                 if seed not in grid.seeds and (trial is None or trial.method != method.key):
                     continue  # a seed for trials only
-                swept = [key for key in point.values if _applies(key, method)]
+                swept = {
+                    key: (point.labels[key], value)
+                    for key, value in point.values.items()
+                    if _applies(key, method)
+                }
                 # A method without a swept setting has the same run at every point.
-                if swept or index == 0:
-                    for label in trial.values if trial else [""]:
-                        yield _run(grid, method, point, index, swept, seed, trial, label)
+                if not swept and index > 0:
+                    continue
+                if trial is None:
+                    yield _run(grid, method, index, seed, swept)
+                    continue
+                for label, value in trial.values.items():
+                    # The default has the name and the settings of a run without trials.
+                    tuned = {} if label == trial.default else {trial.setting: (label, value)}
+                    run = _run(grid, method, index, seed, swept | tuned)
+                    yield replace(run, tuned=label)
 
 
 def _trials(grid: Grid, methods: Sequence[Method]) -> list[Trial]:
@@ -101,7 +118,7 @@ def _trials(grid: Grid, methods: Sequence[Method]) -> list[Trial]:
                 f"[trials] {main.key}: the values of {setting} must contain the one that is used "
                 f"without trials, {usual[setting]}; they are {', '.join(values)}"
             )
-        # A row whose own value differs is about that difference, so it keeps its value.
+        # A variant defined by this setting keeps its own value.
         heirs = [
             row.key
             for row in methods
@@ -171,45 +188,85 @@ def _given(
     grid: Grid, method: Method, extra: Mapping[str, Any]
 ) -> tuple[str | None, dict[str, Any]]:
     """The name of the protocol, and every setting that this method gets on top of it."""
-    own = {k: v for k, v in grid.settings.items() if _applies(k, method)} | dict(extra)
+    settings = {k: v for k, v in grid.settings.items() if _applies(k, method)} | dict(extra)
     if isinstance(grid.protocol, dict):
         inline = {k: v for k, v in grid.protocol.items() if k != "base"}
-        return grid.protocol.get("base"), inline | own
-    return grid.protocol, own
+        return grid.protocol.get("base"), inline | settings
+    return grid.protocol, settings
 
 
 def _run(
-    grid: Grid,
-    method: Method,
-    point: Point,
-    index: int,
-    swept: Sequence[str],
-    seed: int,
-    trial: Trial | None,
-    label: str,
+    grid: Grid, method: Method, index: int, seed: int, changes: Mapping[str, tuple[str, Any]]
 ) -> PlannedRun:
-    extra = {key: point.values[key] for key in swept if key not in ("data", "profile")}
-    marks = [f"{key}={point.labels[key]}" for key in swept]
-    # The default has the name and the settings of a run without trials: it is the same run.
-    if trial is not None and label != trial.default:
-        extra[trial.setting] = trial.values[label]
-        marks.append(f"{trial.setting}={label}")
-    base, given = _given(grid, method, extra | {"seed": seed})
-    profile = _profile(point.values.get("profile", grid.profile), method)
-    data = str(point.values.get("data", grid.data))
+    """One run of a point; ``changes`` are labels and values of what differs from the grid."""
+    values: dict[str, Any] = {key: value for key, (_, value) in changes.items()}
+    data = str(values.pop("data", grid.data))
+    profile = _profile(values.pop("profile", grid.profile), method)
+    base, given = _given(grid, method, values | {"seed": seed})
     source = Source(data, Columns.of(grid.columns), grid.skip_bad)
     spec = resolve(method, base, given, profile, source)
-    named = [] if profile == "default" or "profile" in swept else [profile]
-    words = [method.key, *named, *marks, f"seed{seed}"]
+    named = [] if profile == "default" or "profile" in changes else [profile]
+    marks = [f"{key}={label}" for key, (label, _) in changes.items()]
+    name = "-".join([method.key, *named, *marks, f"seed{seed}"])
     return PlannedRun(
-        name=re.sub(r"[^A-Za-z0-9_.=+-]+", "_", "-".join(words)),
+        name=re.sub(r"[^A-Za-z0-9_.=+-]+", "_", name),
         method=method.key,
         point=index,
         seed=seed,
-        stages=len(method.stages),
+        epochs=stage_epochs(spec),
         request=spec.request.model_dump(mode="json"),
         command=spec.command(),
-        first=method.stages[0],
-        tuned=label,
-        last_epochs=method.last_epochs(spec.values),
     )
+
+
+def stage_epochs(spec: Spec) -> list[int]:
+    """Return the epochs of each stage of a run."""
+    last = spec.method.last_epochs(spec.values) or spec.protocol.stage2_epochs
+    # A stage between the first and the last is a single pass.
+    stages = len(spec.method.stages)
+    return [spec.protocol.epochs, *[1] * (stages - 2), last][:stages]
+
+
+def identify(plan: Plan, folder: Path | None = None) -> Plan:
+    """Return the plan with the fingerprint of each run's data, where it can be read here.
+
+    Reads lists of images, not their pixels. With ``folder``, raise an ``LmdError`` if the data of a
+    run that is not finished there cannot be read, or has no validation part for trials.
+    """
+    fingerprints: dict[str, str | LmdError] = {}
+    runs = []
+    for run in plan.runs:
+        protocol = run.request["protocol"]
+        key = f"{run.pixels} {protocol.get('fold')} {protocol['allow_leak']}"
+        if key not in fingerprints:
+            fingerprints[key] = _fingerprint(plan, run.request)
+        fingerprint = fingerprints[key]
+        if isinstance(fingerprint, LmdError):
+            if folder is not None and not Run(folder / run.name).is_finished():
+                raise fingerprint
+            fingerprint = ""
+        runs.append(replace(run, fingerprint=fingerprint))
+    return replace(plan, runs=runs)
+
+
+def _fingerprint(plan: Plan, request: Mapping[str, Any]) -> str | LmdError:
+    """The fingerprint of the data of a run, or why it cannot be trained on."""
+    from lmd.data.dataset import plan_data
+
+    for key, place in (("data", request["data"]), ("root", request["columns"].get("root"))):
+        if place not in (None, "synthetic") and what_is(Path(place)) == MISSING:
+            return LmdError(
+                f"grid {plan.name}: {key} {place} does not exist; paths are relative to the grid "
+                "file, or to the current folder for a grid of lmd"
+            )
+    source = Source(request["data"], Columns.of(request["columns"]), request["skip_bad"])
+    try:
+        data = plan_data(source, Protocol.model_validate(request["protocol"]))
+    except LmdError as error:
+        return error
+    if plan.trials and len(data.table.part("validation")) == 0:
+        return LmdError(
+            f"grid {plan.name}: [trials] choose on the validation part, which is empty in "
+            f"{request['data']}: give the data one, or remove [trials] from the grid"
+        )
+    return data.fingerprint()

@@ -13,7 +13,6 @@ from pydantic import BaseModel, ConfigDict, ValidationError
 from lmd.base.errors import LmdError
 from lmd.base.files import atomic_write
 from lmd.benchmark.plan import Plan, PlannedRun, Trial
-from lmd.benchmark.state import is_finished
 from lmd.runs.folder import Run, paired
 from lmd.scoring.intervals import bootstrap
 from lmd.scoring.sample import Sample
@@ -189,10 +188,11 @@ def _choose(plan: Plan, trial: Trial, folder: Path, diverged: Collection[str]) -
     planned = trial_runs(plan, trial)
     runs: dict[str, Run | None] = {}
     for run in planned:
-        finished = is_finished(folder / run.name)
+        on_disk = Run(folder / run.name)
+        finished = on_disk.is_finished()
         if not finished and run.name not in diverged:
             return None
-        runs[run.tuned] = Run(folder / run.name) if finished else None
+        runs[run.tuned] = on_disk if finished else None
     if not any(runs.values()):
         return None
     scores = [

@@ -16,6 +16,7 @@ from lmd.base.lock import locked
 from lmd.base.rules import complaints
 from lmd.benchmark.local import Local
 from lmd.benchmark.plan import Plan, PlannedRun, Point, Row
+from lmd.benchmark.planning import stage_epochs
 from lmd.benchmark.progress import open_board
 from lmd.benchmark.run import run_plan
 from lmd.crossval.pooling import Final, write_pooled
@@ -117,9 +118,7 @@ def cross_validate(
             _clear(folder)
         atomic_write(folder / NAME, (request.model_dump_json(indent=1) + "\n").encode())
         board = open_board(Console(stderr=True, quiet=quiet))
-        outcome = run_plan(
-            plan, folder, lambda: _local(folder, workers, lock, device), board, share=False
-        )
+        outcome = run_plan(plan, folder, lambda: _local(folder, workers, lock, device), board)
         if outcome.failed:
             name, why = next(iter(outcome.failed.items()))
             raise LmdError(
@@ -148,11 +147,9 @@ def plan_folds(request: FoldsRequest) -> Plan:
                 method=method.key,
                 point=place,
                 seed=spec.protocol.seed,
-                stages=len(method.stages),
+                epochs=stage_epochs(spec),
                 request=spec.request.model_dump(mode="json"),
                 command=spec.command(),
-                first=str(number),
-                last_epochs=method.last_epochs(spec.values),
             )
         )
     return Plan(
@@ -279,7 +276,7 @@ def _checked(request: FoldsRequest) -> list[str]:
 
 
 def _local(folder: Path, workers: int | None, lock: int, device: str) -> Local:
-    made = Local(folder, workers, keep=(lock,))
+    made = Local(folder, workers, keep=(lock,), share=False)
     if device != "auto":
         made.devices = [device] * made.workers
     return made

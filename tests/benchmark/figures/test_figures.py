@@ -14,7 +14,7 @@ from typer.testing import CliRunner
 from lmd.base.errors import LmdError
 from lmd.benchmark.figures.comparison import cost_figure
 from lmd.benchmark.figures.critical import critical_figure
-from lmd.benchmark.figures.series import make_series, read_study
+from lmd.benchmark.figures.series import Request, make_series, read_study
 from lmd.benchmark.figures.style import drawing, inches, need, save
 from lmd.benchmark.figures.sweep import recall_figure, sweep_figure
 from lmd.cli.commands import app
@@ -78,7 +78,7 @@ def test_recall_has_the_numbers_of_the_record(study: Path, tmp_path: Path, suffi
 def test_the_same_figure_has_the_same_bytes(study: Path, tmp_path: Path) -> None:
     for name in ("a.pdf", "b.pdf"):
         with drawing():
-            drawn = recall_figure(read_study([str(study)]), methods=None, width=3.5, height=None)
+            drawn = recall_figure(Request(read_study([str(study)])))
             save(drawn, tmp_path / "new" / name)  # a folder that does not exist yet
     a, b = (tmp_path / "new" / name for name in ("a.pdf", "b.pdf"))
     assert a.read_bytes() == b.read_bytes()
@@ -148,13 +148,7 @@ def test_records_alone_give_intervals_over_seeds(study: Path, tmp_path: Path) ->
 
 def test_cost_counts_minutes_of_all_threads(study: Path) -> None:
     with drawing():
-        drawn = cost_figure(
-            read_study([str(study)]),
-            methods=None,
-            metric="balanced_accuracy",
-            width=3.5,
-            height=None,
-        )
+        drawn = cost_figure(Request(read_study([str(study)])))
     minutes = {row["method"]: row["minutes"] for row in drawn.rows}
     assert minutes == {"ce": 10.0, "lmd": 60.0, "lmd_wo_rrl": 30.0}  # two threads each
     assert {row["method"] for row in drawn.rows if row["front"]} == {"ce", "lmd", "lmd_wo_rrl"}
@@ -170,15 +164,7 @@ def test_cost_is_processor_time_where_it_was_measured(study: Path, tmp_path: Pat
 
 def test_ranks_over_seeds(study: Path) -> None:
     with drawing():
-        drawn = critical_figure(
-            read_study([str(study)]),
-            methods=None,
-            metric="balanced_accuracy",
-            test="nemenyi",
-            blocks="seeds",
-            width=3.5,
-            height=None,
-        )
+        drawn = critical_figure(Request(read_study([str(study)])))
     ranks = {row["method"]: row["mean_rank"] for row in drawn.rows}
     assert ranks == {"ce": 3.0, "lmd": 1.0, "lmd_wo_rrl": 2.0}
     assert any("not independent" in note for note in drawn.notes)
@@ -195,9 +181,7 @@ def test_recall_of_many_rows_leaves_ablations_out(study: Path, tmp_path: Path) -
     for i in range(6):
         runs.append(run_of(tmp_path / f"m{i}", f"m{i}", skill=1.0 + 0.1 * i))
     with drawing():
-        drawn = recall_figure(
-            read_study([str(run) for run in runs]), methods=None, width=3.5, height=None
-        )
+        drawn = recall_figure(Request(read_study([str(run) for run in runs])))
     shown = list(dict.fromkeys(row["method"] for row in drawn.rows))
     assert shown == ["lmd", "m2", "m3", "m4", "m5"]
     assert "5 of 9 rows" in drawn.notes[0]
@@ -226,9 +210,7 @@ def test_a_sweep_finds_its_setting(study: Path, tmp_path: Path) -> None:
         run_of(tmp_path / f"lmd-{value}", "lmd", skill=1 + value / 100, lambda_1=float(value))
     words = [str(path) for path in sorted(tmp_path.iterdir())] + [str(study / "ce-seed0")]
     with drawing():
-        drawn = sweep_figure(
-            read_study(words), methods=None, metrics=["auc"], width=3.5, height=None
-        )
+        drawn = sweep_figure(Request(read_study(words), metrics=["auc"]))
     swept = [row for row in drawn.rows if row["setting"]]
     assert [(row["setting"], row["value"]) for row in swept] == [
         ("lambda_1", 1.0),

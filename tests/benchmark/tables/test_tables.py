@@ -106,7 +106,6 @@ def test_one_seed_has_the_interval_of_its_record(tmp_path: Path) -> None:
     write_runs(plan, tmp_path / "out")
     results = read_results(plan, tmp_path / "out", resamples=50)
     table = build(results, "tiers")[0]
-    assert build(results, "groups") == [table]  # its older name
     record = json.loads((tmp_path / "out" / "ce-seed0" / "record.json").read_text())
     for column, cell in zip(table.columns, table.lines[0].cells, strict=True):
         if isinstance(cell, Value):

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 if TYPE_CHECKING:
+    from lmd.benchmark.figures.series import Request
     from lmd.benchmark.figures.style import Drawn
 
 Sources = Annotated[
@@ -19,15 +20,24 @@ Sources = Annotated[
         "grid of a benchmark.",
     ),
 ]
-Runs = Annotated[Path | None, typer.Option(help="Folder of the grid's runs; default runs/NAME.")]
-Methods = Annotated[
-    str | None, typer.Option(help="Rows to show, separated by commas; by default all.")
-]
 Metrics = Annotated[str | None, typer.Option(help="Metrics, separated by commas.")]
 Metric = Annotated[str, typer.Option(help="The metric.")]
 Reference = Annotated[
     str | None, typer.Option(help="The row to compare with; by default the benchmark's.")
 ]
+
+
+@dataclass(frozen=True)
+class Rows:
+    """The rows of a figure.
+
+    Attributes:
+        runs: Folder of the grid's runs; default runs/NAME.
+        methods: Rows to show, separated by commas; by default all.
+    """
+
+    runs: Path | None = None
+    methods: str | None = None
 
 
 @dataclass(frozen=True)
@@ -49,20 +59,17 @@ class Paper:
 WIDE = Paper(width="7in")
 
 
-def recall(
-    sources: Sources, *, runs: Runs = None, methods: Methods = None, paper: Paper = Paper()
-) -> None:
+def recall(sources: Sources, *, rows: Rows = Rows(), paper: Paper = Paper()) -> None:
     """Recall of each class against its number of training images."""
     from lmd.benchmark.figures.sweep import recall_figure
 
-    _compare("recall", paper, recall_figure, sources, runs, methods=_names(methods))
+    _compare("recall", recall_figure, sources, rows, paper)
 
 
 def ablation(
     sources: Sources,
     *,
-    runs: Runs = None,
-    methods: Methods = None,
+    rows: Rows = Rows(),
     metrics: Metrics = None,
     reference: Reference = None,
     paper: Paper = Paper(),
@@ -70,17 +77,14 @@ def ablation(
     """Bars of a method and its ablations, overall and for head, medium and tail."""
     from lmd.benchmark.figures.comparison import ablation_figure
 
-    _compare(
-        "ablation", paper, ablation_figure, sources, runs, methods=_names(methods),
-        metrics=_names(metrics), reference=reference,
-    )  # fmt: skip
+    options = {"metrics": _names(metrics), "reference": reference}
+    _compare("ablation", ablation_figure, sources, rows, paper, **options)
 
 
 def difference(
     sources: Sources,
     *,
-    runs: Runs = None,
-    methods: Methods = None,
+    rows: Rows = Rows(),
     metric: Metric = "balanced_accuracy",
     reference: Reference = None,
     paper: Paper = Paper(),
@@ -88,17 +92,14 @@ def difference(
     """Each row minus the reference on the same test images, with paired intervals."""
     from lmd.benchmark.figures.comparison import difference_figure
 
-    _compare(
-        "difference", paper, difference_figure, sources, runs, methods=_names(methods),
-        metric=metric, reference=reference,
-    )  # fmt: skip
+    options = {"metric": metric, "reference": reference}
+    _compare("difference", difference_figure, sources, rows, paper, **options)
 
 
 def cd(
     sources: Sources,
     *,
-    runs: Runs = None,
-    methods: Methods = None,
+    rows: Rows = Rows(),
     metric: Metric = "balanced_accuracy",
     test: str = "nemenyi",
     blocks: str = "seeds",
@@ -114,50 +115,37 @@ def cd(
     """
     from lmd.benchmark.figures.critical import critical_figure
 
-    _compare(
-        "cd", paper, critical_figure, sources, runs, methods=_names(methods),
-        metric=metric, test=test, blocks=blocks, ablations=ablations,
-    )  # fmt: skip
+    figure = partial(critical_figure, test=test, blocks=blocks, ablations=ablations)
+    _compare("cd", figure, sources, rows, paper, metric=metric)
 
 
 def cost(
     sources: Sources,
     *,
-    runs: Runs = None,
-    methods: Methods = None,
+    rows: Rows = Rows(),
     metric: Metric = "balanced_accuracy",
     paper: Paper = Paper(),
 ) -> None:
     """Balanced accuracy, or another metric, against minutes of computing."""
     from lmd.benchmark.figures.comparison import cost_figure
 
-    _compare("cost", paper, cost_figure, sources, runs, methods=_names(methods), metric=metric)
+    _compare("cost", cost_figure, sources, rows, paper, metric=metric)
 
 
 def sweep(
-    sources: Sources,
-    *,
-    runs: Runs = None,
-    methods: Methods = None,
-    metrics: Metrics = None,
-    paper: Paper = Paper(),
+    sources: Sources, *, rows: Rows = Rows(), metrics: Metrics = None, paper: Paper = Paper()
 ) -> None:
     """Metrics and computing time against a swept setting."""
     from lmd.benchmark.figures.sweep import sweep_figure
 
-    _compare(
-        "sweep", paper, sweep_figure, sources, runs, methods=_names(methods),
-        metrics=_names(metrics),
-    )  # fmt: skip
+    _compare("sweep", sweep_figure, sources, rows, paper, metrics=_names(metrics))
 
 
-def classes(
-    sources: Sources, *, runs: Runs = None, methods: Methods = None, paper: Paper = WIDE
-) -> None:
+def classes(sources: Sources, *, rows: Rows = Rows(), paper: Paper = WIDE) -> None:
     """Recall of each class against a swept setting, for head, medium and tail."""
     from lmd.benchmark.figures.sweep import class_sweep_figure
 
-    _compare("classes", paper, class_sweep_figure, sources, runs, methods=_names(methods))
+    _compare("classes", class_sweep_figure, sources, rows, paper)
 
 
 def tsne(
@@ -206,17 +194,18 @@ def method(
 
 def _compare(
     name: str,
-    paper: Paper,
-    figure: "Callable[..., Drawn]",
+    figure: "Callable[[Request], Drawn]",
     sources: Sequence[str],
-    runs: Path | None,
+    rows: Rows,
+    paper: Paper,
     **options: Any,
 ) -> None:
     """Draw a figure of the runs of a study."""
-    from lmd.benchmark.figures.series import read_study
+    from lmd.benchmark.figures.series import Request, read_study
 
     def draw(**size: Any) -> "Drawn":
-        return figure(read_study(sources, runs), **options, **size)
+        study, methods = read_study(sources, rows.runs), _names(rows.methods)
+        return figure(Request(study, methods, **options, **size))
 
     _draw(name, paper, draw)
 

@@ -10,8 +10,8 @@ from numpy.typing import NDArray
 from lmd.base.errors import LmdError
 from lmd.benchmark.figures.series import (
     RESAMPLES,
+    Request,
     Series,
-    Study,
     check_metrics,
     check_same_data,
     common_device,
@@ -44,24 +44,16 @@ DEFAULT = (HEADLINE, *(key for key in COLUMNS["tiers"] if key != HEADLINE))
 LABELLED = 12  # with more rows, only the front, the first and the reference are labelled
 
 
-def ablation_figure(
-    study: Study,
-    *,
-    metrics: Sequence[str] | None,
-    reference: str | None,
-    methods: Sequence[str] | None,
-    width: float,
-    height: float | None,
-) -> Drawn:
+def ablation_figure(request: Request) -> Drawn:
     """Draw one group of bars for each metric, with 95 % intervals as whiskers."""
-    keys = check_metrics(metrics or DEFAULT)
-    series = make_series(study, methods)
-    if not methods:
-        series = _reference_and_ablations(series, study, reference)
+    keys = check_metrics(request.metrics or DEFAULT)
+    series = make_series(request.study, request.methods)
+    if not request.methods:
+        series = _reference_and_ablations(series, request)
     check_same_data(series, "ablation")
     if len(series) > len(HATCHES):
         raise LmdError(f"the ablation figure shows at most {len(HATCHES)} rows, not {len(series)}")
-    figure = new_figure(width, height or 0.66 * width)
+    figure = new_figure(request.width, request.height or 0.66 * request.width)
     axes = figure.add_subplot()
     bar = 0.84 / len(series)
     rows: list[dict[str, Any]] = []
@@ -102,13 +94,11 @@ def ablation_figure(
     return Drawn(figure, rows, (f"Whiskers: 95 % intervals over {' / '.join(intervals)}.",))
 
 
-def _reference_and_ablations(
-    series: Sequence[Series], study: Study, reference: str | None
-) -> list[Series]:
-    keys = study.own
-    if reference is not None:
-        reference_row(series, study, reference)
-        keys = family_of(reference, (one.key for one in series))
+def _reference_and_ablations(series: Sequence[Series], request: Request) -> list[Series]:
+    keys = request.study.own
+    if request.reference is not None:
+        reference_row(series, request)
+        keys = family_of(request.reference, (one.key for one in series))
     rows = [one for one in series if one.key in keys]
     if len(rows) < 2:
         raise LmdError(
@@ -124,23 +114,16 @@ def _tier_or_metric(key: str) -> str:
     return key.removeprefix("bacc_") if key.startswith("bacc_") else METRICS[key].short
 
 
-def difference_figure(
-    study: Study,
-    *,
-    methods: Sequence[str] | None,
-    reference: str | None,
-    metric: str,
-    width: float,
-    height: float | None,
-) -> Drawn:
+def difference_figure(request: Request) -> Drawn:
     """Draw one line for each row, the best on top; ablations are below the others."""
+    study, metric = request.study, request.metric
     check_metrics([metric])
     everything = make_series(study)
     check_same_data(everything, "difference")
-    main = reference_row(everything, study, reference)
+    main = reference_row(everything, request)
     if main is None:
         raise LmdError("these runs have no reference row: name one with --reference")
-    series = [one for one in make_series(study, methods) if one.key != main.key]
+    series = [one for one in make_series(study, request.methods) if one.key != main.key]
     pairs = [(one, gap) for one in series if (gap := one.difference(main, metric)) is not None]
     if not pairs:
         raise LmdError(
@@ -149,7 +132,7 @@ def difference_figure(
         )
     sign = -1 if METRICS[metric].higher_is_better else 1
     pairs.sort(key=lambda pair: (pair[0].key in study.own, sign * pair[1].value))
-    figure = new_figure(width, height or 0.75 + 0.15 * len(pairs))
+    figure = new_figure(request.width, request.height or 0.75 + 0.15 * len(pairs))
     axes = figure.add_subplot()
     axes.axvline(0, color="#555555", linewidth=0.8, zorder=1)
     for place, (one, gap) in enumerate(pairs):
@@ -209,17 +192,11 @@ def _difference_row(one: Series, gap: Difference, metric: str, main: Series) -> 
     }
 
 
-def cost_figure(
-    study: Study,
-    *,
-    methods: Sequence[str] | None,
-    metric: str,
-    width: float,
-    height: float | None,
-) -> Drawn:
+def cost_figure(request: Request) -> Drawn:
     """Draw a metric against minutes; rows that no other row beats in both form the front."""
+    study, metric = request.study, request.metric
     check_metrics([metric])
-    everything = make_series(study, methods)
+    everything = make_series(study, request.methods)
     check_same_data(everything, "cost")
     device = common_device(everything)
     pairs = [(one, one.estimate(metric)[0]) for one in everything]
@@ -233,7 +210,7 @@ def cost_figure(
             f"there are {len(series)}"
         )
     front = pareto(minutes, values, METRICS[metric].higher_is_better)
-    figure = new_figure(width, height or 0.75 * width)
+    figure = new_figure(request.width, request.height or 0.75 * request.width)
     axes = figure.add_subplot()
     for i, one in enumerate(series):
         main, on_front = one.key == study.reference, i in front

@@ -12,8 +12,8 @@ from numpy.typing import NDArray
 from lmd.base.errors import LmdError
 from lmd.base.text import shorten
 from lmd.benchmark.figures.series import (
+    Request,
     Series,
-    Study,
     check_metrics,
     make_series,
     without_ablations,
@@ -134,23 +134,16 @@ class Blocks:
 
 
 def critical_figure(
-    study: Study,
-    *,
-    methods: Sequence[str] | None,
-    metric: str,
-    test: str,
-    blocks: str,
-    width: float,
-    height: float | None,
-    ablations: bool = True,
+    request: Request, *, test: str = "nemenyi", blocks: str = "seeds", ablations: bool = True
 ) -> Drawn:
     """Draw ranks over blocks: seeds of all data sets, or data sets with their seeds averaged."""
+    study, metric = request.study, request.metric
     check_metrics([metric])
     if test not in NAMES:
         raise LmdError(f"--test is {test!r}; choose nemenyi or wilcoxon")
     if blocks not in ("seeds", "data"):
         raise LmdError(f"--blocks is {blocks!r}; choose seeds or data")
-    series = make_series(study, methods)
+    series = make_series(study, request.methods)
     if not ablations:
         series = without_ablations(series, study)
     complete = _complete_blocks(series, metric, blocks)
@@ -166,7 +159,7 @@ def critical_figure(
     sign = 1 if METRICS[metric].higher_is_better else -1
     ranking = rank_methods(sign * complete.values, test)
     tall = 0.55 + 0.09 * len(ranking.cliques) + LINE * ((len(titles) + 1) // 2)
-    figure = new_figure(width, height or tall)
+    figure = new_figure(request.width, request.height or tall)
     figure.set_layout_engine("none")
     _draw(figure.add_axes((0, 0, 1, 1)), ranking, list(titles.values()))
     return Drawn(figure, _rows(ranking, complete, metric), _notes(ranking, complete, test))

@@ -14,6 +14,7 @@ from lmd.base.errors import LmdError
 from lmd.base.text import shorten, unknown
 from lmd.benchmark.grid import load_grid
 from lmd.benchmark.plan import Plan, read_plan
+from lmd.benchmark.tables.forms import HEADLINE
 from lmd.benchmark.tables.results import Entry, Estimate, RunResult
 from lmd.benchmark.trials import choices_path, read_choices, settled
 from lmd.runs.folder import Run, read_record
@@ -85,17 +86,26 @@ def read_study(sources: Sequence[str], runs: Path | None = None) -> Study:
 
 def family_of(reference: str, keys: Iterable[str]) -> frozenset[str]:
     """Return the reference and those of the keys that are ablations of it."""
-    from lmd.methods import METHODS
+    from lmd.methods import METHODS, related
 
-    ablations = {key for key in keys if key in METHODS and METHODS[key].ablation}
-    return frozenset({reference, *(k for k in ablations if METHODS[k].family == reference)})
+    if reference not in METHODS:
+        return frozenset({reference})
+    return frozenset(
+        key for key in {reference, *keys} if key in METHODS and related(key, reference)
+    )
 
 
 def _largest_family(keys: set[str]) -> tuple[str | None, frozenset[str]]:
-    """The key with the most ablations among the others, and this family."""
-    families = {key: family_of(key, keys) for key in sorted(keys)}
-    reference = max(families, key=lambda key: len(families[key]))
-    if len(families[reference]) == 1:
+    """The method with the most ablations among the keys, and this family."""
+    from lmd.methods import METHODS
+
+    families = {
+        key: family_of(key, keys)
+        for key in sorted(keys)
+        if key in METHODS and not METHODS[key].ablation
+    }
+    reference = max(families, key=lambda key: len(families[key]), default=None)
+    if reference is None or len(families[reference]) == 1:
         return None, frozenset()
     return reference, families[reference]
 
@@ -193,6 +203,19 @@ def _finished(records: Sequence[tuple[Path, Path | None]], source: str) -> list[
         elif len(records) == 1:
             raise LmdError(f"{source} is not finished: run `lmd train --resume --out {source}`")
     return finished
+
+
+@dataclass(frozen=True)
+class Request:
+    """What a figure of a study shows, and its size in inches; ``None`` stands for the default."""
+
+    study: Study
+    methods: Sequence[str] | None = None
+    metrics: Sequence[str] | None = None
+    metric: str = HEADLINE
+    reference: str | None = None
+    width: float = 3.5
+    height: float | None = None
 
 
 @dataclass(frozen=True)
@@ -403,11 +426,12 @@ def common_device(series: Sequence[Series]) -> str:
     return devices.pop()
 
 
-def reference_row(series: Sequence[Series], study: Study, reference: str | None) -> Series | None:
+def reference_row(series: Sequence[Series], request: Request) -> Series | None:
     """Return the row of ``--reference``, or of the study's reference, if there is one."""
-    if reference is not None:
-        _check_finished("--reference", reference, dict.fromkeys(one.key for one in series))
-    return next((one for one in series if one.key == (reference or study.reference)), None)
+    if request.reference is not None:
+        _check_finished("--reference", request.reference, dict.fromkeys(one.key for one in series))
+    key = request.reference or request.study.reference
+    return next((one for one in series if one.key == key), None)
 
 
 def without_ablations(series: Sequence[Series], study: Study) -> list[Series]:

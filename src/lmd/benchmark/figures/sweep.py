@@ -10,6 +10,7 @@ import numpy as np
 from lmd.base.errors import LmdError
 from lmd.benchmark.figures.series import (
     ClassRecall,
+    Request,
     Series,
     Study,
     check_metrics,
@@ -111,25 +112,19 @@ def _swept_setting(series: Sequence[Series]) -> str:
     return names[0]
 
 
-def sweep_figure(
-    study: Study,
-    *,
-    methods: Sequence[str] | None,
-    metrics: Sequence[str] | None,
-    width: float,
-    height: float | None,
-) -> Drawn:
+def sweep_figure(request: Request) -> Drawn:
     """Draw one panel if one method is swept, else one for each metric; the last shows the time.
 
     A row without the swept setting is a horizontal line.
     """
-    keys = check_metrics(metrics or DEFAULT)
-    series = make_series(study, methods)
+    keys = check_metrics(request.metrics or DEFAULT)
+    series = make_series(request.study, request.methods)
     device = common_device(series)
     swept = Swept(series)
     together = len(swept.rows) == 1
     panels = 1 if together else len(keys)
-    figure = new_figure(width, height or (0.5 * panels + 0.32) * width + 0.3)
+    tall = (0.5 * panels + 0.32) * request.width + 0.3
+    figure = new_figure(request.width, request.height or tall)
     axes = figure.subplots(
         panels + 1, 1, sharex=True, squeeze=False, height_ratios=[1.0] * panels + [0.55]
     )[:, 0]
@@ -216,11 +211,9 @@ def _metric_row(one: Series, key: str, setting: str, value: Any) -> dict[str, An
     }
 
 
-def class_sweep_figure(
-    study: Study, *, methods: Sequence[str] | None, width: float, height: float | None
-) -> Drawn:
+def class_sweep_figure(request: Request) -> Drawn:
     """Draw a line for each class; a row without the setting is a broken level line."""
-    series = make_series(study, methods)
+    series, width = make_series(request.study, request.methods), request.width
     check_same_data(series, "classes")
     swept = Swept(series)
     if len(swept.rows) > 1:
@@ -233,7 +226,7 @@ def class_sweep_figure(
     tiers = [tier for tier in TIERS if any(tier == one.tier for one in classes)]
     most = max(sum(one.tier == tier for one in classes) for tier in tiers)
     below = 0.14 * (most + len(swept.flat)) + 0.1  # inches of the legends, which have own axes
-    figure = new_figure(width, height or min(0.36 * width, 2.8) + 0.6 + below)
+    figure = new_figure(width, request.height or min(0.36 * width, 2.8) + 0.6 + below)
     ratios = [figure.get_figheight() - below, below]
     panels, legends = figure.subplots(2, len(tiers), squeeze=False, height_ratios=ratios)
     for panel, legend, tier in zip(panels, legends, tiers, strict=True):
@@ -284,15 +277,14 @@ def _class(one: Series, name: str) -> ClassRecall:
     return recall
 
 
-def recall_figure(
-    study: Study, *, methods: Sequence[str] | None, width: float, height: float | None
-) -> Drawn:
+def recall_figure(request: Request) -> Drawn:
     """Draw recall with 95 % intervals against training counts on a logarithmic axis."""
-    series = make_series(study, methods)
+    study, width = request.study, request.width
+    series = make_series(study, request.methods)
     check_same_data(series, "recall")
     notes: list[str] = []
     if len(series) > MOST:
-        if methods:
+        if request.methods:
             raise LmdError(
                 f"--methods: the recall figure shows at most {MOST} rows, not {len(series)}"
             )
@@ -303,7 +295,7 @@ def recall_figure(
             "ablations; choose others with --methods."
         )
         series = chosen
-    figure = new_figure(width, height or 0.78 * width)
+    figure = new_figure(width, request.height or 0.78 * width)
     axes = figure.add_subplot()
     counts = [max(one.train, 1) for one in series[0].classes()]
     low, high = math.log10(min(counts)), math.log10(max(counts))

@@ -8,11 +8,13 @@ from lmd.base.errors import LmdError
 from lmd.base.text import unknown
 from lmd.benchmark.plan import Row
 from lmd.benchmark.tables.results import Entry, Estimate, Results
+from lmd.scoring.estimates import number_text
 from lmd.scoring.intervals import Difference, holm
 from lmd.scoring.metrics import METRICS
 from lmd.scoring.tiers import TIERS
 
 HEADLINE = "balanced_accuracy"
+Mark = Literal["", "best", "second"]
 NOTHING = Entry(())  # to compare with: no difference
 _METRICS = ("auc", HEADLINE, "macro_f1", "kappa", "macro_precision", "macro_recall")
 COLUMNS = {
@@ -28,7 +30,23 @@ class Value:
     """A number of a table, marked if it is the best or second best of its column."""
 
     estimate: Estimate
-    mark: Literal["", "best", "second"] = ""
+    mark: Mark = ""
+
+    def text(self) -> str:
+        """Return the value, without the interval."""
+        mean, sd = number_text(self.estimate.mean, ".2p"), self.estimate.sd
+        return mean if sd is None else f"{mean} ± {number_text(sd, '.2p')}"
+
+    def interval(self) -> str:
+        """Return the interval; empty if it is not known."""
+        low, high = self.estimate.low, self.estimate.high
+        if low is None or high is None:
+            return ""
+        return f"[{number_text(low, '.1p')}, {number_text(high, '.1p')}]"
+
+    def numbers(self) -> list[float | None]:
+        """Return the cells of a CSV file."""
+        return [self.estimate.mean, self.estimate.sd, self.estimate.low, self.estimate.high]
 
 
 @dataclass(frozen=True)
@@ -37,6 +55,22 @@ class Comparison:
 
     difference: Difference
     holm: float
+    mark: Mark = ""
+
+    def text(self) -> str:
+        """Return the difference with its p-value."""
+        p = "p < 0.001" if self.holm < 0.001 else f"p = {self.holm:.3f}"
+        return f"{number_text(self.difference.value, '+.2p')}, {p}"
+
+    def interval(self) -> str:
+        """Return the interval of the difference."""
+        low, high = self.difference.low, self.difference.high
+        return f"[{number_text(low, '+.1p')}, {number_text(high, '+.1p')}]"
+
+    def numbers(self) -> list[float | None]:
+        """Return the cells of a CSV file."""
+        gap = self.difference
+        return [gap.value, gap.low, gap.high, gap.p_value, self.holm]
 
 
 Cell = Value | Comparison | None
@@ -88,15 +122,15 @@ class _Place:
 
 
 def drawn_metrics(results: Results, form: str | None = None) -> tuple[str, ...]:
-    """The metrics that the tables of a form need on resamples.
+    """Return the metrics that the tables of a form need on resamples.
 
     The intervals of single runs are in their records, so only the tests of one seed are drawn.
     """
     several = any(len(entry.runs) > 1 for entry in results.entries.values())
-    return COLUMNS[_named(results, form)] if several else (HEADLINE,)
+    return COLUMNS[_form(results, form)] if several else (HEADLINE,)
 
 
-def _named(results: Results, form: str | None) -> str:
+def _form(results: Results, form: str | None) -> str:
     form = form or results.plan.form
     if form not in COLUMNS:
         raise LmdError(f"--form: {unknown('form', form, COLUMNS)}")
@@ -104,8 +138,8 @@ def _named(results: Results, form: str | None) -> str:
 
 
 def build(results: Results, form: str | None = None) -> list[TableData]:
-    """The tables of one form: one, or one per point if several methods are swept."""
-    plan, form = results.plan, _named(results, form)
+    """Build the tables of one form: one, or one per point if several methods are swept."""
+    plan, form = results.plan, _form(results, form)
     if form in ("factors", "sweep") and len(plan.points) < 2:
         raise LmdError(
             f"--form {form} needs a grid with a [sweep] of two values or more; {plan.name} has none"
@@ -182,8 +216,8 @@ def _table(
             overall = form == "tiers" and metric == HEADLINE
             name = "Overall" if overall else METRICS[metric].short
             columns.append(Column(metric, name, group=group))
-            found = [place.entries[g].estimate(metric) for place in places]
-            values: list[Cell] = [Value(each) if each else None for each in found]
+            estimates = [place.entries[g].estimate(metric) for place in places]
+            values: list[Cell] = [Value(one) if one is not None else None for one in estimates]
             cells.append(_ranked(values, METRICS[metric].higher_is_better))
         gaps = [place.entries[g].difference(place.references[g], HEADLINE) for place in places]
         if any(gaps):
@@ -225,7 +259,7 @@ def _ranked(column: list[Cell], higher_is_better: bool) -> list[Cell]:
     if len(shown) < 2:
         return column
     order = sorted(set(shown.values()), reverse=higher_is_better)
-    marks: dict[float, Literal["", "best", "second"]] = {order[0]: "best"}
+    marks: dict[float, Mark] = {order[0]: "best"}
     if len(order) > 1 and len(shown) > 2:
         marks[order[1]] = "second"
     return [

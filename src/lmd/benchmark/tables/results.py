@@ -12,7 +12,7 @@ from numpy.typing import NDArray
 
 from lmd.base.errors import LmdError
 from lmd.benchmark.plan import Plan
-from lmd.benchmark.state import changes_since, is_finished
+from lmd.benchmark.state import changes_since
 from lmd.benchmark.trials import Choices, read_choices, settled
 from lmd.runs.folder import Run
 from lmd.scoring import estimates
@@ -206,10 +206,10 @@ def read_results(plan: Plan, folder: Path, *, resamples: int | None = None) -> R
     found: dict[tuple[str, int], list[RunResult]] = {}
     missing = []
     for planned in plan.runs:
-        if not is_finished(folder / planned.name):
+        files = Run(folder / planned.name)
+        if not files.is_finished():
             missing.append(planned.name)
             continue
-        files = Run(folder / planned.name)
         if changes := changes_since(files.record, planned):
             raise LmdError(
                 f"{files.path} does not belong to this grid (run → grid): "
