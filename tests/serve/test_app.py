@@ -158,12 +158,12 @@ def test_metrics_count_what_was_answered(folder: Path) -> None:
         ask(web, b"bad")
         lines = web.get("/metrics").text.splitlines()
     route = 'route="/api/models/{model}/predict"'
-    assert f'lmd_requests_total{{{route},status="200"}} 3' in lines
-    assert f'lmd_requests_total{{{route},status="415"}} 1' in lines
-    assert 'lmd_images_total{model="run"} 3' in lines
-    assert 'lmd_refused_images_total{model="run",problem="wrong-type"} 1' in lines
-    assert f'lmd_request_seconds_bucket{{{route},le="+Inf"}} 4' in lines
-    assert 'lmd_images_on_their_way{model="run"} 0' in lines
+    assert f'lmd_requests_total{{{route},status="200"}} 3.0' in lines
+    assert f'lmd_requests_total{{{route},status="415"}} 1.0' in lines
+    assert 'lmd_images_total{model="run"} 3.0' in lines
+    assert 'lmd_refused_images_total{model="run",problem="wrong-type"} 1.0' in lines
+    assert f'lmd_request_seconds_bucket{{le="+Inf",{route}}} 4.0' in lines
+    assert 'lmd_images_on_their_way{model="run"} 0.0' in lines
 
 
 @pytest.mark.parametrize("path", ["/", "/docs"])
@@ -188,9 +188,7 @@ def test_pages_load_nothing_from_elsewhere(web: WebClient, path: str) -> None:
         ("POST", "/predict", 404),
     ],
 )
-def test_addresses_beside_the_direct_way(
-    web: WebClient, method: str, path: str, status: int
-) -> None:
+def test_other_addresses(web: WebClient, method: str, path: str, status: int) -> None:
     found = web.request(method, path)
     assert found.status_code == status
     assert is_problem(found)

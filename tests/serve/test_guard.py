@@ -12,10 +12,10 @@ import pytest
 from served import client, encoded, is_problem, make_service, photo, shipped
 
 from lmd.base.errors import LmdError
+from lmd.serve.command import check_access
 from lmd.serve.guard import Guard
 from lmd.serve.limits import Limits
 from lmd.serve.measures import Measures
-from lmd.serve.run import check_access
 
 TOKEN = "a-token-of-some-length"
 ROUTES = ["/", "/docs", "/openapi.json", "/health", "/version", "/metrics", "/api/models", "/no"]
@@ -74,7 +74,7 @@ def test_other_web_sites_cannot_post(folder: Path) -> None:
 
 def test_large_requests_and_too_many_files(folder: Path) -> None:
     good = encoded(photo())
-    with client(make_service(folder, files=3, image_mb=0.05, request_mb=0.1)) as web:
+    with client(make_service(folder, max_files=3, max_image_mb=0.05, max_request_mb=0.1)) as web:
         many = [("images", (f"{i}.png", good)) for i in range(4)]
         assert web.post("/api/models/run/batch", files=many).status_code == 413
         assert web.post("/api/models/run/batch", files=many[:3]).status_code == 200
@@ -92,7 +92,7 @@ def test_large_requests_and_too_many_files(folder: Path) -> None:
 
 
 def test_a_full_queue_says_when_to_try_again(folder: Path) -> None:
-    service = make_service(folder, queue=2, files=2)
+    service = make_service(folder, queue=2, max_files=2)
     form = {"files": {"image": ("a.png", encoded(photo()))}}
     with client(service) as web, service.models["run"].batcher.places(2):
         found = web.post("/api/models/run/predict", **form)
@@ -129,9 +129,9 @@ def test_time_is_limited() -> None:
 
     start = time.monotonic()
     body = {"type": "http.request", "body": b"a", "more_body": False}
-    assert run_guard(slow_answer, [body], seconds=0.05)[0]["status"] == 503
+    assert run_guard(slow_answer, [body], max_seconds=0.05)[0]["status"] == 503
     more = {**body, "more_body": True}
-    assert run_guard(whole_body, [more], seconds=0.05)[0]["status"] == 408
+    assert run_guard(whole_body, [more], max_seconds=0.05)[0]["status"] == 408
     assert time.monotonic() - start < 10
 
 
@@ -148,7 +148,7 @@ def test_a_failure_shows_and_logs_nothing_of_the_upload(caplog: pytest.LogCaptur
 
 @pytest.mark.parametrize(
     ("host", "token", "message"),
-    [("0.0.0.0", None, "needs token"), ("::", None, "needs token"), ("127.0.0.1", "a", "16")],
+    [("0.0.0.0", None, "needs --token"), ("::", None, "needs --token"), ("127.0.0.1", "a", "16")],
 )
 def test_an_open_server_needs_a_long_token(host: str, token: str | None, message: str) -> None:
     with pytest.raises(LmdError, match=message):

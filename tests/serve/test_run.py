@@ -12,7 +12,7 @@ import httpx
 import pytest
 from served import encoded, photo, shipped, started
 
-from lmd.serve.run import _bound
+from lmd.serve.command import _bound
 
 
 def test_sigterm_finishes_what_was_begun(tmp_path: Path) -> None:
@@ -32,7 +32,7 @@ def test_sigterm_finishes_what_was_begun(tmp_path: Path) -> None:
         threads = [threading.Thread(target=ask) for _ in range(3)]
         for thread in threads:
             thread.start()
-        while httpx.get(f"{address}metrics", timeout=60).text.count("lmd_requests_open 1\n"):
+        while httpx.get(f"{address}metrics", timeout=60).text.count("lmd_requests_open 1.0\n"):
             time.sleep(0.01)  # only this one is open
         process.send_signal(signal.SIGTERM)
         for thread in threads:
@@ -50,7 +50,6 @@ def test_sigterm_finishes_what_was_begun(tmp_path: Path) -> None:
         (["--host", "0.0.0.0"], "needs --token"),
         (["--max-files", "0"], "--max-files must be above 0"),
         (["--queue", "2"], "--queue must be at least --max-files"),
-        (["--engine", "cuda"], "--engine must be auto, onnx or torch; it is 'cuda'"),
     ],
 )
 def test_mistakes_are_found_before_anything_is_loaded(options: list[str], message: str) -> None:
@@ -60,6 +59,16 @@ def test_mistakes_are_found_before_anything_is_loaded(options: list[str], messag
 
     found = CliRunner().invoke(app, ["serve", "nowhere", *options])
     assert message in str(found.exception)
+
+
+def test_an_unknown_engine_is_refused() -> None:
+    from typer.testing import CliRunner
+
+    from lmd.cli.commands import app
+
+    found = CliRunner(env={"COLUMNS": "200"}).invoke(app, ["serve", "x", "--engine", "cuda"])
+    assert found.exit_code == 2
+    assert "'auto', 'onnx', 'torch'" in " ".join(found.output.split())
 
 
 def test_answers_do_not_wait_for_acknowledgements() -> None:

@@ -16,7 +16,7 @@ UPLOADS = uploads()
 @pytest.fixture(scope="module")
 def web(tmp_path_factory: pytest.TempPathFactory) -> Iterator[WebClient]:
     folder = shipped(tmp_path_factory.mktemp("served") / "run")
-    with client(make_service(folder, image_mb=3.2, request_mb=6)) as found:
+    with client(make_service(folder, max_image_mb=3.2, max_request_mb=6)) as found:
         yield found
 
 

@@ -1,5 +1,7 @@
 """Errors that users can fix."""
 
+from importlib.util import find_spec
+
 
 class LmdError(Exception):
     """An error that the user can fix; the message says what is wrong, where, and what to do.
@@ -21,3 +23,12 @@ class MissingPackageError(LmdError, AttributeError):
 
 class DivergedError(LmdError):
     """A loss became infinite or undefined: these settings cannot be trained."""
+
+
+def need_extra(what: str, extra: str, *packages: str) -> None:
+    """Refuse ``what`` if a package of an optional extra of lmd is not installed."""
+    for package in packages:
+        if find_spec(package) is None:
+            raise LmdError(
+                f"{what} needs {package}, which is not installed: run pip install 'lmd[{extra}]'"
+            )

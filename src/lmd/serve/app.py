@@ -1,54 +1,36 @@
 """The routes of the server."""
 
-from collections.abc import AsyncIterator, Mapping
+from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import asynccontextmanager
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from fastapi import FastAPI, Request, Response
 from fastapi.exceptions import RequestValidationError
 from fastapi.responses import HTMLResponse, PlainTextResponse
 from pydantic import BaseModel
 from starlette.exceptions import HTTPException
+from starlette.routing import Mount, Route, Router
 
 from lmd import __version__
-from lmd.serve import measures, problems
-from lmd.serve.direct import PREFIX, Direct, Handler
-from lmd.serve.forms import read_form
+from lmd.serve import measures, problems, schemas
 from lmd.serve.guard import Guard
 from lmd.serve.page import api_page, front_page
 from lmd.serve.problems import Problem
-from lmd.serve.schemas import (
-    Answer,
-    Explained,
-    Health,
-    ModelInfo,
-    Options,
-    ProblemDetails,
-    Rows,
-    Version,
-)
 from lmd.serve.service import Service
+from lmd.serve.uploads import read_form
 
-if TYPE_CHECKING:
-    from starlette.types import ASGIApp
-
+Handler = Callable[[Request], Awaitable[Response]]
 _PROBLEM: dict[str, Any] = {
-    "model": ProblemDetails,
+    "model": schemas.ProblemDetails,
     "content": {problems.MEDIA_TYPE: {"schema": {"$ref": "#/components/schemas/ProblemDetails"}}},
 }
 
 
-def create_app(service: Service, token: str | None = None) -> "ASGIApp":
-    """The application, behind its guard."""
-    app = Direct(routes(service), handlers(service))
-    return Guard(app, service.limits, service.measures, token)
-
-
-def routes(service: Service) -> FastAPI:
-    """The application without its guard."""
+def create_app(service: Service, token: str | None = None) -> Guard:
+    """Return the application, behind its guard."""
 
     @asynccontextmanager
-    async def life(_app: FastAPI) -> AsyncIterator[None]:
+    async def life(_app: Router) -> AsyncIterator[None]:
         yield
         service.close()
 
@@ -58,36 +40,30 @@ def routes(service: Service) -> FastAPI:
         description="Predictions and explanations of classifiers of medical images.",
         docs_url=None,  # the pages of the framework load scripts from other sites
         redoc_url=None,
-        lifespan=life,
     )
-    _add_errors(app)
+    for kind in (Problem, HTTPException, RequestValidationError):
+        app.add_exception_handler(kind, _respond)
     _add_pages(app, service)
     _add_information(app, service)
-    _add_answers(app, handlers(service))
-    return app
+    # FastAPI describes uploads, but they do not pass through its layers: with a small model these
+    # take a tenth of the time of an image.
+    uploads = _uploads(service)
+    for path, (handler, description) in uploads.items():
+        app.add_api_route(path, handler, methods=["POST"], **description)
+    routes = [Route(path, handler, methods=["POST"]) for path, (handler, _) in uploads.items()]
+    router = Router([*routes, Mount("/", app)], lifespan=life)
+    return Guard(router, service.limits, service.measures, token)
 
 
-def _add_errors(app: FastAPI) -> None:
-    def respond(problem: Problem) -> Response:
-        headers = {"content-type": problems.MEDIA_TYPE, **problem.headers}
-        return Response(problem.body(), problem.status, headers)
-
-    async def of_ours(_request: Request, error: Exception) -> Response:
-        assert isinstance(error, Problem)
-        return respond(error)
-
-    async def of_framework(_request: Request, error: Exception) -> Response:
-        assert isinstance(error, HTTPException)
-        found = problems.of_status(error.status_code, str(error.detail))
-        found.headers.update(error.headers or {})
-        return respond(found)
-
-    async def of_parameters(_request: Request, _error: Exception) -> Response:
-        return respond(Problem("bad-request", "A parameter of the request is not valid."))
-
-    app.add_exception_handler(Problem, of_ours)
-    app.add_exception_handler(HTTPException, of_framework)
-    app.add_exception_handler(RequestValidationError, of_parameters)
+async def _respond(_request: Request, error: Exception) -> Response:
+    """Answer with problem details."""
+    if isinstance(error, HTTPException):
+        problem = problems.of_status(error.status_code, str(error.detail))
+        problem.headers.update(error.headers or {})
+        return problem.response()
+    if isinstance(error, Problem):
+        return error.response()
+    return Problem("bad-request", "A parameter of the request is not valid.").response()
 
 
 def _add_pages(app: FastAPI, service: Service) -> None:
@@ -108,12 +84,12 @@ def _add_information(app: FastAPI, service: Service) -> None:
     }
 
     @app.get("/health", summary="Whether the server answers")
-    async def health() -> Health:
-        return Health(models=list(service.models))
+    async def health() -> schemas.Health:
+        return schemas.Health(models=list(service.models))
 
     @app.get("/version", summary="The version of the server")
-    async def version() -> Version:
-        return Version(lmd=__version__)
+    async def version() -> schemas.Version:
+        return schemas.Version(lmd=__version__)
 
     @app.get(
         "/metrics",
@@ -121,84 +97,76 @@ def _add_information(app: FastAPI, service: Service) -> None:
         response_class=PlainTextResponse,
         responses={200: {"content": {"text/plain": {"schema": {"type": "string"}}}}},
     )
-    async def counters() -> PlainTextResponse:
-        return PlainTextResponse(service.text(), media_type=measures.MEDIA_TYPE)
+    async def counters() -> Response:
+        return Response(service.counters(), media_type=measures.MEDIA_TYPE)
 
     @app.get("/api/models", summary="All models")
-    async def models() -> list[ModelInfo]:
+    async def models() -> list[schemas.ModelInfo]:
         return [served.info() for served in service.models.values()]
 
     @app.get("/api/models/{model}", summary="One model", responses=wrong)
-    async def model_info(model: str) -> ModelInfo:
+    async def model_info(model: str) -> schemas.ModelInfo:
         return service.model(model).info()
 
 
-def handlers(service: Service) -> dict[str, Handler]:
-    """What answers uploads, by the last part of the address."""
+def _uploads(service: Service) -> dict[str, tuple[Handler, dict[str, Any]]]:
+    """Return what answers uploads and its description, by path."""
     limits = service.limits
 
-    async def predict(model: str, request: Request) -> Response:
-        served = service.model(model)
+    async def predict(request: Request) -> Response:
+        served = service.model(request.path_params["model"])
         with service.places(served, 1):
             form = await read_form(request, limits, field="image", most=1)
             return _json(await service.predict(served, form))
 
-    async def batch(model: str, request: Request) -> Response:
-        served = service.model(model)
-        form = await read_form(request, limits, field="images", most=limits.files)
+    async def batch(request: Request) -> Response:
+        served = service.model(request.path_params["model"])
+        form = await read_form(request, limits, field="images", most=limits.max_files)
         with service.places(served, len(form.images)):
             return _json(await service.predict_all(served, form))
 
-    async def explain(model: str, request: Request) -> Response:
-        served = service.model(model)
+    async def explain(request: Request) -> Response:
+        served = service.model(request.path_params["model"])
         if not served.explains:
             raise Problem("no-heat-maps", served.predictor.engine.no_heat_maps)
         with service.places(served, 1):
             form = await read_form(request, limits, field="image", most=1)
             return _json(await service.explain(served, form))
 
-    return {"predict": predict, "batch": batch, "explain": explain}
-
-
-def _add_answers(app: FastAPI, found: Mapping[str, Handler]) -> None:
-    """The handlers as routes, for the description of the API; requests take the direct way."""
-    about: dict[str, tuple[str, dict[str, Any]]] = {
-        "predict": ("Predict one image", _upload("image", Answer)),
-        "batch": ("Predict several images", _upload("images", Rows)),
-        "explain": ("Explain one image", _upload("image", Explained, 409)),
+    one, several = _describe("image", schemas.Answer), _describe("images", schemas.Rows)
+    more = _describe("image", schemas.Explained, 409)
+    return {
+        "/api/models/{model}/predict": (predict, {"summary": "Predict one image", **one}),
+        "/api/models/{model}/batch": (batch, {"summary": "Predict several images", **several}),
+        "/api/models/{model}/explain": (explain, {"summary": "Explain one image", **more}),
     }
-    for action, (summary, details) in about.items():
-        app.add_api_route(
-            f"{PREFIX}{{model}}/{action}",
-            found[action],
-            methods=["POST"],
-            summary=summary,
-            **details,
-        )
 
 
 def _json(answer: BaseModel) -> Response:
     return Response(answer.model_dump_json(), media_type="application/json")
 
 
-def _upload(field: str, answer: type[BaseModel], *more: int) -> dict[str, Any]:
-    """The description of a route that takes images in ``field`` and options."""
+def _describe(field: str, answer: type[BaseModel], *more: int) -> dict[str, Any]:
+    """Describe a route that takes images in ``field`` and options."""
     file: dict[str, Any] = {"type": "string", "format": "binary"}
     if field == "images":
         file = {"type": "array", "items": file, "minItems": 1}
     form = {
         "type": "object",
-        "properties": {field: file, "options": Options.model_json_schema()},
+        "properties": {field: file, "options": schemas.Options.model_json_schema()},
         "required": [field],
         "additionalProperties": False,
     }
     content = {"schema": form, "encoding": {"options": {"contentType": "application/json"}}}
+    titles = dict(reversed(problems.KINDS.values()))
     statuses = sorted({400, 404, 408, 413, 415, 422, 503, *more})
-    titles = {kind.status: kind.title for kind in reversed(problems.KINDS.values())}
     return {
         "response_model": answer,
         "responses": {of: {**_PROBLEM, "description": titles[of]} for of in statuses},
         "openapi_extra": {
-            "requestBody": {"required": True, "content": {"multipart/form-data": content}}
+            "parameters": [
+                {"name": "model", "in": "path", "required": True, "schema": {"type": "string"}}
+            ],
+            "requestBody": {"required": True, "content": {"multipart/form-data": content}},
         },
     }

@@ -1,10 +1,21 @@
-"""``lmd serve``: a web page and a REST API for trained models."""
+"""``lmd serve``: bind, load, answer, and stop when asked to."""
 
-from collections.abc import Sequence
+import logging
+import signal
+import socket
+import warnings
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Any, Literal
 
 import typer
+
+from lmd.base.errors import LmdError, need_extra
+from lmd.serve.limits import Limits, is_loopback
+
+SHORTEST_TOKEN = 16
+PACKAGES = ("python_multipart", "markdown_it", "prometheus_client")
 
 
 def serve(
@@ -13,14 +24,8 @@ def serve(
     host: str = "127.0.0.1",
     port: Annotated[int, typer.Option(min=0, max=65535)] = 8000,
     token: Annotated[str | None, typer.Option(envvar="LMD_TOKEN")] = None,
-    max_image_mb: float = 20,
-    max_request_mb: float = 100,
-    max_megapixels: float = 32,
-    max_frames: int = 1,
-    max_files: int = 32,
-    max_seconds: float = 30,
-    queue: int = 256,
-    engine: str = "auto",
+    limits: Limits = Limits(),
+    engine: Literal["auto", "onnx", "torch"] = "auto",
     device: str = "auto",
 ) -> None:
     """Serve trained models: a page to look at images, and a REST API (/docs).
@@ -30,47 +35,103 @@ def serve(
         host: The interface to listen on.
         port: The port; 0 takes a free one.
         token: What every request must present; needed for any --host but loopback.
-        max_image_mb: Size of one file.
-        max_request_mb: Size of one request.
-        max_megapixels: Largest accepted image, in megapixels.
-        max_frames: Frames or pages of one image; only the first is answered.
-        max_files: Images in one request.
-        max_seconds: Time of one request.
-        queue: Images that may wait for one model; beyond them the answer is 503.
         engine: What computes the predictions of run folders: onnx, torch, or auto, which is onnx
             on a CPU if the extra onnx is installed.
     """
+    check_access(host, token)
+    need_extra("lmd serve", "serve", "fastapi", "uvicorn", *PACKAGES)
     from lmd.base.device import choose_device
-    from lmd.base.errors import LmdError
-    from lmd.serve.limits import Limits
-    from lmd.serve.run import serve as run
+    from lmd.serve.app import create_app
+    from lmd.serve.measures import Measures
+    from lmd.serve.models import load_models
+    from lmd.serve.service import Service
 
-    if engine not in ("auto", "onnx", "torch"):
-        raise LmdError(f"--engine must be auto, onnx or torch; it is {engine!r}")
-    limits = Limits(
-        image_mb=max_image_mb,
-        request_mb=max_request_mb,
-        megapixels=max_megapixels,
-        frames=max_frames,
-        files=max_files,
-        seconds=max_seconds,
-        queue=queue,
-    )
+    _be_silent()
+    with _bound(host, port) as listening:
+        measures = Measures()
+        served = load_models(models, limits, measures, str(choose_device(device)), engine)
+        app = create_app(Service(served, limits, measures), token)
+        shown = f"[{host}]" if ":" in host else host
+        address = f"http://{shown}:{listening.getsockname()[1]}/"
 
-    def ready(address: str, names: Sequence[str]) -> None:
-        typer.echo(f"Serving {', '.join(names)}")
-        typer.secho(f"The page: {address}", bold=True)
-        typer.echo(f"The API:  {address}docs")
-        typer.echo("Stop with Ctrl-C.")
+        def ready() -> None:
+            typer.echo(f"Serving {', '.join(served)}")
+            typer.secho(f"The page: {address}", bold=True)
+            typer.echo(f"The API:  {address}docs")
+            typer.echo("Stop with Ctrl-C.")
 
-    run(
-        models,
-        host=host,
-        port=port,
-        token=token,
-        limits=limits,
-        device=str(choose_device(device)),
-        engine=engine,  # type: ignore[arg-type]
-        ready=ready,
-    )
+        _run(app, listening, int(limits.max_seconds) + 5, ready)
     typer.echo("Stopped.")
+
+
+def check_access(host: str, token: str | None) -> None:
+    """Refuse a short token, and an interface other than loopback without one."""
+    if token is not None and (len(token) < SHORTEST_TOKEN or not token.isascii()):
+        raise LmdError(
+            f"--token must have at least {SHORTEST_TOKEN} characters, all of ASCII; it has "
+            f'{len(token)}: make one with `python -c "import secrets; '
+            'print(secrets.token_urlsafe())"`'
+        )
+    if token is None and not is_loopback(host):
+        raise LmdError(
+            f"--host {host} can be reached from other machines and needs --token: give one, or "
+            "use 127.0.0.1"
+        )
+
+
+def _run(app: Any, listening: socket.socket, patience: int, ready: Callable[[], None]) -> None:
+    """Answer until SIGINT or SIGTERM, then finish what was begun in ``patience`` seconds."""
+    import uvicorn
+
+    class Server(uvicorn.Server):
+        async def startup(self, sockets: list[socket.socket] | None = None) -> None:
+            """Say that the server is ready as soon as signals stop it cleanly."""
+            await super().startup(sockets)
+            ready()
+
+        @contextmanager
+        def capture_signals(self) -> Iterator[None]:
+            """Stop on a signal, and do not raise it once more at the end."""
+            both = (signal.SIGINT, signal.SIGTERM)
+            before = {number: signal.signal(number, self.handle_exit) for number in both}
+            try:
+                yield
+            finally:
+                for number, handler in before.items():
+                    signal.signal(number, handler)
+
+    config = uvicorn.Config(
+        app,
+        log_config=None,
+        access_log=False,
+        server_header=False,
+        ws="none",
+        timeout_keep_alive=10,
+        timeout_graceful_shutdown=patience,
+    )
+    Server(config).run(sockets=[listening])
+
+
+def _bound(host: str, port: int) -> socket.socket:
+    family = socket.AF_INET6 if ":" in host else socket.AF_INET
+    # Named, because asyncio sends small pieces at once only where the protocol is known to be TCP:
+    # each answer would wait 40 ms for an acknowledgement.
+    made = socket.socket(family, socket.SOCK_STREAM, socket.IPPROTO_TCP)
+    try:
+        made.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        made.bind((host, port))
+        made.listen(1024)
+        return made
+    except (OSError, OverflowError) as error:
+        made.close()
+        why = getattr(error, "strerror", None) or error
+        raise LmdError(
+            f"--host {host} --port {port} cannot be used ({why}): choose another port or host"
+        ) from None
+
+
+def _be_silent() -> None:
+    """Keep the contents of uploads out of the log: libraries quote what they cannot read."""
+    warnings.simplefilter("ignore")
+    for name in ("pydicom", "PIL", "python_multipart"):
+        logging.getLogger(name).setLevel(logging.CRITICAL + 1)

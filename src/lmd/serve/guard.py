@@ -4,18 +4,16 @@ import asyncio
 import base64
 import binascii
 import hmac
-import ipaddress
 import logging
 import time
 import traceback
 from collections.abc import Iterator
 from contextlib import contextmanager
-from functools import lru_cache
 from typing import TYPE_CHECKING
 
-from lmd.serve.limits import Limits
+from lmd.serve.limits import Limits, is_loopback
 from lmd.serve.measures import Measures
-from lmd.serve.problems import MEDIA_TYPE, Problem, busy
+from lmd.serve.problems import Problem, busy
 
 if TYPE_CHECKING:
     from starlette.types import ASGIApp, Message, Receive, Scope, Send
@@ -30,15 +28,6 @@ HEADERS = {
     "X-Frame-Options": "DENY",
 }
 LOG = logging.getLogger("lmd.serve")
-
-
-@lru_cache(maxsize=256)
-def is_loopback(host: str) -> bool:
-    """Whether only this machine can reach a host of this name."""
-    try:
-        return ipaddress.ip_address(host.strip("[]")).is_loopback
-    except ValueError:
-        return host.lower() == "localhost"
 
 
 class Guard:
@@ -66,30 +55,31 @@ class Guard:
                 await self._answer(scope, receive, answer)
             finally:
                 route = getattr(scope.get("route"), "path", "none")
-                self._measures.requests.add(route=route, status=str(answer.status))
-                self._measures.seconds.observe(time.monotonic() - start, route=route)
+                self._measures.requests.labels(route, answer.status).inc()
+                self._measures.seconds.labels(route).observe(time.monotonic() - start)
 
     async def _answer(self, scope: "Scope", receive: "Receive", answer: "_Answer") -> None:
         headers = {key.lower(): value for key, value in scope["headers"]}
-        body = _Body(receive, self._limits.request_bytes)
+        body = _Body(receive, self._limits)
         try:
             self._check(scope, headers)
             with self._room(headers):
-                async with asyncio.timeout(self._limits.seconds):
+                async with asyncio.timeout(self._limits.max_seconds):
                     await self._app(scope, body, answer)
-        except Problem as problem:
-            await answer.problem(problem)
+            return
+        except Problem as error:
+            problem = error
         except TimeoutError:
-            if body.complete:
-                await answer.problem(busy("The answer took too long", 5))
-            else:
-                why = f"The request must arrive within {self._limits.seconds:g} s."
-                await answer.problem(Problem("slow-upload", why))
+            why = f"The request must arrive within {self._limits.max_seconds:g} s."
+            slow = Problem("slow-upload", why)
+            problem = busy("The answer took too long", 5) if body.complete else slow
         except Exception as error:
             # The message may quote the upload, so only the place is logged.
             place = "".join(traceback.format_tb(error.__traceback__))
             LOG.error("%s while answering a request\n%s", type(error).__name__, place)
-            await answer.problem(Problem("failed", "The error is in the log of the server."))
+            problem = Problem("failed", "The error is in the log of the server.")
+        if not answer.status:
+            await problem.response()(scope, receive, answer)
 
     def _check(self, scope: "Scope", headers: dict[bytes, bytes]) -> None:
         if self._token is None:
@@ -129,8 +119,8 @@ class Guard:
         chunked = b"transfer-encoding" in headers
         length = int(stated) if stated.isdigit() else most if chunked else 0
         if length > most:
-            raise Problem("too-large", f"A request may have at most {most / 1e6:g} MB.")
-        full = self._bytes + length > self._limits.bytes_at_once
+            raise _too_large(self._limits)
+        full = self._bytes + length > 4 * most
         if full or self._open >= 2 * self._limits.queue:
             raise busy("Too many requests are waiting")
         self._open, self._bytes = self._open + 1, self._bytes + length
@@ -145,15 +135,15 @@ class Guard:
 class _Body:
     """Counts the bytes of a request while they arrive."""
 
-    def __init__(self, receive: "Receive", most: int) -> None:
-        self._receive, self._most, self._seen = receive, most, 0
+    def __init__(self, receive: "Receive", limits: Limits) -> None:
+        self._receive, self._limits, self._seen = receive, limits, 0
         self.complete = False
 
     async def __call__(self) -> "Message":
         message = await self._receive()
         self._seen += len(message.get("body", b""))
-        if self._seen > self._most:
-            raise Problem("too-large", f"A request may have at most {self._most / 1e6:g} MB.")
+        if self._seen > self._limits.request_bytes:
+            raise _too_large(self._limits)
         self.complete = self.complete or not message.get("more_body", False)
         return message
 
@@ -174,13 +164,6 @@ class _Answer:
             message = {**message, "headers": [*message["headers"], *more]}
         await self._send(message)
 
-    async def problem(self, problem: Problem) -> None:
-        """Send a problem, unless a response has begun."""
-        if self.status:
-            return
-        body = problem.body()
-        headers = {"content-type": MEDIA_TYPE, "content-length": str(len(body))}
-        lines = [(k.encode(), v.encode()) for k, v in (headers | problem.headers).items()]
-        start = {"type": "http.response.start", "status": problem.status, "headers": lines}
-        await self(start)
-        await self({"type": "http.response.body", "body": body})
+
+def _too_large(limits: Limits) -> Problem:
+    return Problem("too-large", f"A request may have at most {limits.max_request_mb:g} MB.")

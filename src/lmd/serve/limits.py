@@ -1,55 +1,69 @@
-"""What one request may cost."""
+"""What one request may cost; the text of ``Attributes`` is also the help of `lmd serve`."""
 
+import ipaddress
 from dataclasses import dataclass, fields
+from functools import lru_cache
 
 from lmd.base.errors import LmdError
 
 MB = 1_000_000
+LONGEST_SIDE = 32_768  # pixels
 
 
 @dataclass(frozen=True)
 class Limits:
     """Upper bounds; a request beyond one of them is refused before it costs much.
 
-    ``queue`` is the number of images of one model that may be on their way at the same time.
+    Attributes:
+        max_image_mb: Size of one file.
+        max_request_mb: Size of one request.
+        max_megapixels: Largest accepted image, in megapixels.
+        max_frames: Frames or pages of one image; only the first is answered.
+        max_files: Images in one request.
+        max_seconds: Time of one request.
+        queue: Images that may wait for one model; beyond them the answer is 503.
     """
 
-    image_mb: float = 20
-    request_mb: float = 100
-    megapixels: float = 32
-    side: int = 32_768
-    frames: int = 1
-    files: int = 32
-    seconds: float = 30
+    max_image_mb: float = 20
+    max_request_mb: float = 100
+    max_megapixels: float = 32
+    max_frames: int = 1
+    max_files: int = 32
+    max_seconds: float = 30
     queue: int = 256
 
     def __post_init__(self) -> None:
         for field in fields(self):
             value = getattr(self, field.name)
             if not value > 0:
-                option = f"--max-{field.name}" if field.name != "queue" else "--queue"
-                raise LmdError(f"{option.replace('_', '-')} must be above 0; it is {value}")
-        if self.queue < self.files:
+                option = f"--{field.name.replace('_', '-')}"
+                raise LmdError(f"{option} must be above 0; it is {value}")
+        if self.queue < self.max_files:
             raise LmdError(
-                f"--queue must be at least --max-files, which is {self.files}; it is {self.queue}"
+                f"--queue must be at least --max-files, which is {self.max_files}; "
+                f"it is {self.queue}"
             )
 
     @property
     def image_bytes(self) -> int:
-        """Of one uploaded file."""
-        return int(self.image_mb * MB)
+        """The largest file."""
+        return int(self.max_image_mb * MB)
 
     @property
     def request_bytes(self) -> int:
-        """Of the whole body of a request."""
-        return int(self.request_mb * MB)
-
-    @property
-    def bytes_at_once(self) -> int:
-        """Of all bodies that are in memory at the same time."""
-        return 4 * self.request_bytes
+        """The largest body of a request."""
+        return int(self.max_request_mb * MB)
 
     @property
     def pixels(self) -> int:
-        """Of one decoded image."""
-        return int(self.megapixels * MB)
+        """The largest decoded image."""
+        return int(self.max_megapixels * MB)
+
+
+@lru_cache(maxsize=256)
+def is_loopback(host: str) -> bool:
+    """Whether only this machine can reach a host of this name."""
+    try:
+        return ipaddress.ip_address(host.strip("[]")).is_loopback
+    except ValueError:
+        return host.lower() == "localhost"

@@ -138,9 +138,9 @@ def load_models(
         name = _name(path, found)
 
         def observe(images: int, seconds: float, model: str = name) -> None:
-            measures.images.add(images, model=model)
-            measures.batches.observe(images, model=model)
-            measures.model_seconds.observe(seconds, model=model)
+            measures.images.labels(model).inc(images)
+            measures.batches.labels(model).observe(images)
+            measures.model_seconds.labels(model).observe(seconds)
 
         batcher = Batcher(predictor.answer, capacity=limits.queue, observe=observe)
         found[name] = Served(name, predictor, batcher, read_card(predictor.folder))

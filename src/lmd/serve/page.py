@@ -51,11 +51,11 @@ def front_page(models: Sequence[ModelInfo], service: "Service") -> tuple[str, st
             models=[model.model_dump(exclude={"card"}) for model in models],
             cards={model.name: card_html(model.card) for model in models if model.card},
             limits={
-                "files": limits.files,
+                "files": limits.max_files,
                 "bytes": limits.request_bytes,
                 "image": limits.image_bytes,
             },
-            image_mb=f"{limits.image_mb:g}",
+            image_mb=f"{limits.max_image_mb:g}",
             style=style,
             script=script,
             version=__version__,
@@ -86,12 +86,11 @@ def api_page(description: dict[str, Any]) -> tuple[str, str]:
         _environment()
         .get_template("api.html")
         .render(
-            routes=_routes(description),
-            schemas=description.get("components", {}).get("schemas", {}),
+            paths=description["paths"],
+            schemas=description["components"]["schemas"],
             kinds=KINDS,
             style=style,
             version=__version__,
-            shown=_shown,
         )
     )
     return text, _policy(style_hash, "'none'")
@@ -102,53 +101,3 @@ def _policy(style: str, script: str) -> str:
         f"default-src 'none'; script-src {script}; style-src {style}; img-src data:; "
         "connect-src 'self'; base-uri 'none'; form-action 'none'; frame-ancestors 'none'"
     )
-
-
-def _routes(description: dict[str, Any]) -> list[dict[str, Any]]:
-    found = []
-    for path, methods in description["paths"].items():
-        for method, about in methods.items():
-            body = about.get("requestBody", {}).get("content", {})
-            form: dict[str, Any] = next((each["schema"] for each in body.values()), {})
-            found.append(
-                {
-                    "path": path,
-                    "method": method.upper(),
-                    "summary": about.get("summary", ""),
-                    "fields": form.get("properties", {}),
-                    "required": form.get("required", []),
-                    "responses": [
-                        (status, each["description"], _answer(each))
-                        for status, each in about["responses"].items()
-                        if status != "422" or body  # the framework adds one to every route
-                    ],
-                }
-            )
-    return found
-
-
-def _answer(response: dict[str, Any]) -> str:
-    content = response.get("content", {})
-    return ", ".join(_shown(each.get("schema", {})) or kind for kind, each in content.items())
-
-
-def _shown(schema: dict[str, Any]) -> str:
-    """A schema in a few words."""
-    match schema:
-        case {"$ref": name}:
-            found = name.rpartition("/")[2]
-        case {"anyOf": several}:
-            found = " or ".join(_shown(each) for each in several)
-        case {"enum": values}:
-            found = " or ".join(f'"{value}"' for value in values)
-        case {"const": value}:
-            found = f'"{value}"'
-        case {"type": "array"}:
-            found = f"list of {_shown(schema.get('items', {})) or 'values'}"
-        case {"format": "binary"}:
-            found = "file"
-        case {"additionalProperties": {} as inner}:
-            found = f"object of {_shown(inner)}"
-        case _:
-            found = schema.get("type", "")
-    return str(found)

@@ -4,7 +4,7 @@ import asyncio
 import os
 from collections.abc import Callable, Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
-from contextlib import ExitStack, contextmanager
+from contextlib import contextmanager
 from typing import TypeVar
 
 import numpy as np
@@ -16,13 +16,12 @@ from lmd.explain.heat_map import Explanation
 from lmd.explain.page import OPACITY, as_png, colour_map
 from lmd.report.svg import data_uri, png_uri
 from lmd.serve.batching import Full
-from lmd.serve.forms import Form, Upload
 from lmd.serve.limits import Limits
 from lmd.serve.measures import Measures
 from lmd.serve.models import Served
 from lmd.serve.problems import Problem, busy
 from lmd.serve.schemas import Answer, Case, Explained, Heat, ProblemDetails, Row, Rows
-from lmd.serve.uploads import Decoded, decode
+from lmd.serve.uploads import Decoded, Form, Upload, decode
 
 T = TypeVar("T")
 SIDE = 768  # longest side of a picture
@@ -45,12 +44,11 @@ class Service:
     @contextmanager
     def places(self, served: Served, count: int) -> Iterator[None]:
         """Places in the queue of a model for ``count`` images; a ``Problem`` if it is full."""
-        with ExitStack() as stack:
-            try:
-                stack.enter_context(served.batcher.places(count))
-            except Full:
-                raise busy("The queue of the model is full") from None
-            yield
+        try:
+            with served.batcher.places(count):
+                yield
+        except Full:
+            raise busy("The queue of the model is full") from None
 
     async def predict(self, served: Served, form: Form) -> Answer:
         """The answer for the one image of a form."""
@@ -66,7 +64,7 @@ class Service:
             try:
                 answer = await self._answer(served, upload, policy, form.options.picture)
             except Problem as problem:
-                details = ProblemDetails.model_validate(problem.as_dict())
+                details = ProblemDetails.model_validate(problem.details())
                 return Row(image=upload.name, problem=details)
             return Row(image=upload.name, answer=answer)
 
@@ -103,10 +101,10 @@ class Service:
             unlike_training=found.unlike_training,
         )
 
-    def text(self) -> str:
-        """The counters, for Prometheus."""
+    def counters(self) -> bytes:
+        """Return the page for Prometheus."""
         for name, served in self.models.items():
-            self.measures.waiting.set(served.batcher.taken, model=name)
+            self.measures.waiting.labels(name).set(served.batcher.taken)
         return self.measures.text()
 
     def close(self) -> None:
@@ -137,7 +135,7 @@ class Service:
         try:
             return decode(data, engine.image_size, self.limits, picture=picture)
         except Problem as problem:
-            self.measures.refused.add(model=served.name, problem=problem.kind)
+            self.measures.refused.labels(served.name, problem.kind).inc()
             raise
 
     async def _chained(self, begin: "Callable[[], Future[T]]") -> T:

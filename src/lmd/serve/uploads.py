@@ -1,25 +1,31 @@
-"""From uploaded bytes to pixels: what is no plain JPEG, PNG, TIFF or DICOM image is refused.
+"""From the body of a request to pixels: what is no JPEG, PNG, TIFF or DICOM image is refused.
 
 Headers are checked before anything is decoded. Nothing is written to disk.
 """
 
 import io
+import sys
 import unicodedata
 import warnings
+from collections.abc import AsyncGenerator
 from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 from PIL import Image
+from pydantic import ValidationError
+from starlette.datastructures import FormData, UploadFile
+from starlette.formparsers import MultiPartException, MultiPartParser
+from starlette.requests import ClientDisconnect, Request
 
 from lmd.base.errors import LmdError
 from lmd.data.reading import has_dicom_mark, read_image
 from lmd.data.resizing import resize
 from lmd.explain.heat_map import shown
-from lmd.serve.dicom_check import check_dicom
-from lmd.serve.limits import Limits
+from lmd.serve.limits import LONGEST_SIDE, Limits
 from lmd.serve.problems import Problem, busy
+from lmd.serve.schemas import Options
 
 _MARKS = {
     b"\xff\xd8\xff": "JPEG",
@@ -31,7 +37,113 @@ _MARKS = {
 }
 _MOST_CHUNKS = 65_536
 _MOST_NAME = 255
+_MOST_OPTIONS = 65_536  # bytes
 BAD = "The image is damaged, cut short or of an unsupported kind: check that a viewer opens it."
+# Its data set is one zlib stream, which can unpack to any size before a header can be read.
+_DEFLATED = (b"1.2.840.10008.1.2.1.99", b"1.2.840.10008.1.2.4.95", b"1.2.840.10008.1.2.8.1")
+_RLE = "1.2.840.10008.1.2.5"
+_MOST_READS = 200_000
+
+
+@dataclass(frozen=True)
+class Upload:
+    """One file: its name, checked, and its contents."""
+
+    name: str
+    data: bytes
+
+
+@dataclass(frozen=True)
+class Form:
+    """What a request sent."""
+
+    images: list[Upload]
+    options: Options
+
+
+class _Parser(MultiPartParser):
+    """Starlette's parser, which here keeps files in memory and refuses a form without its end."""
+
+    spool_max_size = sys.maxsize  # the guard bounds the body
+    complete = False
+
+    def on_end(self) -> None:
+        self.complete = True
+
+    async def parse(self) -> FormData:
+        self.stream = self._to_its_end(self.stream)
+        return await super().parse()
+
+    async def _to_its_end(self, stream: AsyncGenerator[bytes]) -> AsyncGenerator[bytes]:
+        async for chunk in stream:
+            yield chunk
+        if not self.complete:
+            raise MultiPartException("it is cut short.")
+
+
+async def read_form(request: Request, limits: Limits, *, field: str, most: int) -> Form:
+    """Return between one and ``most`` files in ``field``, and the JSON in ``options``."""
+    header = request.headers.get("content-type", "")
+    if header.partition(";")[0].strip().lower() != "multipart/form-data":
+        raise Problem("wrong-type", f"Send multipart/form-data with a file in the field {field}.")
+    parser = _Parser(request.headers, request.stream(), max_part_size=_MOST_OPTIONS)
+    try:
+        form = await parser.parse()
+    except MultiPartException as error:
+        raise Problem("bad-request", f"The form is not valid: {error.message}") from None
+    except ClientDisconnect:
+        raise Problem("bad-request", "The connection was closed.") from None
+    try:
+        return await _checked(form, limits, field, most)
+    finally:
+        await form.close()
+
+
+async def _checked(form: FormData, limits: Limits, field: str, most: int) -> Form:
+    uploads: list[Upload] = []
+    options: Options | None = None
+    for name, value in form.multi_items():
+        if name == field and isinstance(value, UploadFile):
+            if len(uploads) == most:
+                raise Problem("too-large", f"A request may have at most {most} files.")
+            uploads.append(await _upload(value, limits))
+        elif name == "options" and isinstance(value, str) and options is None:
+            options = _options(value)
+        else:
+            raise Problem("bad-request", f"The fields are {field} (a file) and options (JSON).")
+    if not uploads:
+        raise Problem("bad-request", f"There is no file in the field {field}.")
+    return Form(uploads, options or Options())
+
+
+async def _upload(file: UploadFile, limits: Limits) -> Upload:
+    declared = (file.content_type or "application/octet-stream").partition(";")[0].strip().lower()
+    images = declared.startswith("image/") and "svg" not in declared
+    if not images and declared not in ("application/octet-stream", "application/dicom"):
+        raise Problem("wrong-type", "The declared type of the file is not that of an image.")
+    name = check_name(file.filename or "image")
+    if (file.size or 0) > limits.image_bytes:
+        raise Problem("too-large", f"A file may have at most {limits.max_image_mb:g} MB.")
+    return Upload(name, await file.read())
+
+
+def _options(text: str) -> Options:
+    try:
+        return Options.model_validate_json(text)
+    except ValidationError as error:
+        first = error.errors(include_url=False, include_input=False, include_context=False)[0]
+        place = ".".join(str(part) for part in first["loc"][:1]) or "options"
+        raise Problem("bad-options", f"{place}: {first['msg']}") from None
+
+
+def check_name(name: str) -> str:
+    """A file name that can be shown; it is never used as a path."""
+    odd = any(unicodedata.category(letter) in {"Cc", "Cf", "Cs", "Co", "Cn"} for letter in name)
+    if odd or not name.strip(" .") or len(name.encode(errors="replace")) > _MOST_NAME:
+        raise Problem("bad-name", "A file name must be printable text of at most 255 bytes.")
+    if set(name) & set("/\\"):
+        raise Problem("bad-name", "A file name must not contain a path.")
+    return name
 
 
 @dataclass(frozen=True)
@@ -64,8 +176,6 @@ def check(data: bytes, limits: Limits) -> str:
     """The kind of an upload: JPEG, PNG, TIFF or DICOM; a ``Problem`` for all else."""
     if not data:
         raise Problem("bad-image", "The file is empty.")
-    if len(data) > limits.image_bytes:
-        raise Problem("too-large", f"A file may have at most {limits.image_mb:g} MB.")
     kind = sniff(data)
     if kind == "PNG" and _has_too_many_chunks(data):
         raise Problem("bad-image", BAD)
@@ -73,7 +183,7 @@ def check(data: bytes, limits: Limits) -> str:
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")
             if kind == "DICOM":
-                high, wide, frames = check_dicom(data, limits)
+                high, wide, frames = _dicom(data, limits)
             else:
                 high, wide, frames = _raster(data, kind, limits)
     except Problem:
@@ -82,14 +192,14 @@ def check(data: bytes, limits: Limits) -> str:
         raise _too_many_pixels(limits) from None
     except Exception:  # Pillow and pydicom raise many kinds of errors on a broken header.
         raise Problem("bad-image", BAD) from None
-    if frames > limits.frames:
+    if frames > limits.max_frames:
         raise Problem(
             "too-many-frames",
-            f"An image may have at most {limits.frames} frames or pages: send one of them.",
+            f"An image may have at most {limits.max_frames} frames or pages: send one of them.",
         )
     if high < 1 or wide < 1:
         raise Problem("bad-image", BAD)
-    if high * wide > limits.pixels or max(high, wide) > limits.side:
+    if high * wide > limits.pixels or max(high, wide) > LONGEST_SIDE:
         raise _too_many_pixels(limits)
     return kind
 
@@ -102,16 +212,6 @@ def sniff(data: bytes) -> str:
         if data.startswith(mark):
             return kind
     raise Problem("wrong-type", "Send a JPEG, PNG, TIFF or DICOM image.")
-
-
-def check_name(name: str) -> str:
-    """A file name that can be shown; it is never used as a path."""
-    odd = any(unicodedata.category(letter) in {"Cc", "Cf", "Cs", "Co", "Cn"} for letter in name)
-    if odd or not name.strip(" .") or len(name.encode(errors="replace")) > _MOST_NAME:
-        raise Problem("bad-name", "A file name must be printable text of at most 255 bytes.")
-    if set(name) & set("/\\"):
-        raise Problem("bad-name", "A file name must not contain a path.")
-    return name
 
 
 def _has_too_many_chunks(png: bytes) -> bool:
@@ -136,16 +236,63 @@ def _frames(image: Any, kind: str, limits: Limits) -> int:
         return int(getattr(image, "n_frames", 1))
     if kind == "TIFF":  # counting all pages could take long
         try:
-            image.seek(limits.frames)
+            image.seek(limits.max_frames)
         except EOFError:
             return 1
-        return limits.frames + 1
+        return limits.max_frames + 1
     return 1  # further pictures in a JPEG file are previews
 
 
 def _too_many_pixels(limits: Limits) -> Problem:
     return Problem(
         "too-many-pixels",
-        f"An image may have at most {limits.megapixels:g} million pixels and {limits.side} on a "
-        "side: make it smaller.",
+        f"An image may have at most {limits.max_megapixels:g} million pixels and {LONGEST_SIDE} "
+        "on a side: make it smaller.",
     )
+
+
+class _Counted(io.BytesIO):
+    """A file that ends reading a header with millions of elements."""
+
+    reads = 0
+
+    def read(self, size: int | None = -1, /) -> bytes:
+        self.reads += 1
+        if self.reads > _MOST_READS:
+            raise ValueError("too many elements")
+        return super().read(size)
+
+
+def _dicom(data: bytes, limits: Limits) -> tuple[int, int, int]:
+    """Return height, width and frames of a DICOM file that can be decoded safely."""
+    try:
+        import pydicom
+    except ImportError:
+        raise Problem("wrong-type", "This server cannot read DICOM files.") from None
+    if any(syntax in data for syntax in _DEFLATED):
+        raise Problem("wrong-type", "Deflated DICOM files are not accepted: store it as it is.")
+    header: Any = pydicom.dcmread(_Counted(data))
+    high, wide = int(header.Rows), int(header.Columns)
+    frames = int(header.get("NumberOfFrames") or 1)
+    samples, bits = int(header.SamplesPerPixel), int(header.BitsAllocated)
+    if samples not in (1, 3) or bits not in (1, 8, 16, 32) or frames < 1:
+        raise ValueError("not an image that can be shown")
+    syntax = header.file_meta.TransferSyntaxUID
+    small = high * wide <= limits.pixels and frames <= limits.max_frames
+    if small and syntax.is_compressed:
+        _check_frame(header, syntax, (wide, high), samples * bits // 8)
+    return high, wide, frames
+
+
+def _check_frame(header: Any, syntax: Any, size: tuple[int, int], depth: int) -> None:
+    """The compressed picture must have the size that the header promises."""
+    from pydicom.encaps import get_frame
+
+    frame = get_frame(header.PixelData, 0, number_of_frames=1)
+    if syntax == _RLE:  # at worst one byte more for every 128
+        if len(frame) > size[0] * size[1] * depth * 1.02 + 1024:
+            raise ValueError("more data than pixels")
+        return
+    with Image.open(io.BytesIO(frame), formats=("JPEG", "JPEG2000")) as picture:
+        if picture.size != size:
+            raise ValueError("the picture has another size than the header says")
