@@ -18,7 +18,7 @@ import torch
 from torch import Tensor
 
 from lmd.base.progress import Display
-from lmd.data import cache
+from lmd.data import table
 from lmd.data.dataset import plan_data
 from lmd.data.loaders import Normalise, evaluation_batches
 from lmd.data.source import Columns, Source
@@ -63,7 +63,7 @@ class FixedFeatures:
         return features[index], labels[index]
 
 
-def encode(model: Model, images: cache.Part, normalise: Normalise) -> tuple[Tensor, Tensor]:
+def encode(model: Model, images: table.Part, normalise: Normalise) -> tuple[Tensor, Tensor]:
     with torch.inference_mode():
         found = [model.features(normalise(b)) for _, b in evaluation_batches(images, 128)]
     return torch.cat(found).clone(), torch.from_numpy(images.labels)

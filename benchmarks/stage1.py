@@ -22,8 +22,8 @@ from common import Result, clock, finish, median_ratio, one_thread, pixels
 from torch.nn import functional as F
 
 from lmd.base.progress import Display
-from lmd.data.cache import Part
 from lmd.data.loaders import Normalise, training_batches
+from lmd.data.table import Part
 from lmd.methods.lmd.rrl import RRL, RRLSettings
 from lmd.methods.stage import Task
 from lmd.model import build_model, channels_last

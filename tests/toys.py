@@ -12,7 +12,8 @@ from numpy.typing import NDArray
 from torch import Tensor, nn
 from torch.optim import SGD
 
-from lmd.data.cache import Part
+from lmd.base.progress import Display
+from lmd.data.table import Part
 from lmd.methods import METHODS
 from lmd.methods.lmd.gaussians import ClassGaussians
 from lmd.methods.method import Method
@@ -67,6 +68,18 @@ def gradient(loss: Tensor, of: Tensor) -> Tensor:
 def close(found: Tensor, expected: Any, **options: float) -> None:
     """Fails unless both are the same up to rounding."""
     torch.testing.assert_close(found, torch.as_tensor(expected, dtype=found.dtype), **options)
+
+
+class Listening(Display):
+    """A quiet display that remembers what it was told."""
+
+    def __init__(self) -> None:
+        super().__init__(quiet=True)
+        self.said: list[str] = []
+
+    def say(self, text: str, style: str = "") -> None:
+        """Remember a line."""
+        self.said.append(text)
 
 
 def toy_images(counts: tuple[int, ...], size: int = 16, seed: int = 0) -> Part:

@@ -300,12 +300,15 @@ def _read_data(work: Path, data: Path, where: str, *, predict: bool = False) -> 
 
 def _agreed(data: Path, bad: Path, work: Path) -> int:
     """Whether training, the doctor and prediction refuse the same image."""
+    from lmd.base.progress import Display
     from lmd.data.cache import decode
     from lmd.data.sources import scan_source
     from lmd.doctor import examine
     from lmd.predict.predictor import load
 
-    _, _, skipped = decode(scan_source(data).table(), 16, folder=work / "cache", skip_bad=True)
+    _, _, skipped = decode(
+        scan_source(data).table(), 16, Display(quiet=True), folder=work / "cache", skip_bad=True
+    )
     looks = examine(data).looks
     found = load(base(work) / "run").predict([bad], skip_bad=True)
     refused = [bool(skipped), any(look.fault for look in looks), bool(found.skipped)]

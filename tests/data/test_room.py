@@ -11,7 +11,7 @@ import pytest
 from PIL import Image
 
 from lmd.data import pixels
-from lmd.data.reading import SMALL, Room, pixels_of, read_image
+from lmd.data.reading import ROOM, SMALL, Room, open_image, read_image
 
 
 def test_at_most_so_many_pixels_are_decoded_at_once() -> None:
@@ -42,10 +42,15 @@ def test_an_image_larger_than_the_room_has_it_alone_and_small_ones_pass() -> Non
         assert room.taken == SMALL
 
 
-def test_the_header_says_how_many_pixels_there_are(tmp_path: Path) -> None:
-    Image.new("L", (30, 20)).save(tmp_path / "a.png")
-    (tmp_path / "b.png").write_bytes(b"broken")
-    assert [pixels_of(tmp_path / name) for name in ("a.png", "b.png", "gone.png")] == [600, 0, 0]
+def test_a_large_image_holds_the_room_as_long_as_it_is_used(tmp_path: Path) -> None:
+    Image.new("L", (2048, 2048)).save(tmp_path / "large.png")
+    Image.new("L", (30, 20)).save(tmp_path / "small.png")
+    with open_image(tmp_path / "large.png") as image:
+        assert image.pixels.shape == (2048, 2048, 3)
+        assert ROOM.taken == SMALL
+        with open_image(tmp_path / "small.png"):
+            assert ROOM.taken == SMALL
+    assert ROOM.taken == 0
 
 
 @pytest.mark.parametrize("kind", ["rgba", "palette", "grey 16", "float", "colour 16"])

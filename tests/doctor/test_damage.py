@@ -19,6 +19,7 @@ from patients import Patient, make_folders, make_patient
 from toys import ROOT
 
 from lmd.base.errors import LmdError
+from lmd.base.progress import Display
 from lmd.data.cache import decode
 from lmd.data.sources import open_table
 from lmd.data.sources.folders import LOOP
@@ -67,7 +68,7 @@ def test_one_damage_is_found(patient: Patient, damage: Damage, kind: str) -> Non
     severities = {f.kind: f.severity for f in found.findings}
     opens = True
     try:
-        decode(split(open_table(patient.manifest)), 8)
+        decode(split(open_table(patient.manifest)), 8, Display(quiet=True))
     except Exception:
         opens = False
     copies = {"duplicate_in_parts", "conflicting_duplicates"}
@@ -112,7 +113,7 @@ def test_the_cleaned_manifest_of_a_ruin_trains(patient: Patient, tmp_path: Path)
     fixed = tmp_path / "fixed.csv"
     cleaned.write(fixed)
     table = split(open_table(fixed, root=cleaned.root))
-    clean, _, bad = decode(table, 16)
+    clean, _, bad = decode(table, 16, Display(quiet=True))
     assert len(clean) == len(cleaned.cases)
     assert bad == table.skipped == ()
     assert len(cleaned.cases) + len(cleaned.removed) == found.images
@@ -189,7 +190,7 @@ def test_folders_broken_in_all_ways(tmp_path: Path) -> None:
     assert table.classes == ("actinic", "carcinoma", "keratosis", "melanoma", "nevus")
     # One nevus was renamed, one melanoma is also filed as "rare"; the keratosis came back.
     assert table.counts().tolist() == [14, 14, 14, 13, 13]
-    decode(table, 8)
+    decode(table, 8, Display(quiet=True))
 
 
 def test_a_misspelt_part_folder_is_not_taken_for_a_class(tmp_path: Path) -> None:
@@ -260,7 +261,7 @@ def test_names_and_files_that_only_a_doctor_meets(tmp_path: Path) -> None:
     table = open_table(tmp_path / "fixed.csv", root=cleaned.root)
     assert len(table) == 68
     assert table.counts()[table.classes.index("blank")] == 5
-    decode(split(table), 8)
+    decode(split(table), 8, Display(quiet=True))
     json.dumps(as_json(found, cleaned), ensure_ascii=False).encode()
     write_doctor_page(found, tmp_path / "page.html", cleaned)
 

@@ -14,6 +14,7 @@ from PIL import Image
 from toys import SHARED
 
 from lmd.base.errors import LmdError
+from lmd.base.progress import Display
 from lmd.data.cache import decode
 from lmd.data.reading import read_image
 from lmd.data.resizing import resize
@@ -74,11 +75,11 @@ def forms(tmp_path) -> Iterator[dict[str, object]]:
 
 def test_training_predict_and_arrays_have_the_same_pixels(forms, tmp_path, model):
     table = open_table(tmp_path / "data")
-    _, images, _ = decode(table, SIZE, folder=tmp_path / "cache")
+    _, images, _ = decode(table, SIZE, Display(quiet=True), folder=tmp_path / "cache")
     expected = resize(forms["array"], SIZE)
     np.testing.assert_array_equal(images[:], [expected, expected])
     np.savez(tmp_path / "a.npz", images=np.stack([forms["array"]] * 2), labels=[0, 1])
-    _, images, _ = decode(open_table(tmp_path / "a.npz"), SIZE)
+    _, images, _ = decode(open_table(tmp_path / "a.npz"), SIZE, Display(quiet=True))
     np.testing.assert_array_equal(images[:], [expected, expected])
     predictor, seen = load(model), []
     inner = predictor.engine.answer

@@ -37,7 +37,7 @@ def test_dermamnist_is_checked_and_named(tmp_path: Path) -> None:
     assert before.parts is not None
     assert after.parts is not None
     assert np.array_equal(before.parts, after.parts)
-    assert before.signature == after.signature
+    assert all(np.array_equal(before.read(i), after.read(i)) for i in range(0, len(after), 97))
     notes = "\n".join(result.notes)
     assert "has its published 7007 / 1003 / 2005 images" in notes
     assert "images of one lesion are in training and in test" in notes

@@ -14,7 +14,6 @@ from numpy.typing import NDArray
 
 from lmd.base.errors import LmdError
 from lmd.base.files import atomic_write, check_output
-from lmd.data.cache import IN_MEMORY
 from lmd.data.imbalance import draw_groups
 from lmd.data.reading import FileImages
 from lmd.data.sources.manifest import common_root, csv_bytes, written_path
@@ -116,7 +115,7 @@ def write_tasks(
 
 
 def _paths(table: Table) -> tuple[Path, ...]:
-    if table.kind in IN_MEMORY or not isinstance(table.images, FileImages):
+    if not isinstance(table.images, FileImages):
         raise LmdError("pseudo-tails need image files: give a folder or a manifest, not arrays")
     return table.images.paths
 

@@ -8,14 +8,14 @@ from numpy.typing import NDArray
 
 from lmd.base.errors import LmdError
 from lmd.base.progress import Display
-from lmd.data.cache import Part, decode
+from lmd.data.cache import decode
 from lmd.data.findings import Finding
 from lmd.data.imbalance import subsample
 from lmd.data.leaks import unused_groups
 from lmd.data.source import Source
 from lmd.data.sources import scan_source
 from lmd.data.splits import fold_split, require_training, split, without_parts
-from lmd.data.table import Table
+from lmd.data.table import Part, Table
 from lmd.runs.protocol import Protocol
 from lmd.scoring.tiers import Tiers, assign_tiers
 
@@ -42,15 +42,8 @@ class Dataset:
         Unreadable images are left out if ``skip_bad``.
         """
         assert self.protocol is not None
-        display.start("decoding images", len(self.table))
-        table, images, problems = decode(
-            self.table,
-            self.protocol.image_size,
-            skip_bad=self.skip_bad,
-            tick=display.step,
-            say=display.say,
-        )
-        display.stop()
+        size = self.protocol.image_size
+        table, images, problems = decode(self.table, size, display, skip_bad=self.skip_bad)
         tiers = _tiers(table, self.protocol)
         skipped = (*self.skipped, *problems)
         return replace(self, table=table, tiers=tiers, skipped=skipped, images=images)

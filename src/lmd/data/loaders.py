@@ -23,7 +23,7 @@ from torch.utils.data import DataLoader, Dataset
 
 from lmd.base.device import derive_seed
 from lmd.base.distributed import cut, local_world
-from lmd.data.cache import Part
+from lmd.data.table import Part
 from lmd.data.views import VIEWS
 
 

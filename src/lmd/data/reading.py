@@ -1,22 +1,21 @@
 """Read image files: formats, limits on memory, and files with several frames."""
 
-import hashlib
 import io
 import threading
-from collections.abc import Iterator, Mapping, Sequence
-from contextlib import AbstractContextManager, contextmanager
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import BinaryIO, NamedTuple
 
 import cv2
 import numpy as np
-from numpy.typing import NDArray
 from PIL import Image
 
 from lmd.base.errors import LmdError
 from lmd.base.files import FILE, FOLDER, MISSING, listing_problem, what_is
 from lmd.base.text import counted, shorten
-from lmd.data.pixels import ORIENTATION, pillow_pixels, quiet_decoders, scaled
+from lmd.data.pixels import ORIENTATION, Pixels, pillow_pixels, quiet_decoders, scaled
 
 SMALL = 1 << 22  # images of fewer pixels are decoded without asking
 
@@ -47,32 +46,6 @@ class Room:
 ROOM = Room(1 << 26)
 
 
-@contextmanager
-def room_for(path: Path) -> Iterator[None]:
-    """Hold room for the pixels of an image file, from before it is decoded until it is resized."""
-    with ROOM.hold(pixels_of(path)):
-        yield
-
-
-def pixels_of(path: Path) -> int:
-    """Width times height by the header of a file; 0 if it is small or cannot be read."""
-    try:
-        if what_is(path) != FILE:
-            return 0
-        if is_dicom(path):
-            import pydicom
-
-            wanted = ["Rows", "Columns"]
-            header = pydicom.dcmread(path, stop_before_pixels=True, specific_tags=wanted)
-            found = int(header.Rows) * int(header.Columns)
-        else:
-            with quiet_decoders(), Image.open(path) as image:
-                found = image.width * image.height
-    except Exception:  # Broken files raise many kinds of errors; reading the pixels names them.
-        return 0
-    return found if found <= MAX_PIXELS else 0  # larger ones are not decoded
-
-
 DICOM_SUFFIXES = frozenset({".dcm", ".dicom"})
 SUFFIXES = DICOM_SUFFIXES | {
     ".jpg", ".jpeg", ".jfif", ".png", ".bmp", ".gif", ".tif", ".tiff", ".webp", ".jp2", ".ppm",
@@ -85,52 +58,103 @@ MAX_PIXELS = 178_956_970
 
 @dataclass(frozen=True)
 class FileImages:
-    """Images that are files: ``read(row)`` opens ``paths[row]``."""
+    """Images that are files below ``root``: ``read(row)`` opens ``paths[row]``."""
 
     paths: tuple[Path, ...]
+    root: Path = Path()
 
-    def read(self, row: int) -> NDArray[np.uint8]:
+    def read(self, row: int) -> Pixels:
         """RGB ``(H, W, 3)``, decoded at every call."""
         return read_image(self.paths[row])
 
-    def room(self, row: int) -> AbstractContextManager[None]:
-        """Hold room in the memory for an image, see ``lmd.data.reading``."""
-        return room_for(self.paths[row])
+
+class Decoded(NamedTuple):
+    """RGB pixels ``(H, W, 3)`` of the first of the frames of a file."""
+
+    pixels: Pixels
+    frames: int = 1
 
 
-def read_image(
-    source: str | Path | bytes,
-    *,
-    at_least: int | None = None,
-    kinds: tuple[str, ...] | None = None,
-) -> NDArray[np.uint8]:
-    """RGB pixels ``(H, W, 3)`` of a file, given as its path or as its contents.
+def read_image(source: str | Path | bytes, *, kinds: tuple[str, ...] | None = None) -> Pixels:
+    """RGB pixels ``(H, W, 3)`` of a file, see ``open_image``."""
+    with open_image(source, kinds=kinds) as image:
+        return image.pixels
+
+
+@contextmanager
+def open_image(
+    source: str | Path | bytes, *, kinds: tuple[str, ...] | None = None
+) -> Iterator[Decoded]:
+    """Decode a file, given as its path or as its contents; a large image holds ``ROOM`` meanwhile.
 
     The EXIF orientation is applied, transparent pixels become black, only the first frame or page
     is read, and colour profiles are ignored. 16-bit values are scaled by their full range (a 12-bit
     TIFF by 4095); 32-bit integers and floats outside [0, 1] are stretched from minimum to maximum.
-    DICOM files are windowed, see ``lmd.data.sources.dicom``. With ``at_least``, for thumbnails, a
-    JPEG may be decoded at 1/2, 1/4 or 1/8 of its size, but no side becomes shorter than that.
-    ``kinds`` are the only formats that are tried, by their names in Pillow; the default is all.
+    DICOM files are windowed, see ``lmd.data.sources.dicom``. ``kinds`` are the only formats that
+    are tried, by their names in Pillow; the default is all.
     """
-    path: Path | bytes = source if isinstance(source, bytes) else Path(source)
+    path = source if isinstance(source, bytes) else Path(source)
+    with ExitStack() as stack:
+
+        def hold(width: int, height: int) -> None:
+            if width * height > MAX_PIXELS:
+                raise too_large(path)
+            stack.enter_context(ROOM.hold(width * height))
+
+        yield _decode(path, hold, kinds)
+
+
+Hold = Callable[[int, int], None]  # called with width and height before an image is decoded
+
+
+def _decode(path: Path | bytes, hold: Hold, kinds: tuple[str, ...] | None) -> Decoded:
     kind = FILE if isinstance(path, bytes) else what_is(path)
     if isinstance(path, Path) and kind != FILE:
         raise _not_a_file(path, kind)
-    if has_dicom_mark(path) if isinstance(path, bytes) else is_dicom(path):
-        from lmd.data.sources.dicom import read_dicom
-
-        with quiet_decoders():
-            return read_dicom(path)
     try:
         with quiet_decoders():
-            return _decode(path, at_least, kinds)
+            if has_dicom_mark(path) if isinstance(path, bytes) else is_dicom(path):
+                return _decode_dicom(path, hold)
+            return _decode_picture(path, hold, kinds)
     except (LmdError, MemoryError):
         raise
     except Image.DecompressionBombError:
         raise too_large(path) from None
-    except Exception as error:  # Pillow raises many kinds of errors on a broken file.
+    except Exception as error:  # Pillow and pydicom raise many kinds of errors on broken files.
         raise unreadable(path, error) from error
+
+
+def _decode_dicom(path: Path | bytes, hold: Hold) -> Decoded:
+    from lmd.data.sources import dicom
+
+    pydicom = dicom.require_pydicom(shown(path))
+    with _opened(path) as file:
+        header = pydicom.dcmread(file, stop_before_pixels=True, specific_tags=dicom.SIZE)
+        hold(int(header.Columns), int(header.Rows))
+        file.seek(0)
+        return Decoded(dicom.first_frame(pydicom.dcmread(file)), dicom.frames_of(header))
+
+
+def _decode_picture(path: Path | bytes, hold: Hold, kinds: tuple[str, ...] | None) -> Decoded:
+    with _opened(path) as file, Image.open(file, formats=kinds) as image:
+        hold(image.width, image.height)
+        pixels = _deep_colour(file, image)
+        if pixels is None:
+            image.load()
+            pixels = pillow_pixels(image)
+        return Decoded(pixels, _frames_of(image))
+
+
+def _opened(path: Path | bytes) -> BinaryIO:
+    return io.BytesIO(path) if isinstance(path, bytes) else path.open("rb")
+
+
+def _frames_of(image: Image.Image) -> int:
+    """The number of frames or pages; cameras store a preview with a JPEG, which does not count."""
+    try:
+        return 1 if image.format == "MPO" else int(getattr(image, "n_frames", 1))
+    except Exception:  # Pillow raises many kinds of errors where a later page is broken.
+        return 1
 
 
 def is_dicom(path: Path) -> bool:
@@ -198,43 +222,14 @@ def shown(path: Path | bytes) -> str:
     return "the image" if isinstance(path, bytes) else f"image {path}"
 
 
-def file_signature(ids: Sequence[str], paths: Sequence[Path]) -> str:
-    """SHA-256 over the names, places, sizes and modification times of files."""
-    digest = hashlib.sha256()
-    for name, path in zip(ids, paths, strict=True):
-        try:
-            state = path.stat()
-            size, changed = state.st_size, state.st_mtime_ns
-        except OSError:  # A broken link; it is reported when it is read.
-            size, changed = -1, 0
-        # Other images of the same names may have equal sizes and times, in a copy or an archive.
-        entry = f"{name}\0{path.absolute()}\0{size}\0{changed}\n"
-        digest.update(entry.encode(errors="surrogateescape"))
-    return digest.hexdigest()
-
-
-def _decode(
-    path: Path | bytes, at_least: int | None, kinds: tuple[str, ...] | None
-) -> NDArray[np.uint8]:
-    file = io.BytesIO(path) if isinstance(path, bytes) else path
-    with Image.open(file, formats=kinds) as image:
-        if image.width * image.height > MAX_PIXELS:
-            raise too_large(path)
-        deep = _deep_colour(path, image)
-        if deep is not None:
-            return deep
-        if at_least is not None:
-            image.draft(None, (at_least, at_least))
-        image.load()
-        return pillow_pixels(image)
-
-
-def _deep_colour(path: Path | bytes, image: Image.Image) -> NDArray[np.uint8] | None:
+def _deep_colour(file: BinaryIO, image: Image.Image) -> Pixels | None:
     """Colour of 16 bits, of which Pillow keeps only the upper 8; ``None`` if the file has less."""
     if image.mode not in {"RGB", "RGBA", "LA"} or ";16" not in str(getattr(image, "tile", "")):
         return None
-    contents = path if isinstance(path, bytes) else path.read_bytes()
-    data = np.frombuffer(contents, np.uint8)
+    place = file.tell()
+    file.seek(0)
+    data = np.frombuffer(file.read(), np.uint8)
+    file.seek(place)
     found = cv2.imdecode(data, cv2.IMREAD_UNCHANGED | cv2.IMREAD_IGNORE_ORIENTATION)
     if found is None or found.dtype != np.uint16 or found.ndim != 3 or found.shape[2] < 3:
         return None
@@ -243,27 +238,6 @@ def _deep_colour(path: Path | bytes, image: Image.Image) -> NDArray[np.uint8] | 
     del found, data
     upright.getexif()[ORIENTATION] = image.getexif().get(ORIENTATION, 1)
     return pillow_pixels(upright)
-
-
-# Formats that have one image; cameras store a preview with a JPEG, which does not count.
-SINGLE = frozenset({".jpg", ".jpeg", ".jfif", ".bmp", ".jp2", ".ppm", ".pgm"})
-
-
-def frames_of(path: Path) -> int:
-    """The number of frames or pages by the header of a file; 1 if it cannot be read."""
-    if path.suffix.lower() in SINGLE or what_is(path) != FILE:
-        return 1
-    try:
-        if is_dicom(path):
-            import pydicom
-
-            wanted = ["NumberOfFrames"]
-            header = pydicom.dcmread(path, stop_before_pixels=True, specific_tags=wanted)
-            return int(header.get("NumberOfFrames") or 1)
-        with quiet_decoders(), Image.open(path) as image:
-            return 1 if image.format == "MPO" else int(getattr(image, "n_frames", 1))
-    except Exception:  # Broken files raise many kinds of errors; reading the pixels names them.
-        return 1
 
 
 def frames_note(frames: Mapping[str, int]) -> str:

@@ -85,7 +85,6 @@ def synthetic_table() -> Table:
         source=f"synthetic({settings},head_size={HEAD_SIZE},factor={FACTOR})",
         kind="synthetic",
         synthetic=True,
-        signature=f"synthetic-{VERSION}({settings})",
     )
 
 

@@ -1,14 +1,13 @@
 """The table: all images with their classes, groups and parts, but without their pixels."""
 
-import hashlib
-from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, replace
-from typing import Protocol
+from pathlib import Path
+from typing import Any, Protocol
 
 import numpy as np
 from numpy.typing import NDArray
 
-from lmd.data.pixels import array_pixels
+from lmd.data.pixels import Pixels, array_pixels
 
 PARTS = ("train", "validation", "test")
 
@@ -35,14 +34,6 @@ class ArrayImages:
             row -= len(block)
         raise IndexError(row)
 
-    def signature(self) -> str:
-        """SHA-256 over shapes and pixels."""
-        digest = hashlib.sha256()
-        for block in self.blocks:
-            digest.update(f"{block.shape}\n".encode())
-            digest.update(np.ascontiguousarray(block).data)
-        return digest.hexdigest()
-
 
 @dataclass(frozen=True)
 class Table:
@@ -51,7 +42,7 @@ class Table:
     ``ids (N,)`` are stable names (path relative to the root, or a number), ``labels (N,)`` index
     ``classes``, ``rows (N,)`` are arguments of ``images.read``, ``groups (N,)`` name the patient or
     lesion, ``parts (N,)`` are train, validation or test; ``None`` if the source has none.
-    ``signature`` changes when pixels may have changed; ``skipped`` lists what was left out and why.
+    ``skipped`` lists what was left out and why.
     """
 
     ids: NDArray[np.str_]
@@ -64,7 +55,6 @@ class Table:
     source: str = ""
     kind: str = ""
     synthetic: bool = False
-    signature: str = ""
     skipped: tuple[str, ...] = ()
 
     def __len__(self) -> int:
@@ -73,11 +63,6 @@ class Table:
     def read(self, i: int) -> NDArray[np.uint8]:
         """RGB pixels ``(H, W, 3)`` of the i-th image."""
         return self.images.read(int(self.rows[i]))
-
-    def room(self, i: int) -> AbstractContextManager[None]:
-        """Wait for room in the memory for the i-th image, and hold it; files may be huge."""
-        room = getattr(self.images, "room", None)
-        return nullcontext() if room is None else room(int(self.rows[i]))
 
     def take(self, index: NDArray[np.int64] | NDArray[np.bool_]) -> "Table":
         """The chosen images, in the chosen order; the classes stay."""
@@ -118,3 +103,51 @@ class Table:
             (self.classes[k], *map(int, columns[:, k]), int(columns[:, k].sum())) for k in order
         ]
         return [*rows, ("all", *map(int, columns.sum(axis=1)), len(self))]
+
+
+@dataclass(frozen=True)
+class Part:
+    """Some of the decoded images ``pixels (M, S, S, 3)``, which are read when a batch is made.
+
+    ``index (N,)`` are their places in ``pixels``, which may be a memory map and is never copied;
+    ``labels (N,)`` their classes; ``checksums (N,)`` the CRC-32 of their pixels, if known.
+    """
+
+    pixels: Pixels
+    index: NDArray[np.int64]
+    labels: NDArray[np.int64]
+    checksums: NDArray[np.uint32] | None = None
+
+    @classmethod
+    def of(cls, pixels: Pixels, labels: NDArray[np.int64]) -> "Part":
+        """All images of an array."""
+        return cls(pixels, np.arange(len(labels)), labels)
+
+    def __len__(self) -> int:
+        return len(self.index)
+
+    def __getitem__(self, rows: slice | NDArray[np.int64]) -> Pixels:
+        """Copies of some images ``(B, S, S, 3)``."""
+        return np.asarray(self.pixels[self.index[rows]])
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        """Send a memory map to another process by the name of its file."""
+        pixels: Any = self.pixels
+        if isinstance(pixels, np.memmap):
+            pixels = (str(pixels.filename), pixels.shape[1], len(pixels))
+        return _received, (pixels, self.index, self.labels, self.checksums)
+
+    def take(self, rows: NDArray[np.int64] | NDArray[np.bool_]) -> "Part":
+        """Some of the images, in the chosen order."""
+        sums = None if self.checksums is None else self.checksums[rows]
+        return Part(self.pixels, self.index[rows], self.labels[rows], sums)
+
+
+def _received(pixels: Any, *rest: Any) -> Part:
+    if isinstance(pixels, tuple):
+        path, size, count = pixels
+        from lmd.data.cache import PixelFile
+
+        with PixelFile(Path(path), size) as file:
+            pixels = file.map(count)
+    return Part(pixels, *rest)

@@ -167,7 +167,7 @@ class Examination:
         if path is None:
             return self.scan.read(i)
         try:
-            return read_image(path, at_least=192)
+            return read_image(path)
         except LmdError:
             return None
 

@@ -17,7 +17,7 @@ from PIL import Image
 from lmd.base.errors import LmdError
 from lmd.base.files import FILE, MISSING, what_is
 from lmd.data.pixels import strips
-from lmd.data.reading import MAX_PIXELS, frames_of, is_dicom, read_image, room_for
+from lmd.data.reading import MAX_PIXELS, is_dicom, open_image
 from lmd.data.sources.scan import Scan
 from lmd.doctor.similar import MIN_SPREAD, perceptual_hash, thumbnail
 
@@ -109,8 +109,7 @@ def look_at_all(scan: Scan, tick: Tick | None = None) -> list[Look]:
     def one(i: int) -> Look:
         case = scan.cases[i]
         if case.path is not None and case.fault not in UNSEEN:
-            with room_for(case.path):
-                return look_at_file(case.path)
+            return look_at_file(case.path)
         pixels = None if case.fault in UNSEEN else scan.read(i)
         return Look(reason="not found") if pixels is None else look_at_pixels(pixels)
 
@@ -132,8 +131,11 @@ def look_at_file(path: Path) -> Look:
     try:
         data = _bytes(path)
         content = hashlib.sha256(data).hexdigest()
-        oddities = _dicom_oddities(path) if is_dicom(path) else _header(path, data)
-        return look_at_pixels(read_image(path), content, oddities)
+        odd = {} if is_dicom(path) else _header(path, data)
+        with open_image(path) as image:
+            if image.frames > 1:
+                odd["frames"] = f"{image.frames} frames"
+            return look_at_pixels(image.pixels, content, odd)
     except _Fault as fault:
         return Look(fault.kind, fault.reason, content=content)
     except MemoryError:
@@ -189,11 +191,6 @@ def _bytes(path: Path) -> bytes:
     return data
 
 
-def _dicom_oddities(path: Path) -> dict[str, str]:
-    frames = frames_of(path)
-    return {"frames": f"{frames} frames"} if frames > 1 else {}
-
-
 def _fault_kind(reason: str) -> str:
     if f"more than {MAX_PIXELS} pixels" in reason:  # DICOM: the decoder reads the header
         return "huge"
@@ -222,9 +219,6 @@ def _oddities(path: Path, data: bytes, image: Image.Image) -> dict[str, str]:
     form = image.format or ""
     if path.suffix.lower() not in SUFFIXES_OF.get(form, {path.suffix.lower()}):
         odd["wrong_suffix"] = f"{form} inside"
-    frames = int(getattr(image, "n_frames", 1))
-    if frames > 1 and form != "MPO":  # cameras store a preview with the photograph
-        odd["frames"] = f"{frames} frames"
     if image.mode == "CMYK":
         odd["cmyk"] = "CMYK"
     if image.mode == "P":

@@ -173,9 +173,8 @@ def predicted(
     predictor: Predictor, table: Table, display: Display, *, skip_bad: bool
 ) -> tuple[Table, Answers, tuple[str, ...]]:
     """The readable images, the model's answers for them, and the problems of the others."""
-    display.start("decoding images", len(table))
-    side = predictor.engine.image_size
-    table, images, bad = decode(table, side, skip_bad=skip_bad, tick=display.step)
+    size = predictor.engine.image_size
+    table, images, bad = decode(table, size, display, skip_bad=skip_bad)
     display.start("predicting", len(table))
     probabilities, unlike, _ = predictor.infer(images, tick=display.step)
     answers = Answers(probabilities, None if predictor.novelty is None else unlike)

@@ -13,10 +13,11 @@ from numpy.typing import NDArray
 from torch import Tensor, nn
 
 from lmd.base.errors import LmdError
+from lmd.data.resizing import resize
 from lmd.explain.neighbours import FILE, NEAREST, Neighbour, Neighbours, load_neighbours
 from lmd.model import Model
 from lmd.predict.engines import TorchEngine
-from lmd.predict.images import Image, as_pixels, fitted
+from lmd.predict.images import Image, as_pixels
 from lmd.predict.predictor import Predictor
 
 
@@ -201,8 +202,8 @@ def explain(
         raise LmdError(f"classes must be at least 1; it is {classes}")
     nearest_index(predictor, neighbours)  # a mistake is found before the image is read
     name = str(image) if isinstance(image, str | Path) else "image"
-    pixels = fitted(image, name, predictor.engine.image_size)
-    picture = shown(as_pixels(image, name))
+    full = as_pixels(image, name)
+    pixels, picture = resize(full, predictor.engine.image_size), shown(full)
     return explain_pixels(
         predictor, pixels, picture, name=name, classes=classes, neighbours=neighbours
     )
@@ -219,7 +220,7 @@ def explain_pixels(
 ) -> Explanation:
     """Explain an image that is resized for the model ``(S, S, 3)`` and to be shown ``(H, W, 3)``.
 
-    The first is made by ``fitted``, the second by ``shown``.
+    The first is made by ``resize``, the second by ``shown``.
     """
     engine, novelty = check_explainable(predictor), predictor.novelty
     index = nearest_index(predictor, neighbours)

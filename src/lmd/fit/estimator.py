@@ -261,7 +261,7 @@ def write_source(
         file = place / "images.csv"
         atomic_write(file, csv_bytes([*columns], zip(*columns.values(), strict=True)))
         return Source(file, Columns(allow_outside=True))
-    pixels = [fitted(image, f"image {i}", size) for i, image in enumerate(images)]
+    pixels = [fitted(image, f"image {i}", size).pixels for i, image in enumerate(images)]
     more = {f"{key}s": np.array(values, dtype=np.str_) for key, values in of.items()}
     arrays: dict[str, Any] = {"images": np.stack(pixels), "labels": names, **more}
     np.savez(place / "images.npz", **arrays)

@@ -1,7 +1,6 @@
 """The images that a prediction is made for: what was given, and its pixels."""
 
 from collections.abc import Iterable, Sequence
-from contextlib import nullcontext
 from pathlib import Path
 
 import numpy as np
@@ -12,7 +11,7 @@ from lmd.base.errors import LmdError
 from lmd.base.files import FOLDER, MISSING, what_is
 from lmd.base.text import printable, shorten
 from lmd.data.pixels import rgb_pixels
-from lmd.data.reading import read_image, room_for, unreadable
+from lmd.data.reading import Decoded, open_image, read_image, unreadable
 from lmd.data.resizing import resize
 from lmd.data.sources.folders import images_of, tree_below
 
@@ -87,7 +86,9 @@ def as_pixels(image: Image, name: str) -> NDArray[np.uint8]:
     return read_image(image) if isinstance(image, str | Path) else rgb_pixels(image, name)
 
 
-def fitted(image: Image, name: str, size: int) -> NDArray[np.uint8]:
-    """Return pixels ``(size, size, 3)`` as in training; huge files wait for one another."""
-    with room_for(Path(image)) if isinstance(image, str | Path) else nullcontext():
-        return resize(as_pixels(image, name), size)
+def fitted(image: Image, name: str, size: int) -> Decoded:
+    """Return pixels ``(size, size, 3)`` as in training, and the number of frames."""
+    if not isinstance(image, str | Path):
+        return Decoded(resize(rgb_pixels(image, name), size))
+    with open_image(image) as full:
+        return Decoded(resize(full.pixels, size), full.frames)

@@ -16,7 +16,7 @@ from lmd.base.errors import LmdError
 from lmd.base.files import atomic_write
 from lmd.base.text import csv_text, no_formula, shorten
 from lmd.data.pixels import quiet_decoders
-from lmd.data.reading import frames_note, frames_of
+from lmd.data.reading import frames_note
 from lmd.decisions.decide import CostTable, Decide, Prevalence
 from lmd.decisions.policy import Decided, Policy
 from lmd.decisions.shipped import extra_columns, policy_of
@@ -278,12 +278,12 @@ class Predictor:
             if isinstance(image, LmdError):
                 return name, image
             try:
-                pixels = fitted(image, name, size)
+                pixels, count = fitted(image, name, size)
             except LmdError as error:
                 return name, error
             except MemoryError:
                 return name, LmdError(f"image {name} needs more memory than there is: shrink it")
-            if isinstance(image, str | Path) and (count := frames_of(Path(image))) > 1:
+            if count > 1:
                 frames[name] = count
             return name, pixels
 

@@ -21,7 +21,6 @@ from lmd.base.device import derive_seed
 from lmd.base.distributed import agree, all_reduce, check_same, in_turn, rank, world
 from lmd.base.errors import DivergedError
 from lmd.base.progress import Display
-from lmd.data.cache import Part
 from lmd.data.loaders import (
     Normalise,
     RawBatch,
@@ -32,6 +31,7 @@ from lmd.data.loaders import (
     signals_held,
     training_batches,
 )
+from lmd.data.table import Part
 from lmd.methods.stage import Batch, ParameterGroups, Schedule, Stage, Stages, Terms, prepare
 from lmd.model import Model, channels_last
 from lmd.runs.folder import Run

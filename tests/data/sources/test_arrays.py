@@ -86,15 +86,6 @@ def test_array_labels_may_be_names(tmp_path):
     assert open_table(path).labels.tolist() == [0, 1, 0, 0]
 
 
-def test_signature_of_arrays_follows_the_pixels(tmp_path):
-    labels = [0, 1, 0, 1]
-    first = open_table(save(tmp_path / "a.npz", images=GREY, labels=labels)).signature
-    assert open_table(save(tmp_path / "b.npz", images=GREY, labels=labels)).signature == first
-    assert open_table(save(tmp_path / "c.npz", images=GREY + 1, labels=labels)).signature != first
-    turned = GREY.reshape(4, 3, 2)
-    assert open_table(save(tmp_path / "d.npz", images=turned, labels=labels)).signature != first
-
-
 @pytest.mark.parametrize(
     ("arrays", "message"),
     [

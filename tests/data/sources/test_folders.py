@@ -1,7 +1,6 @@
 """Folders of class folders: what is accepted, and what is refused with which words."""
 
 import os
-import re
 from collections.abc import Callable
 from pathlib import Path
 
@@ -117,16 +116,6 @@ def test_neither_kind(tmp_path):
     path = image(tmp_path / "one.png")
     with pytest.raises(LmdError, match=r"one.png is of an unknown kind; give .*npz"):
         open_table(path)
-
-
-def test_signature_of_files(tmp_path):
-    image(tmp_path / "a" / "0.png")
-    path = image(tmp_path / "b" / "0.png")
-    first = open_table(tmp_path).signature
-    assert re.fullmatch("[0-9a-f]{64}", first)
-    assert open_table(tmp_path).signature == first
-    os.utime(path, (1, 1))
-    assert open_table(tmp_path).signature != first
 
 
 def test_a_dangling_link_is_named_not_a_traceback(tmp_path: Path) -> None:

@@ -1,7 +1,5 @@
 """DICOM files, with the default window of a viewer (needs the extra ``lmd[dicom]``)."""
 
-import io
-from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -9,11 +7,28 @@ from numpy.typing import NDArray
 
 from lmd.base.errors import LmdError
 from lmd.data.pixels import as_uint8, stretch
-from lmd.data.reading import MAX_PIXELS, shown, too_large, unreadable
+
+SIZE = ["Rows", "Columns", "NumberOfFrames"]  # the tags that say how large an image is
 
 
-def read_dicom(path: Path | bytes) -> NDArray[np.uint8]:
-    """RGB pixels ``(H, W, 3)`` of the first frame of a file, or of the contents of one.
+def require_pydicom(name: str) -> Any:
+    """The module pydicom, or an ``LmdError`` that says how to get it."""
+    try:
+        import pydicom
+    except ImportError:
+        raise LmdError(
+            f"{name} is DICOM, which needs pydicom: install it with pip install 'lmd[dicom]'"
+        ) from None
+    return pydicom
+
+
+def frames_of(header: Any) -> int:
+    """The number of frames of a file."""
+    return int(header.get("NumberOfFrames") or 1)
+
+
+def first_frame(file: Any) -> NDArray[np.uint8]:
+    """RGB pixels ``(H, W, 3)`` of the first frame of an opened file.
 
     Grey values pass the rescale slope and intercept (or the modality LUT), then the first VOI LUT
     or window of the file (DICOM PS3.3 C.11.2). Without either, stored values without a sign and a
@@ -21,24 +36,11 @@ def read_dicom(path: Path | bytes) -> NDArray[np.uint8]:
     to maximum. MONOCHROME1 is inverted, so that larger is always brighter. Colour is converted to
     RGB.
     """
-    try:
-        import pydicom
-        from pydicom.pixels.utils import pixel_array
-    except ImportError:
-        raise LmdError(
-            f"{shown(path)} is DICOM, which needs pydicom: install it with pip install 'lmd[dicom]'"
-        ) from None
-    try:
-        header = pydicom.dcmread(io.BytesIO(path) if isinstance(path, bytes) else path)
-        if int(header.Rows) * int(header.Columns) > MAX_PIXELS:
-            raise too_large(path)
-        pixels = pixel_array(header, index=0)
-        grey = str(header.PhotometricInterpretation).startswith("MONOCHROME")
-        return _grey(header, pixels) if grey else _colour(header, pixels)
-    except (LmdError, MemoryError):
-        raise
-    except Exception as error:  # Broken headers and unknown compression raise many kinds of errors.
-        raise unreadable(path, error) from error
+    from pydicom.pixels.utils import pixel_array
+
+    pixels = pixel_array(file, index=0)
+    grey = str(file.PhotometricInterpretation).startswith("MONOCHROME")
+    return _grey(file, pixels) if grey else _colour(file, pixels)
 
 
 def window(

@@ -10,7 +10,7 @@ from numpy.typing import NDArray
 from lmd.base.errors import LmdError
 from lmd.base.text import clipped, counted, shorten
 from lmd.data.findings import LISTS, Finding, finding
-from lmd.data.reading import FileImages, file_signature
+from lmd.data.reading import FileImages
 from lmd.data.table import ArrayImages, Table
 
 PART_NAMES = {
@@ -187,13 +187,12 @@ class Scan:
             ids=np.array(ids, dtype=np.str_),
             labels=encode(labels, classes),
             classes=classes,
-            images=self.images or FileImages(tuple(files)),
+            images=self.images or FileImages(tuple(files), self.root or Path()),
             rows=np.arange(len(cases), dtype=np.int64),
             groups=_strings(case.group for case in cases) if self.grouped else None,
             parts=_strings(case.part for case in cases) if self.split else None,
             source=self.source,
             kind=self.kind,
-            signature=self.images.signature() if self.images else file_signature(ids, files),
             skipped=self._skipped(),
         )
 
