@@ -172,8 +172,6 @@ def test_groups_with_gaps(tmp_path):
 @pytest.mark.parametrize("given", [{"group_column": "patient"}, {"root": "x"}])
 def test_columns_are_for_manifests(tmp_path, given):
     np.savez(tmp_path / "a.npz", images=np.zeros((2, 8, 8), np.uint8), labels=[0, 1])
-    with pytest.raises(
-        LmdError, match=r"a\.npz takes no .*--(group-column|root).*: only"
-    ):
+    with pytest.raises(LmdError, match=r"a\.npz takes no .*--(group-column|root).*: only"):
         open_table(tmp_path / "a.npz", **given)
     assert len(open_table(tmp_path / "a.npz", split_column="", group_column="")) == 2
