@@ -11,11 +11,12 @@ from toys import toy_probabilities
 from typer.testing import CliRunner
 
 from lmd.base.errors import LmdError
-from lmd.benchmark.choose import Study, compare, write_study
+from lmd.benchmark.choose import ChoiceGrid, compare, write_study
 from lmd.benchmark.plan import Plan
 from lmd.benchmark.planning import plan_grid
 from lmd.benchmark.tables import read_results
 from lmd.cli.commands import app
+from lmd.data.source import Columns, Source
 from lmd.runs.predictions import PartPredictions, Predictions
 
 CLASSES = ("a", "b", "c", "d")
@@ -151,10 +152,10 @@ def test_a_study_is_of_its_own_data(images: Path, tmp_path: Path) -> None:
     for name in ("a.csv", "b.csv"):
         (tmp_path / name).write_text(text)
 
-    def study(data: str, label: str) -> Study:
+    def study(data: str, label: str) -> ChoiceGrid:
         return write_study(
-            str(tmp_path / data), tmp_path / "study", methods=["ce"], tasks=1, seeds=1,
-            protocol="small", columns={"label_column": label, "root": str(images)},
+            Source(tmp_path / data, Columns(label_column=label, root=images)), tmp_path / "study",
+            methods=["ce"], tasks=1, seeds=1, protocol="small",
         )  # fmt: skip
 
     made = study("a.csv", "dx")
@@ -177,8 +178,8 @@ def test_a_study_is_of_its_own_patients(images: Path, tmp_path: Path) -> None:
         rows = [f"{n},{n[0]},{i // group},{parts[i // 4 % 3]}" for i, n in enumerate(names)]
         (tmp_path / "a.csv").write_text("\n".join(["image,label,group,split", *rows]) + "\n")
         write_study(
-            str(tmp_path / "a.csv"), tmp_path / "study", methods=["ce"], tasks=1, seeds=1,
-            protocol="small", columns={"root": str(images)}, held_out=20,
+            Source(tmp_path / "a.csv", Columns(root=images)), tmp_path / "study", methods=["ce"],
+            tasks=1, seeds=1, protocol="small", held_out=20,
         )  # fmt: skip
 
     study(2)
@@ -190,8 +191,8 @@ def test_a_study_is_of_its_own_patients(images: Path, tmp_path: Path) -> None:
 def test_tiers_may_name_a_class_that_takes_no_part(images: Path, tmp_path: Path) -> None:
     (tmp_path / "p.toml").write_text(PROTOCOL + 'tiers = "head=a,b;medium=c;tail=d"\n')
     study = write_study(
-        str(images), tmp_path / "study", methods=["ce"], tasks=1, seeds=1,
-        protocol=str(tmp_path / "p.toml"), columns={},
+        Source(images), tmp_path / "study", methods=["ce"], tasks=1, seeds=1,
+        protocol=str(tmp_path / "p.toml"),
     )  # fmt: skip
     assert study.left_out == ("d",)
     (run,) = plan_grid(study.grid).runs
@@ -258,9 +259,7 @@ def test_the_test_part_is_left_out(images: Path, tmp_path: Path) -> None:
     from lmd.data.sources import open_table
     from lmd.data.splits import split
 
-    write_study(
-        str(images), tmp_path, methods=["ce"], tasks=2, seeds=1, protocol="small", columns={}
-    )
+    write_study(Source(images), tmp_path, methods=["ce"], tasks=2, seeds=1, protocol="small")
     table = split(open_table(images))
     assert table.parts is not None
     tested = set(table.ids[table.parts == "test"])

@@ -17,7 +17,8 @@ from lmd.base.text import as_toml
 from lmd.benchmark.pseudo_tails import HELD_OUT, images_root, pseudo_tails, write_tasks
 from lmd.benchmark.tables.results import Results, RunResult
 from lmd.data.dataset import fingerprint
-from lmd.data.sources import open_table
+from lmd.data.source import Source
+from lmd.data.sources import scan_source
 from lmd.data.splits import split
 from lmd.data.table import Table
 from lmd.methods import find_method
@@ -47,53 +48,57 @@ class Candidate:
 
 
 @dataclass(frozen=True)
-class Study:
-    """The grid of a study, and the classes with too few images to take part."""
+class ChoiceGrid:
+    """A study's grid file and the classes it excludes as too small."""
 
     grid: Path
     left_out: tuple[str, ...]
 
 
-def write_answer(study: Study, found: Sequence[Candidate], blocks: Blocks, planned: int) -> Path:
-    """Keep what the study says so far in ``choice.json``: every candidate, the best first."""
-    tasks = len({task for task, _ in blocks})
-    answer = {"use": found[0].key, "metric": METRIC, "blocks": len(blocks), "planned": planned}
+def write_answer(
+    study: ChoiceGrid, candidates: Sequence[Candidate], blocks: Blocks, planned: int
+) -> Path:
+    """Write what the study says so far to ``choice.json``: every candidate, the best first."""
+    answer = {
+        "use": candidates[0].key,
+        "metric": METRIC,
+        "blocks": len(blocks),
+        "planned": planned,
+        "tasks": len({task for task, _ in blocks}),
+        "classes_left_out": list(study.left_out),
+        "candidates": [asdict(candidate) for candidate in candidates],
+    }
     path = study.grid.with_name("choice.json")
-    answer |= {"tasks": tasks, "classes_left_out": list(study.left_out)}
-    content = answer | {"candidates": [asdict(one) for one in found]}
-    atomic_write(path, (json.dumps(content, indent=1) + "\n").encode())
+    atomic_write(path, (json.dumps(answer, indent=1) + "\n").encode())
     return path
 
 
 def write_study(
-    data: str,
+    source: Source,
     folder: Path,
     *,
     methods: Sequence[str],
     tasks: int | None,
     seeds: int,
     protocol: str | None,
-    columns: dict[str, Any],
     held_out: int = HELD_OUT,
-    skip_bad: bool = False,
-    warn: Callable[[str], object] = lambda said: None,
-) -> Study:
-    """Pseudo-tails of the data and a grid of the candidates on them; ``warn`` gets warnings.
+    warn: Callable[[str], object] = lambda text: None,
+) -> ChoiceGrid:
+    """Write pseudo-tails of the data and a grid of the candidates on them.
 
-    The test part is never used: it is left out before the tasks are drawn. A study of the same data
-    goes on with the candidates, seeds and number of tasks that are given now.
+    The test part is never used: it is left out before the tasks are drawn. Re-running on the same
+    data continues with the new candidates, seeds and tasks. ``warn`` gets warnings.
     """
-    asked = _checked(methods, protocol)
-    check_outside(folder, data)
-    where = Path(data).expanduser()
-    root = Path(columns.get("root") or (where if where.is_dir() else where.parent))
+    rules = _checked(methods, protocol)
+    check_outside(folder, str(source.data))
     table = split(
-        open_table(data, skip_bad=skip_bad, **columns),
-        asked.split,
-        seed=asked.split_seed,
-        allow_leak=asked.allow_leak,
+        scan_source(source.data, source.columns).table(skip_bad=source.skip_bad),
+        rules.split,
+        seed=rules.split_seed,
+        allow_leak=rules.allow_leak,
     )
-    root = whole(images_root(table, root))
+    columns = source.columns.changed()
+    root = whole(images_root(table, source))
     reading = {key: value for key, value in columns.items() if key != "root"}
     about = [
         f"# images, labels, patients or lesions, and parts: {_identity(table)}",
@@ -105,8 +110,8 @@ def write_study(
             f"{folder} holds a study of other data, or with another --held-out: repeat that "
             "command, or choose another folder with --out"
         )
-    found = pseudo_tails(table, tasks, held_out=held_out)
-    for j, task in enumerate(found):
+    drawn = pseudo_tails(table, tasks, held_out=held_out)
+    for j, task in enumerate(drawn):
         for warning in task.warnings:
             warn(f"task {j + 1}: {warning}")
     outside = ", allow_outside = true" if columns.get("allow_outside") else ""
@@ -117,17 +122,17 @@ def write_study(
         f"seeds = {as_toml(list(range(seeds)))}",
         f"reference = {as_toml(methods[0])}",
         f"protocol = {as_toml(_protocol(protocol))}",
-        *(["skip_bad = true"] if skip_bad else []),
+        *(["skip_bad = true"] if source.skip_bad else []),
         f"columns = {{ root = {as_toml(str(root))}{outside} }}",
         "[sweep.data]",
-        *(f'"task {j + 1}" = "tasks/task-{j + 1}.csv"' for j in range(len(found))),
+        *(f'"task {j + 1}" = "tasks/task-{j + 1}.csv"' for j in range(len(drawn))),
     ]
     text = "\n".join(lines) + "\n"
     if not grid.exists() or grid.read_text(encoding="utf-8") != text:
-        write_tasks(found, folder / "tasks", root, overwrite=True)
+        write_tasks(drawn, folder / "tasks", root, overwrite=True)
         atomic_write(grid, text.encode())
-    taking_part = found[0].table.classes
-    return Study(grid, tuple(name for name in table.classes if name not in taking_part))
+    taking_part = drawn[0].table.classes
+    return ChoiceGrid(grid, tuple(name for name in table.classes if name not in taking_part))
 
 
 def _checked(methods: Sequence[str], protocol: str | None) -> Protocol:
@@ -136,13 +141,13 @@ def _checked(methods: Sequence[str], protocol: str | None) -> Protocol:
         find_method(name)
     if len(set(methods)) < len(methods):
         raise LmdError(f"--methods must differ from one another; they are {', '.join(methods)}")
-    asked = load_protocol(protocol)
-    if asked.imbalance is not None:
+    rules = load_protocol(protocol)
+    if rules.imbalance is not None:
         raise LmdError(
             "pseudo-tails have the class counts of the data, so the protocol cannot thin them out: "
             "remove imbalance from it, or make a manifest with that imbalance first"
         )
-    return asked
+    return rules
 
 
 def _protocol(protocol: str | None) -> dict[str, Any]:
@@ -165,7 +170,7 @@ def _identity(table: Table) -> str:
 
 
 def compare(results: Results, *, seed: int = 0) -> tuple[list[Candidate], Blocks]:
-    """The candidates, best first, and the complete blocks (task, seed) they were compared on.
+    """Return the candidates, best first, and the complete blocks that they were compared on.
 
     A mean is that over tasks, of the mean over the seeds of each. Every resample draws tasks with
     replacement, and test images within each task, the same for all methods: so the shares and
@@ -189,27 +194,27 @@ def compare(results: Results, *, seed: int = 0) -> tuple[list[Candidate], Blocks
     # Rows that are equal in a resample share it.
     first = resampled >= resampled.max(axis=0) - 1e-12
     wins = (first / first.sum(axis=0)).mean(axis=1)
-    found = []
+    candidates = []
     for i, row in enumerate(results.plan.rows):
         behind = float(means[i] - means[top])
         low, high = interval(resampled[i] - resampled[top], behind)
         runs = [block[row.key] for block in blocks.values()]
         minutes = fmean(sum(s.seconds for s in run.record.stages) / 60 for run in runs)
-        found.append(
+        candidates.append(
             Candidate(row.key, row.title, means[i], behind, low, high, float(wins[i]), minutes)
         )
-    return sorted(found, key=lambda one: -one.mean), sorted(blocks)
+    return sorted(candidates, key=lambda one: -one.mean), sorted(blocks)
 
 
 def _complete_blocks(
     results: Results, keys: Sequence[str]
 ) -> dict[tuple[int, int], dict[str, RunResult]]:
     """The runs of each (task, seed) that every method has finished."""
-    found: dict[tuple[int, int], dict[str, RunResult]] = {}
+    blocks: dict[tuple[int, int], dict[str, RunResult]] = {}
     for (key, point), entry in results.entries.items():
         for run in entry.runs:
-            found.setdefault((point, run.seed), {})[key] = run
-    return {block: runs for block, runs in found.items() if set(runs) == set(keys)}
+            blocks.setdefault((point, run.seed), {})[key] = run
+    return {block: runs for block, runs in blocks.items() if set(runs) == set(keys)}
 
 
 def _mean(blocks: dict[tuple[int, int], dict[str, RunResult]], task: int, key: str) -> float:

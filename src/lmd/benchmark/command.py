@@ -11,7 +11,7 @@ from rich.console import Console
 from rich.table import Table
 
 from lmd.base.errors import LmdError
-from lmd.data.source import Columns
+from lmd.data.source import Columns, Source
 
 if TYPE_CHECKING:
     from lmd.benchmark.choose import Blocks, Candidate
@@ -245,16 +245,14 @@ def choose(
 
     folder = (out or Path("runs") / f"{whole(data).stem}-choose").resolve()
     study = write_study(
-        data,
+        Source(data, columns, skip_bad),
         folder,
         methods=[name.strip() for name in methods.split(",")] if methods else CANDIDATES,
         tasks=tasks,
         seeds=seeds,
         protocol=protocol,
-        columns=columns.changed(),
         held_out=held_out,
-        skip_bad=skip_bad,
-        warn=lambda said: typer.secho(f"warning: {said}", fg="yellow", err=True),
+        warn=lambda text: typer.secho(f"warning: {text}", fg="yellow", err=True),
     )
     plan = identify(plan_grid(study.grid), folder)
     with locked(folder) as lock:
@@ -268,7 +266,7 @@ def choose(
     for name, why in outcome.failed.items():
         typer.secho(f"failed: {name}: {why}", fg="red", err=True)
     try:
-        found, blocks = compare(read_results(plan, folder, resamples=1000))
+        candidates, blocks = compare(read_results(plan, folder, resamples=1000))
     except LmdError as error:
         if not outcome.failed:
             raise
@@ -277,31 +275,31 @@ def choose(
             "command when the cause is removed, or leave these methods out of --methods"
         ) from error
     planned = len(plan.points) * len(plan.seeds)
-    _print_candidates(found, blocks, planned)
+    _print_candidates(candidates, blocks, planned)
     if study.left_out:
         typer.echo(
             f"Not tested here, because they have too few images: {', '.join(study.left_out)}. "
             "These classes may behave differently; a smaller --held-out may let them take part."
         )
-    typer.echo(f"The numbers: {write_answer(study, found, blocks, planned)}")
+    typer.echo(f"The numbers: {write_answer(study, candidates, blocks, planned)}")
     if outcome.failed:
         raise typer.Exit(1)
 
 
-def _print_candidates(found: "list[Candidate]", blocks: "Blocks", planned: int) -> None:
+def _print_candidates(candidates: "list[Candidate]", blocks: "Blocks", planned: int) -> None:
     table = Table("method", "mean", "behind the best (95 %)", "best in", "minutes")
     for column in table.columns[1:]:
         column.justify = "right"
-    for one in found:
+    for one in candidates:
         behind = f"{100 * one.behind:.1f} ({100 * one.low:.1f} to {100 * one.high:.1f})"
-        cells = f"{100 * one.mean:.1f}", "–" if one is found[0] else behind
+        cells = f"{100 * one.mean:.1f}", "–" if one is candidates[0] else behind
         table.add_row(one.key, *cells, f"{100 * one.best:.0f} %", f"{one.minutes:.1f}")
     Console(highlight=False, markup=False).print(table)
     typer.echo(
         f"Balanced accuracy on held-out images, in per cent, over {len(blocks)} of {planned} "
         "blocks (a task with a seed). 'best in': share of resamples of tasks and images."
     )
-    top, equal = found[0], [one.key for one in found[1:] if one.high >= 0]
+    top, equal = candidates[0], [one.key for one in candidates[1:] if one.high >= 0]
     if len({task for task, _ in blocks}) == 1:
         typer.secho(f"\nSo far {top.key} is ahead, on one task.", bold=True)
         typer.echo("Intervals and shares speak of its images alone, not of other tasks.")
@@ -344,21 +342,15 @@ def pseudo_tails(
     from lmd.recipes.command import print_counts
 
     check_outside(out, data)
+    source = Source(data, columns, skip_bad)
     table = split(scan_source(data, columns).table(skip_bad=skip_bad))
-    found = draw_tasks(table, tasks, seed=seed, held_out=held_out)
-    where = (
-        Path(columns.root)
-        if columns.root
-        else Path(data)
-        if Path(data).is_dir()
-        else Path(data).parent
-    )
-    where = images_root(table, where)
-    paths = write_tasks(found, out, where, overwrite=overwrite)
-    for path, task in zip(paths, found, strict=True):
+    drawn = draw_tasks(table, tasks, seed=seed, held_out=held_out)
+    root = images_root(table, source)
+    paths = write_tasks(drawn, out, root, overwrite=overwrite)
+    for path, task in zip(paths, drawn, strict=True):
         typer.echo(f"\n{path}: {' and '.join(task.rarest)} play the rarest classes")
         print_counts(task.table.part_counts())
         for warning in task.warnings:
             typer.secho(f"warning: {warning}", fg="yellow", err=True)
-        words = ["lmd", "train", str(path), "--root", str(where)]
-        typer.echo(f"Next: {shlex.join(words)}")
+        next_words = ["lmd", "train", str(path), *Columns(root=root).words()]
+        typer.echo(f"Next: {shlex.join(next_words)}")

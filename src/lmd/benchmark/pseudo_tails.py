@@ -16,6 +16,7 @@ from lmd.base.errors import LmdError
 from lmd.base.files import atomic_write, check_output
 from lmd.data.imbalance import draw_groups
 from lmd.data.reading import FileImages
+from lmd.data.source import Source
 from lmd.data.sources.manifest import common_root, csv_bytes, written_path
 from lmd.data.splits import units_of
 from lmd.data.table import PARTS, Table
@@ -81,8 +82,10 @@ def pseudo_tails(
     ]
 
 
-def images_root(table: Table, root: Path) -> Path:
-    """The folder that the manifests of tasks start from: ``root``, or one above all images."""
+def images_root(table: Table, source: Source) -> Path:
+    """Return the folder that manifests of tasks start from: the data's, or one above all images."""
+    data = Path(source.data).expanduser()
+    root = Path(source.columns.root or (data if data.is_dir() else data.parent))
     return common_root(root, [_paths(table)[row] for row in table.rows])
 
 

@@ -74,26 +74,26 @@ Choices = dict[str, Choice]  # by the key of the tuned row
 
 
 def pick(scores: Sequence[Score], default: str) -> str:
-    """The label that ``RULE`` chooses; if the default diverged, the best of the others.
+    """Return the label that ``RULE`` chooses; if the default diverged, the best of the others.
 
     >>> a = Score(label="1", value=1, run="a", balanced_accuracy=0.5, gain=0.0, se=0.0)
     >>> b = Score(label="2", value=2, run="b", balanced_accuracy=0.6, gain=0.1, se=0.08)
     >>> pick([a, b], "1"), pick([a, b.model_copy(update={"se": 0.1})], "1")
     ('2', '1')
     """
-    known = [one for one in scores if one.balanced_accuracy is not None]
-    if not known:
+    trained = [one for one in scores if one.balanced_accuracy is not None]
+    if not trained:
         raise LmdError(f"no value of the trials {[one.label for one in scores]} could be trained")
-    if any(one.label == default for one in known):
-        # A gain within rounding of its standard error is not more than it.
-        known = [one for one in known if (one.gain or 0.0) > (one.se or 0.0) + 1e-12]
-    if not known:
+    if any(one.label == default for one in trained):
+        # Treat a gain equal to its standard error as no gain (rounding).
+        trained = [one for one in trained if (one.gain or 0.0) > (one.se or 0.0) + 1e-12]
+    if not trained:
         return default
-    return max(known, key=lambda one: one.balanced_accuracy or 0.0).label
+    return max(trained, key=lambda one: one.balanced_accuracy or 0.0).label
 
 
 def gain(run: Run, default: Run) -> tuple[float, float]:
-    """Balanced accuracy of a run minus that of the default on validation, and its standard error.
+    """Return how much better a run is than the default on validation, and the standard error.
 
     The error is the standard deviation of the difference over stratified resamples, the same ones
     for both runs.
@@ -109,23 +109,19 @@ def gain(run: Run, default: Run) -> tuple[float, float]:
 
 
 def trial_runs(plan: Plan, trial: Trial) -> list[PlannedRun]:
-    """The runs of one trial, in the order of its values."""
+    """Return the runs of one trial, in the order of its values."""
     mine = [run for run in plan.runs if (run.method, run.seed) == (trial.method, trial.seed)]
     return [run for label in trial.values for run in mine if run.tuned == label]
 
 
 def first_phase(plan: Plan, choices: Choices) -> list[PlannedRun]:
-    """The trial runs of all rows without a choice."""
-    return [
-        run
-        for trial in plan.trials
-        if trial.method not in choices
-        for run in trial_runs(plan, trial)
-    ]
+    """Return the trial runs of all rows without a choice."""
+    waiting = [trial for trial in plan.trials if trial.method not in choices]
+    return [run for trial in waiting for run in trial_runs(plan, trial)]
 
 
 def settled(plan: Plan, choices: Choices) -> Plan:
-    """The plan with the chosen runs of each row only; a row without a choice has its default."""
+    """Return the plan with the chosen runs of each row; one without a choice has its default."""
     labels = {
         key: choices[trial.method].chosen if trial.method in choices else trial.default
         for trial in plan.trials
@@ -140,31 +136,30 @@ def settled(plan: Plan, choices: Choices) -> Plan:
 
 
 def undecided(plan: Plan, choices: Choices) -> dict[str, Trial]:
-    """The rows that wait for a choice, with their trials."""
+    """Return the rows that wait for a choice, with their trials."""
     waiting = [trial for trial in plan.trials if trial.method not in choices]
     return {key: trial for trial in waiting for key in trial.rows}
 
 
 def make_choices(plan: Plan, folder: Path, diverged: Collection[str] = ()) -> Choices:
-    """All choices that can be made now, those of earlier sessions included; writes new ones.
+    """Return all choices that can be made now or were made in earlier sessions; write new ones.
 
     A row whose trial runs are not all finished, or named in ``diverged``, is left for later.
     """
-    found = read_choices(plan, folder)
-    before = set(found)
+    choices = read_choices(plan, folder)
+    before = len(choices)
     for trial in plan.trials:
-        if trial.method not in found:
-            choice = _choose(plan, trial, folder, diverged)
-            found |= {trial.method: choice} if choice else {}
-    if set(found) != before:
-        ordered = [found[trial.method] for trial in plan.trials if trial.method in found]
+        if trial.method not in choices and (choice := _choose(plan, trial, folder, diverged)):
+            choices[trial.method] = choice
+    if len(choices) > before:
+        ordered = [choices[trial.method] for trial in plan.trials if trial.method in choices]
         text = _File(choices=ordered).model_dump_json(indent=1)
         atomic_write(choices_path(folder), (text + "\n").encode())
-    return found
+    return choices
 
 
 def read_choices(plan: Plan, folder: Path) -> Choices:
-    """The choices in a benchmark's folder that were made from the trials of this plan."""
+    """Read the choices in a benchmark's folder that were made from the trials of this plan."""
     path = choices_path(folder)
     if not plan.trials or not path.exists():
         return {}
@@ -175,47 +170,39 @@ def read_choices(plan: Plan, folder: Path) -> Choices:
             f"{path} cannot be read: {str(error).splitlines()[0]}; delete it, and it will be "
             "written again from the trial runs"
         ) from None
-    asked = {trial.method: _asked(trial_runs(plan, trial)) for trial in plan.trials}
+    asked = {trial.method: _hash(trial_runs(plan, trial)) for trial in plan.trials}
     return {one.method: one for one in file.choices if one.asked == asked.get(one.method)}
 
 
 def choices_path(folder: Path) -> Path:
-    """Where a benchmark keeps its choices."""
+    """Return where a benchmark keeps its choices."""
     return folder / "choices.json"
 
 
 def _choose(plan: Plan, trial: Trial, folder: Path, diverged: Collection[str]) -> Choice | None:
     planned = trial_runs(plan, trial)
-    runs: dict[str, Run | None] = {}
-    for run in planned:
-        on_disk = Run(folder / run.name)
-        finished = on_disk.is_finished()
-        if not finished and run.name not in diverged:
-            return None
-        runs[run.tuned] = on_disk if finished else None
-    if not any(runs.values()):
+    on_disk = {run.tuned: Run(folder / run.name) for run in planned}
+    finished = {label: run for label, run in on_disk.items() if run.is_finished()}
+    ended = [run.tuned in finished or run.name in diverged for run in planned]
+    if not finished or not all(ended):
         return None
-    scores = [
-        _scored(run.tuned, trial.values[run.tuned], run.name, runs[run.tuned], runs[trial.default])
-        for run in planned
-    ]
+    default = finished.get(trial.default)
+    scores = []
+    for run in planned:
+        score = Score(label=run.tuned, value=trial.values[run.tuned], run=run.name)
+        if mine := finished.get(run.tuned):
+            better, se = gain(mine, default) if default is not None else (None, None)
+            values = {"balanced_accuracy": _score(mine), "gain": better, "se": se}
+            score = score.model_copy(update=values)
+        scores.append(score)
     return Choice(
         method=trial.method,
         setting=trial.setting,
         default=trial.default,
         chosen=pick(scores, trial.default),
         seed=trial.seed,
-        asked=_asked(planned),
+        asked=_hash(planned),
         trials=scores,
-    )
-
-
-def _scored(label: str, value: Any, name: str, run: Run | None, default: Run | None) -> Score:
-    if run is None:
-        return Score(label=label, value=value, run=name)
-    better, se = gain(run, default) if default is not None else (None, None)
-    return Score(
-        label=label, value=value, run=name, balanced_accuracy=_score(run), gain=better, se=se
     )
 
 
@@ -229,8 +216,8 @@ def _score(run: Run) -> float:
     return found.value
 
 
-def _asked(runs: Sequence[PlannedRun]) -> str:
-    """A hash of what the trial runs train, wherever the data is."""
+def _hash(runs: Sequence[PlannedRun]) -> str:
+    """Hash the trials' requests, ignoring where the data lives."""
     requests: list[Mapping[str, Any]] = []
     for run in runs:
         protocol = {k: v for k, v in run.request["protocol"].items() if k != "workers"}
