@@ -87,12 +87,12 @@ def test_auc_and_the_paired_differences_of_f1_and_precision_need_larger_classes(
     assert alone["macro_f1"].low is not None  # combined
     pairs = compare(a, b, resamples=200)
     for key in ("auc", "macro_f1", "macro_precision"):
-        gap = pairs[key].difference
+        gap = pairs[key]
         assert gap.value != 0
         assert np.isfinite([gap.low, gap.high, gap.p_value]).tolist() == [known] * 3, key
         assert (pairs[key].corrected is not None) == known
     for key in ("balanced_accuracy", "accuracy", "kappa", "mcc", "ece", "bacc_head"):
-        assert np.isfinite(pairs[key].difference.p_value), key
+        assert np.isfinite(pairs[key].p_value), key
     shown = format_comparison(pairs, "title")
     assert shown.count("no interval: too few images\n") == (0 if known else 3)
 
@@ -164,7 +164,7 @@ def test_a_metric_that_is_another_one_is_counted_once():
     assert found["macro_recall"].corrected == found["balanced_accuracy"].corrected
     counted = [key for key, one in found.items() if one.same_as is None]
     assert len(counted) == len(METRICS) - 1
-    expected = holm([found[key].difference.p_value for key in counted])
+    expected = holm([found[key].p_value for key in counted])
     assert [found[key].corrected for key in counted] == pytest.approx(expected)
     text = format_comparison(found, "a minus b")
     assert "the same as balanced accuracy" in text

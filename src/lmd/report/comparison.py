@@ -1,6 +1,5 @@
 """Show several runs side by side, on the same test images."""
 
-from dataclasses import asdict
 from typing import Any
 
 from markupsafe import Markup
@@ -9,7 +8,7 @@ from lmd.report import charts
 from lmd.report.sections import ClassRow, Report, Values, class_rows
 from lmd.report.svg import legend_mark
 from lmd.runs.folder import Run, paired
-from lmd.scoring.intervals import compare, p_text
+from lmd.scoring.intervals import compare
 from lmd.scoring.metrics import METRICS
 from lmd.scoring.sample import Sample
 
@@ -68,23 +67,13 @@ def _pair(run: Run, other: Run, resamples: int) -> dict[str, Any]:
     probabilities = mine.probabilities, theirs
     right, right_too = (p.argmax(1) == labels for p in probabilities)
     a, b = (Sample(labels, p, tiers, mine.groups) for p in probabilities)
-    differences = [
-        {
-            "title": METRICS[key].title,
-            "key": key,
-            "same_as": METRICS[result.same_as].title.lower() if result.same_as else "",
-            "p": "–" if result.corrected is None else p_text(result.corrected).removeprefix("= "),
-            "why": result.why,
-            **asdict(result.difference),
-        }
-        for key, result in compare(a, b, resamples=resamples).items()
-        if result.known
-    ]
+    gaps = compare(a, b, resamples=resamples)
     return {
         "title": other.record.method.title,
         "name": other.record.name,
         "only_mine": int((right & ~right_too).sum()),
         "only_theirs": int((right_too & ~right).sum()),
         "images": len(labels),
-        "differences": differences,
+        "differences": [(METRICS[key], gap) for key, gap in gaps.items() if gap.known],
+        "metrics": METRICS,
     }

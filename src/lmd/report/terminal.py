@@ -9,7 +9,7 @@ from lmd.base.errors import LmdError
 from lmd.base.text import clipped, text_table
 from lmd.runs.record import Record
 from lmd.scoring.estimates import Definition
-from lmd.scoring.intervals import Compared, p_text
+from lmd.scoring.intervals import Difference
 from lmd.scoring.metrics import METRICS, PER_CLASS
 from lmd.scoring.proportions import LEVEL
 
@@ -92,18 +92,20 @@ def _wrapped(text: str) -> str:
     return textwrap.fill(text, 98, initial_indent="- ", subsequent_indent="  ")
 
 
-def format_comparison(differences: dict[str, Compared], title: str) -> str:
+def format_comparison(differences: Mapping[str, Difference], title: str) -> str:
     """Return the differences between two runs, in 98 columns."""
     lines = [textwrap.fill(title, 98)]
-    for key, one in differences.items():
-        name, gap = METRICS[key].title, one.difference
-        if not one.known:
+    for key, gap in differences.items():
+        name = METRICS[key].title
+        if not gap.known:
             lines.append(f"  {name:<26} not computable")
-        elif one.same_as:
-            lines.append(f"  {name:<26} the same as {METRICS[one.same_as].title.lower()}")
+        elif gap.same_as:
+            lines.append(f"  {name:<26} the same as {METRICS[gap.same_as].title.lower()}")
         else:
             span = f"95 % {100 * gap.low:+.2f} to {100 * gap.high:+.2f}"
-            span = span if np.isfinite(gap.low) else f"no interval: {one.why}"
-            p = f"   p {p_text(one.corrected)}" if one.corrected is not None else ""
+            span = span if np.isfinite(gap.low) else f"no interval: {gap.why}"
+            p = ""
+            if gap.corrected is not None:
+                p = "   p < 0.001" if gap.corrected < 0.001 else f"   p = {gap.corrected:.3f}"
             lines.append(f"  {name:<26} {100 * gap.value:+7.2f}   {span}{p}")
     return "\n".join(lines)

@@ -9,7 +9,7 @@ both runs. Where the classes have no such limits, there is no interval and no p-
 
 import math
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from statistics import NormalDist
 from typing import Any
 
@@ -114,12 +114,25 @@ def f1_interval(
 
 @dataclass(frozen=True)
 class Difference:
-    """Run A minus run B: value, interval and two-sided p-value of no difference."""
+    """Run A minus run B: value, interval and two-sided p-value of no difference.
+
+    Among all metrics (``compare``), ``corrected`` is the p-value by Holm over the distinct ones.
+    ``same_as`` is an earlier metric that is the same number here, which is not counted again, and
+    ``why`` says why there is no interval.
+    """
 
     value: float
     low: float
     high: float
     p_value: float
+    corrected: float | None = None
+    same_as: str | None = None
+    why: str = ""
+
+    @property
+    def known(self) -> bool:
+        """Whether both runs have the metric."""
+        return bool(np.isfinite(self.value))
 
 
 def difference(value: float, draws: Floats) -> Difference:
@@ -335,35 +348,21 @@ def _effective(sample: Sample, rows: NDArray[np.bool_], hits: NDArray[np.bool_])
     return effective(hits[rows], sample.groups_in(rows))
 
 
-@dataclass(frozen=True)
-class Compared:
-    """A difference in one metric; ``corrected`` is its p-value by Holm over all distinct metrics.
-
-    ``same_as`` is an earlier metric that is the same number here: it is not counted again. ``why``
-    says why the difference has no interval, if it has none.
-    """
-
-    difference: Difference
-    corrected: float | None
-    same_as: str | None = None
-    why: str = ""
-
-    @property
-    def known(self) -> bool:
-        """Whether both runs have the metric."""
-        return bool(np.isfinite(self.difference.value))
-
-
-def compare(a: Sample, b: Sample, *, resamples: int = 1000, seed: int = 0) -> dict[str, Compared]:
-    """Every metric of run A minus that of run B."""
-    found = paired_differences(a, b, resamples=resamples, seed=seed)
-    same = {key: _same(key, a, b) for key in found}
-    tested = [key for key, one in found.items() if np.isfinite(one.p_value) and not same[key]]
-    p_values = holm([found[key].p_value for key in tested])
+def compare(a: Sample, b: Sample, *, resamples: int = 1000, seed: int = 0) -> dict[str, Difference]:
+    """Return every metric of run A minus that of run B, corrected for their number."""
+    gaps = paired_differences(a, b, resamples=resamples, seed=seed)
+    same = {key: _same(key, a, b) for key in gaps}
+    tested = [key for key, gap in gaps.items() if np.isfinite(gap.p_value) and not same[key]]
+    p_values = holm([gaps[key].p_value for key in tested])
     corrected = dict(zip(tested, p_values.tolist(), strict=True))
     return {
-        key: Compared(one, corrected.get(same[key] or key), same[key], _why(one, METRICS[key], a))
-        for key, one in found.items()
+        key: replace(
+            gap,
+            corrected=corrected.get(same[key] or key),
+            same_as=same[key],
+            why=_why(gap, METRICS[key], a),
+        )
+        for key, gap in gaps.items()
     }
 
 
@@ -385,12 +384,3 @@ def _why(gap: Difference, metric: Metric, sample: Sample) -> str:
     if gap.value == 0:
         return "the runs agree"
     return "too few images" if too_small(sample, metric) else "all resamples agree"
-
-
-def p_text(p: float) -> str:
-    """A p-value with its sign, as the page and the terminal show it.
-
-    >>> p_text(0.0213), p_text(0.00002)
-    ('= 0.021', '< 0.001')
-    """
-    return "< 0.001" if p < 0.001 else f"= {p:.3f}"
