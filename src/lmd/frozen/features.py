@@ -70,37 +70,51 @@ def read_features(path: Path) -> FeatureTable:
 
 
 def feature_table(arrays: Mapping[str, NDArray[Any]], source: str) -> FeatureTable:
-    """Checked features from plain or separate arrays; an ``LmdError`` says what is wrong."""
-    whole = _joined(arrays, source)
-    features = _floats(source, "features", whole["features"], 2)
+    """Check features in plain arrays or in arrays for each part."""
+    try:
+        features = _checked(_joined(arrays), source)
+    except LmdError as error:
+        raise LmdError(f"{source}: {error}") from None
+    require_classes(features.table.label_names().tolist(), source)
+    require_training(features.table)
+    check_no_leak(features.table)
+    return features
+
+
+def _checked(arrays: Mapping[str, NDArray[Any]], source: str) -> FeatureTable:
+    features = _floats("features", arrays["features"], 2)
     n, width = features.shape
     if not n or not width:
-        raise LmdError(f"{source}: features is empty, its shape is {features.shape}")
-    labels = label_column("labels", whole, n)
-    weight, bias, logits = _head(source, whole, n, width)
-    known = None if logits is None else logits.shape[1]
-    known = known if weight is None else len(weight)
-    given = whole.get("classes")
-    if given is None and known is not None:
+        raise LmdError(f"features is empty, its shape is {features.shape}")
+    labels = label_column("labels", arrays, n)
+    weight, bias, logits = _classifier(arrays, n, width)
+    names = arrays.get("classes")
+    rows = 0 if logits is None else logits.shape[1]
+    rows = rows if weight is None else len(weight)
+    if names is None and rows:
         if labels.dtype.kind not in "iu":
             raise LmdError(
-                f"{source} has an existing classifier and labels that are text, so that the order "
-                "of its classes is unknown: give the array classes (K,), the names in the order of "
+                "there is an existing classifier and labels that are text, so that the order of "
+                "its classes is unknown: give the array classes (K,), the names in the order of "
                 "the rows of weight or the columns of logits"
             )
-        given = np.arange(known).astype(str)  # rows of the classifier are the labels
-    classes, named = class_names(labels, given)
-    require_classes(named, source)
-    if known is not None and known != len(classes):
+        names = np.arange(rows).astype(str)
+    classes, named = class_names(labels, names)
+    if rows and rows != len(classes):
         raise LmdError(
-            f"{source}: the existing classifier has {known} classes, but there are {len(classes)} "
+            f"the existing classifier has {rows} classes, but there are {len(classes)} "
             f"({', '.join(classes[:8])}); give the array classes (K,) in the order of its rows"
         )
-    index = {name: k for k, name in enumerate(classes)}
-    ids, groups = _ids(whole, n, source), _words(whole, "groups", n, source)
+    ids = _column("ids", arrays, n)
+    if ids is None:
+        ids = np.arange(n).astype(np.str_)
+    elif len(np.unique(ids)) < n:
+        raise LmdError("ids must differ from one another")
+    groups = _column("groups", arrays, n)
     if groups is not None:
         # Without a group, a row is one of its own.
         groups = np.where(groups == "", np.char.add("row ", ids), groups)
+    index = {name: k for k, name in enumerate(classes)}
     table = Table(
         ids=ids,
         labels=np.array([index[name] for name in named], dtype=np.int64),
@@ -108,128 +122,107 @@ def feature_table(arrays: Mapping[str, NDArray[Any]], source: str) -> FeatureTab
         images=ArrayImages(()),
         rows=np.arange(n),
         groups=groups,
-        parts=_parts(whole, n, source),
+        parts=_parts(_column("split", arrays, n), n),
         source=source,
         kind="features",
     )
-    require_training(table)
-    check_no_leak(table)
     return FeatureTable(table, features, weight, bias, logits)
 
 
-def _joined(arrays: Mapping[str, NDArray[Any]], source: str) -> dict[str, NDArray[Any]]:
-    """One array of each kind, from one array or from one for each part."""
+def _joined(arrays: Mapping[str, NDArray[Any]]) -> dict[str, NDArray[Any]]:
+    """Join the arrays of the parts, if there is one for each part."""
     if "features" in arrays:
         return dict(arrays)
-    prefixes = {w: p for w, p in PART_NAMES.items() if f"{w}_features" in arrays}
-    if not prefixes:
-        raise LmdError(
-            f"{source} has the arrays {', '.join(arrays) or 'none'}; expected {EXPECTED}"
-        )
-    found = {k: v for k, v in arrays.items() if k.partition("_")[0] not in prefixes}
+    parts = {word: part for word, part in PART_NAMES.items() if f"{word}_features" in arrays}
+    if not parts:
+        raise LmdError(f"it has the arrays {', '.join(arrays) or 'none'}; expected {EXPECTED}")
+    joined = {k: v for k, v in arrays.items() if k.partition("_")[0] not in parts}
     split: list[str] = []
-    for word, part in prefixes.items():
+    for word, part in parts.items():
+        features = arrays[f"{word}_features"]
         if f"{word}_labels" not in arrays:
-            raise LmdError(f"{source} has {word}_features, but not {word}_labels")
-        if arrays[f"{word}_features"].ndim != 2:
-            shape = arrays[f"{word}_features"].shape
-            raise LmdError(f"{source}: {word}_features must be (N, C); its shape is {shape}")
-        label_column(f"{word}_labels", arrays, len(arrays[f"{word}_features"]))
-        split += [part] * len(arrays[f"{word}_features"])
+            raise LmdError(f"it has {word}_features, but not {word}_labels")
+        if features.ndim != 2:
+            raise LmdError(f"{word}_features must be (N, C); its shape is {features.shape}")
+        label_column(f"{word}_labels", arrays, len(features))
+        split += [part] * len(features)
     for key in ("features", "labels", *_ROWWISE):
-        have = [word for word in prefixes if f"{word}_{key}" in arrays]
-        if have and have != list(prefixes):
-            raise LmdError(
-                f"{source} has {have[0]}_{key}, but not for every part: give {key} for all or none"
-            )
-        if have:
-            try:
-                parts = [arrays[f"{word}_{key}"] for word in prefixes]
-                found[key] = np.concatenate([a.reshape(-1) if a.ndim == 1 else a for a in parts])
-            except ValueError:
-                shapes = ", ".join(f"{w}_{key} {arrays[f'{w}_{key}'].shape}" for w in prefixes)
-                raise LmdError(f"{source}: {key} of the parts do not fit: {shapes}") from None
-    return found | {"split": np.array(split)}
+        names = [f"{word}_{key}" for word in parts if f"{word}_{key}" in arrays]
+        if not names:
+            continue
+        if len(names) < len(parts):
+            raise LmdError(f"it has {names[0]}, but not for every part: give {key} for all or none")
+        blocks = [arrays[name] for name in names]
+        try:
+            joined[key] = np.concatenate([a.reshape(-1) if a.ndim == 1 else a for a in blocks])
+        except ValueError:
+            shapes = ", ".join(f"{name} {arrays[name].shape}" for name in names)
+            raise LmdError(f"{key} of the parts do not fit: {shapes}") from None
+    return joined | {"split": np.array(split)}
 
 
-def _floats(source: str, name: str, array: NDArray[Any], ndim: int) -> NDArray[np.float32]:
+def _floats(name: str, array: NDArray[Any], ndim: int) -> NDArray[np.float32]:
     if array.ndim != ndim or array.dtype.kind not in "fiu":
         shape = {1: "(K,)", 2: "(N, C)"}[ndim]
-        raise LmdError(
-            f"{source}: {name} must be numbers {shape}; it is {array.dtype} {array.shape}"
-        )
+        raise LmdError(f"{name} must be numbers {shape}; it is {array.dtype} {array.shape}")
     with np.errstate(over="ignore"):
-        found = np.ascontiguousarray(array, dtype=np.float32)
-    for start in range(0, len(found), 65536):
-        bad = ~np.isfinite(found[start : start + 65536])
+        floats = np.ascontiguousarray(array, dtype=np.float32)
+    for start in range(0, len(floats), 65536):
+        bad = ~np.isfinite(floats[start : start + 65536])
         if bad.any():
             rows = np.flatnonzero(bad.reshape(len(bad), -1).any(axis=1))
             raise LmdError(
-                f"{source}: {name} must be finite numbers within float32; row {start + rows[0]} "
-                f"has NaN, infinity or a larger number: remove such rows, or encode them again"
+                f"{name} must be finite numbers within float32; row {start + rows[0]} has NaN, "
+                "infinity or a larger number: remove such rows, or encode them again"
             )
-    return found
+    return floats
 
 
-def _head(
-    source: str, arrays: Mapping[str, NDArray[Any]], n: int, width: int
+def _classifier(
+    arrays: Mapping[str, NDArray[Any]], n: int, width: int
 ) -> tuple[NDArray[np.float64] | None, NDArray[np.float64] | None, NDArray[np.float32] | None]:
-    """Weight, bias and logits of an existing classifier, as far as they are given."""
+    """Read weight, bias and logits of an existing classifier, as far as they are given."""
     logits = weight = bias = None
     if "logits" in arrays:
-        logits = _floats(source, "logits", arrays["logits"], 2)
+        logits = _floats("logits", arrays["logits"], 2)
         if len(logits) != n:
-            raise LmdError(f"{source}: logits has {len(logits)} rows for {n} rows of features")
+            raise LmdError(f"logits has {len(logits)} rows for {n} rows of features")
     if "weight" in arrays:
-        weight = _floats(source, "weight", arrays["weight"], 2).astype(np.float64)
+        weight = _floats("weight", arrays["weight"], 2).astype(np.float64)
         if weight.shape[1] != width:
             raise LmdError(
-                f"{source}: weight must be (K, C) with C = {width}, the width of the features; it "
-                f"is {weight.shape}" + ("; transpose it" if len(weight) == width else "")
+                f"weight must be (K, C) with C = {width}, the width of the features; it is "
+                f"{weight.shape}" + ("; transpose it" if len(weight) == width else "")
             )
         bias = np.zeros(len(weight))
         if "bias" in arrays:
-            bias = _floats(source, "bias", arrays["bias"], 1).astype(np.float64)
+            bias = _floats("bias", arrays["bias"], 1).astype(np.float64)
         if len(bias) != len(weight):
-            raise LmdError(f"{source}: bias has {len(bias)} entries for {len(weight)} classes")
+            raise LmdError(f"bias has {len(bias)} entries for {len(weight)} classes")
     elif "bias" in arrays:
-        raise LmdError(f"{source} has bias, but not weight: give both")
+        raise LmdError("it has bias, but not weight: give both")
     return weight, bias, logits
 
 
-def _words(
-    arrays: Mapping[str, NDArray[Any]], name: str, n: int, source: str
-) -> NDArray[np.str_] | None:
+def _column(name: str, arrays: Mapping[str, NDArray[Any]], n: int) -> NDArray[np.str_] | None:
     if name not in arrays:
         return None
     values = arrays[name].reshape(-1)
     if len(values) != n or values.dtype.kind not in "iuUS":
         raise LmdError(
-            f"{source}: {name} must be {n} integers or strings, one for each row; it is "
+            f"{name} must be {n} integers or strings, one for each row; it is "
             f"{arrays[name].dtype} {arrays[name].shape}"
         )
     return values.astype(np.str_)
 
 
-def _ids(arrays: Mapping[str, NDArray[Any]], n: int, source: str) -> NDArray[np.str_]:
-    found = _words(arrays, "ids", n, source)
-    if found is None:
-        return np.arange(n).astype(np.str_)
-    if len(np.unique(found)) < n:
-        raise LmdError(f"{source}: ids must differ from one another")
-    return found
-
-
-def _parts(arrays: Mapping[str, NDArray[Any]], n: int, source: str) -> NDArray[np.str_]:
-    """The part of every row; without a split all rows are for training."""
-    words = _words(arrays, "split", n, source)
-    if words is None:
+def _parts(split: NDArray[np.str_] | None, n: int) -> NDArray[np.str_]:
+    """Return the part of every row; without a split all rows are for training."""
+    if split is None:
         return np.full(n, "train", dtype="U10")
-    distinct, places = np.unique(words, return_inverse=True)
-    names = [part_name(str(word)) for word in distinct]
+    words, places = np.unique(split, return_inverse=True)
+    names = [part_name(str(word)) for word in words]
     if None in names:
-        word = str(distinct[names.index(None)])
-        raise LmdError(
-            f"{source}: split must be train, validation or test in every row; it is also {word!r}"
-        )
+        word = str(words[names.index(None)])
+        raise LmdError(f"split must be train, validation or test in every row; it is also {word!r}")
     return np.array(names, dtype="U10")[places]
