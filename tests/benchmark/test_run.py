@@ -21,11 +21,10 @@ from typer.testing import CliRunner
 from lmd.base.errors import LmdError
 from lmd.base.lock import locked
 from lmd.benchmark.local import Local, environment
-from lmd.benchmark.plan import Plan, PlannedRun, write_plan
+from lmd.benchmark.plan import Plan, PlannedRun, inspect, write_plan
 from lmd.benchmark.planning import identify, plan_grid
 from lmd.benchmark.progress import Clock, Progress, Snapshot, Watch, open_board, progress
 from lmd.benchmark.run import Outcome, last_message, run_plan
-from lmd.benchmark.state import inspect
 from lmd.cli.commands import app
 from lmd.runs.folder import Run
 

@@ -138,8 +138,8 @@ def table(
 def _preview(plan: "Plan", folder: Path, workers: int | None) -> None:
     """List the runs of both phases with their state, and how long they will take."""
     from lmd.benchmark.local import Local
+    from lmd.benchmark.plan import inspect
     from lmd.benchmark.progress import Clock, when
-    from lmd.benchmark.state import inspect
     from lmd.benchmark.trials import RULE, read_choices, settled, trial_runs, undecided
 
     disk = inspect(plan, folder)

@@ -10,9 +10,8 @@ from pathlib import Path
 
 from lmd.base.files import clear_leftovers
 from lmd.benchmark.local import DIVERGED, STARTED, Backend, first_stages, log_path
-from lmd.benchmark.plan import Plan, PlannedRun, Trial, write_plan
+from lmd.benchmark.plan import Plan, PlannedRun, Trial, inspect, write_plan
 from lmd.benchmark.progress import Board, Clock, Snapshot, Watch
-from lmd.benchmark.state import inspect
 from lmd.benchmark.trials import first_phase, make_choices, settled, trial_runs, undecided
 
 PAUSE = 0.2  # seconds between two looks at the runs

@@ -11,8 +11,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from lmd.base.errors import LmdError
-from lmd.benchmark.plan import Plan
-from lmd.benchmark.state import changes_since
+from lmd.benchmark.plan import Plan, changes_since
 from lmd.benchmark.trials import Choices, read_choices, settled
 from lmd.runs.folder import Run
 from lmd.scoring import estimates
