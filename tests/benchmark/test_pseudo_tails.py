@@ -14,7 +14,7 @@ from lmd.cli.commands import app
 from lmd.data.reading import FileImages
 from lmd.data.sources import open_table
 from lmd.data.splits import check_no_leak, split
-from lmd.data.table import PARTS, Table
+from lmd.data.table import PARTS, ArrayImages, Table
 
 TRAIN = (400, 150, 60, 25, 10)
 VALIDATION = (60, 50, 40, 36, 6)
@@ -150,7 +150,8 @@ def test_the_command_writes_manifests_that_training_opens(tmp_path: Path) -> Non
 
 
 def test_arrays_are_refused(tasks: list[PseudoTail], tmp_path: Path) -> None:
-    arrays = [replace(task, table=replace(task.table, kind="arrays")) for task in tasks]
+    pixels = ArrayImages((np.zeros((0, 4, 4, 3), np.uint8),))
+    arrays = [replace(task, table=replace(task.table, images=pixels)) for task in tasks]
     with pytest.raises(LmdError, match="need image files"):
         write_tasks(arrays, tmp_path / "out", ROOT)
     assert not (tmp_path / "out").exists()

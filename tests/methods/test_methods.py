@@ -176,10 +176,13 @@ def test_the_page_on_fairness_has_every_row_once() -> None:
 
 
 def test_no_method_is_named_outside_methods() -> None:
-    """Order and roles are in ``lmd.methods``; the package's own name is allowed as such."""
+    """Order and roles are in ``lmd.methods``; ``frozen`` says whose formulas its candidates are.
+
+    The package's own name is allowed as such.
+    """
     found = []
     for path in sorted((ROOT / "src" / "lmd").rglob("*.py")):
-        if "methods" not in path.parts:
+        if not {"methods", "frozen"} & set(path.parts):
             tree = ast.parse(path.read_text(encoding="utf-8"))
             found += [f"{path.name}: {key}" for key in named(tree) if key in METHODS]
     assert found == []

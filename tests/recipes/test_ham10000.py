@@ -69,11 +69,11 @@ def test_ham10000_lt_trains_on_a_pareto_tail_and_tests_on_all_the_rest(tmp_path:
 @pytest.mark.parametrize(
     ("options", "message"),
     [
-        ({"head_size": 100}, "need a factor: set factor"),
+        ({"head_size": 100}, "need a factor: set --factor"),
         ({"factor": 1e6}, "ask for 200 training images of class 'mel', which has 135"),
         ({"factor": 1, "head_size": 35}, "leave 0 lesions of class 'df'"),
         ({"factor": 10, "head_size": 50, "validation_share": 1.5}, "validation_share is 1.5"),
-        ({"shape": "official"}, "unknown option 'shape'"),
+        ({"shape": "official"}, "unknown option '--shape'"),
     ],
 )
 def test_options_of_ham10000_that_cannot_be(

@@ -193,7 +193,7 @@ def test_an_incomplete_download_is_named(tmp_path: Path) -> None:
         ({"factor": 200}, "too few for three parts"),
         ({"shape": "linear"}, "expected 'official' or 'pareto'"),
         ({"factor": 24, "by_lesion": True}, "needs ISIC_2019_Training_Metadata.csv"),
-        ({"head_size": 10}, "unknown option 'head_size'; choose one of factor, shape"),
+        ({"head_size": 10}, "unknown option '--head-size'; choose one of --factor, --shape"),
     ],
 )
 def test_options_of_isic2019_that_cannot_be(

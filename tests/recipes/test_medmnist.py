@@ -95,7 +95,7 @@ def test_medmnist_files_that_cannot_be_used(tmp_path: Path) -> None:
     with pytest.raises(LmdError, match="contains volumes"):
         make("medmnist", npz(tmp_path / "organmnist3d.npz", 2, (9, 9, 9)), out)
     renamed = npz(tmp_path / "mine.npz", 2, (30, 9, 9))
-    with pytest.raises(LmdError, match=r"not a known set: expected pathmnist.*with dataset"):
+    with pytest.raises(LmdError, match=r"not a known set: expected pathmnist.*with --dataset"):
         make("medmnist", renamed, out)
     with pytest.raises(LmdError, match=r"expected one .npz file, it has chestmnist.npz, mine.npz"):
         make("medmnist", tmp_path, out)

@@ -46,8 +46,9 @@ class Seesaw(nn.Module):
     def forward(self, logits: Tensor, labels: Tensor) -> Tensor:
         """Count the batch, then the loss: ``(B, K)``, ``(B,)`` → scalar."""
         if self.training:
-            # Not bincount, which would wait for the device.
-            self.counts += F.one_hot(labels, len(self.counts)).sum(0)
+            # Not bincount or one_hot, which wait for the device.
+            classes = torch.arange(len(self.counts), device=labels.device)
+            self.counts += (labels[:, None] == classes).sum(0)
         return seesaw_loss(logits, labels, self.counts, self.p, self.q)
 
 
