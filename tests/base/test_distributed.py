@@ -152,6 +152,7 @@ def work(out: Path, jobs: list[Job]) -> None:
             check_same([1.0, 2.0 + rank()])
         order = in_turn(lambda: note(out / "order.txt"))
         assert order >= 1
+    assert not torch.distributed.is_initialized()
 
 
 def note(path: Path) -> int:

@@ -19,7 +19,7 @@ from rich.console import Console
 from typer.testing import CliRunner
 
 from lmd.base.errors import LmdError
-from lmd.base.lock import locked
+from lmd.base.files import locked
 from lmd.benchmark.local import Local, environment
 from lmd.benchmark.plan import Plan, PlannedRun, inspect, write_plan
 from lmd.benchmark.planning import identify, plan_grid

@@ -9,7 +9,7 @@ import pytest
 import torch
 from toys import toy_images
 
-from lmd.base.device import derive_seed
+from lmd.base.distributed import derive_seed
 from lmd.data.loaders import Normalise, _start_worker, batches_of, draw, training_batches
 
 

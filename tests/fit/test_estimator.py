@@ -1,5 +1,6 @@
 """``LongTailClassifier``: scikit-learn's own checks, and images in every form."""
 
+import inspect
 import io
 import pickle
 import pickletools
@@ -233,9 +234,11 @@ def test_numbers_of_numpy_and_repeated_paths(tmp_path: Path) -> None:
 def test_without_scikit_learn_the_name_is_absent_and_its_use_says_why(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
+    assert "LongTailClassifier" in dict(inspect.getmembers(lmd))
     monkeypatch.setitem(sys.modules, "sklearn.base", None)
     monkeypatch.delitem(sys.modules, "lmd.fit.estimator")
     assert not hasattr(lmd, "LongTailClassifier")
+    assert "LongTailClassifier" not in dict(inspect.getmembers(lmd))
     with pytest.raises(LmdError, match=r"run pip install 'lmd\[sklearn\]'"):
         _ = lmd.LongTailClassifier
 

@@ -10,7 +10,7 @@ from toys import write_npz
 
 import lmd
 from lmd.base.errors import LmdError
-from lmd.base.lock import locked
+from lmd.base.files import locked
 from lmd.runs.folder import REQUIRED, Run
 
 QUICK: dict[str, Any] = {

@@ -1,6 +1,7 @@
 """Reading ``.npz`` files; what a file declares is checked before memory is taken for it."""
 
 import io
+import math
 import os
 import zipfile
 from collections.abc import Iterator
@@ -12,11 +13,9 @@ from numpy.typing import NDArray
 
 from lmd.base.errors import LmdError
 
-_NOT_NPZ = "it is not an .npz file"
-
 
 def read_npz(path: Path) -> dict[str, NDArray[Any]]:
-    """All arrays of a file by name; an ``LmdError`` that says what is wrong, without the path.
+    """Return all arrays of a file by name; an ``LmdError`` says what is wrong, without the path.
 
     Arrays of Python objects are refused, because loading them could run code.
     """
@@ -34,39 +33,34 @@ def read_npz(path: Path) -> dict[str, NDArray[Any]]:
 
 
 def _arrays(file: Any) -> Iterator[tuple[str, NDArray[Any]]]:
-    start = file.read(6)
+    start, not_npz = file.read(6), "it is not an .npz file"
     if not zipfile.is_zipfile(file):
         alone = "it is a single array, not an .npz archive: use numpy.savez"
-        raise LmdError(alone if start == b"\x93NUMPY" else _NOT_NPZ)
+        raise LmdError(alone if start == b"\x93NUMPY" else not_npz)
     with zipfile.ZipFile(file) as archive:
         entries = archive.infolist()
-        _check_memory(sum(entry.file_size for entry in entries))
+        size = sum(entry.file_size for entry in entries)
+        if {"SC_PHYS_PAGES", "SC_PAGE_SIZE"} <= getattr(os, "sysconf_names", {}).keys():
+            memory = os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
+            if size > memory:
+                raise LmdError(
+                    f"its arrays have {size / 1e9:.0f} GB, more than the {memory / 1e9:.0f} GB of "
+                    "memory of this machine"
+                )
         for entry in entries:
             if not entry.filename.endswith(".npy"):
-                raise LmdError(f"{_NOT_NPZ}: its entry {entry.filename!r} is no array")
+                raise LmdError(f"{not_npz}: its entry {entry.filename!r} is no array")
             if entry.flag_bits & 1:
                 raise LmdError("it is encrypted")
             with archive.open(entry) as member:
                 _check_header(entry, member)
             with archive.open(entry) as member:
-                found = np.lib.format.read_array(member, allow_pickle=False)
-            yield entry.filename.removesuffix(".npy"), found
-
-
-def _check_memory(declared: int) -> None:
-    names = getattr(os, "sysconf_names", {})
-    if not {"SC_PHYS_PAGES", "SC_PAGE_SIZE"} <= names.keys():
-        return
-    there = os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
-    if declared > there:
-        raise LmdError(
-            f"its arrays have {declared / 1e9:.0f} GB, more than the {there / 1e9:.0f} GB of "
-            "memory of this machine"
-        )
+                array = np.lib.format.read_array(member, allow_pickle=False)
+            yield entry.filename.removesuffix(".npy"), array
 
 
 def _check_header(entry: zipfile.ZipInfo, member: Any) -> None:
-    """The shape in the header of an array must fit the bytes that follow it."""
+    """Check that the shape in the header of an array fits the bytes that follow it."""
     start = io.BytesIO(member.read(1 << 16))
     version = np.lib.format.read_magic(start)
     readers = {
@@ -78,9 +72,7 @@ def _check_header(entry: zipfile.ZipInfo, member: Any) -> None:
     shape, _, dtype = readers[version](start)
     if dtype.hasobject:
         raise LmdError(f"array {entry.filename!r}: arrays of Python objects are refused")
-    count = 1
-    for length in shape:
-        count *= int(length)
-    declared, there = count * dtype.itemsize, entry.file_size - start.tell()
-    if declared != there or min(shape, default=0) < 0:
-        raise LmdError(f"array {entry.filename!r} declares {declared} bytes and has {there}")
+    declared = math.prod(map(int, shape)) * dtype.itemsize
+    size = entry.file_size - start.tell()
+    if declared != size or min(shape, default=0) < 0:
+        raise LmdError(f"array {entry.filename!r} declares {declared} bytes and has {size}")

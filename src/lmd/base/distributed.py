@@ -1,5 +1,6 @@
-"""Several processes for one run, started by ``torchrun``; a single process needs none of it."""
+"""The device, the seeds and the processes of a run; ``torchrun`` starts several processes."""
 
+import hashlib
 import os
 import sys
 from collections.abc import Callable, Iterable, Iterator, Sequence
@@ -32,29 +33,52 @@ TOGETHER = (
 )
 
 
+def choose_device(name: str) -> torch.device:
+    """Return the device called ``name``; ``auto`` is a GPU if there is one, else the CPU."""
+    if name == "auto":
+        return torch.device("cuda" if torch.cuda.is_available() else "cpu")
+    try:
+        device = torch.device(name)
+    except RuntimeError:
+        device = torch.device("meta")
+    if device.type not in ("cpu", "cuda"):  # lmd is tested on these
+        raise LmdError(f"--device must be auto, cpu, cuda or cuda:N; it is {name!r}")
+    if device.type == "cuda" and not torch.cuda.is_available():
+        raise LmdError("no GPU is available here: use --device cpu")
+    if device.type == "cuda" and (device.index or 0) >= torch.cuda.device_count():
+        last = torch.cuda.device_count() - 1
+        raise LmdError(f"--device must be one of cuda:0 to cuda:{last}; it is {name!r}")
+    return device
+
+
+def derive_seed(*parts: object) -> int:
+    """Return a 63-bit seed from any values, the same on every machine.
+
+    >>> derive_seed(0, "epoch", 1) == derive_seed(0, "epoch", 1) != derive_seed(0, "epoch", 2)
+    True
+    """
+    text = "/".join(map(str, parts))
+    return int.from_bytes(hashlib.sha256(text.encode()).digest()[:8], "big") >> 1
+
+
 def rank() -> int:
-    """The number of this process; process 0 writes files and prints."""
+    """Return the number of this process; process 0 writes files and prints."""
     return dist.get_rank() if _running() else 0
 
 
 def world() -> int:
-    """The number of processes that share the run."""
+    """Return the number of processes that share the run."""
     return dist.get_world_size() if _running() else 1
 
 
 def local_world() -> int:
-    """The number of these processes on this machine."""
+    """Return the number of these processes on this machine."""
     return _environment("LOCAL_WORLD_SIZE", 1) if _running() else 1
 
 
-def launched() -> bool:
-    """Whether ``torchrun``, or anything that sets its variables, started several processes."""
-    return _environment("WORLD_SIZE", 1) > 1
-
-
 def own_device(device: torch.device) -> torch.device:
-    """The GPU of this process, one per process on a machine; all share the CPU."""
-    if not launched() or device.type != "cuda":
+    """Return the GPU of this process, one per process on a machine; all share the CPU."""
+    if _environment("WORLD_SIZE", 1) <= 1 or device.type != "cuda":
         return device
     if str(device) != "cuda":
         raise LmdError(f"--device: several processes cannot share {device}: use cuda or cpu")
@@ -70,7 +94,7 @@ def own_device(device: torch.device) -> torch.device:
 @contextmanager
 def joined(device: torch.device) -> Iterator[None]:
     """Connect the processes inside the context, by gloo on CPUs and NCCL on GPUs."""
-    if not launched() or _running():
+    if _environment("WORLD_SIZE", 1) <= 1 or _running():
         yield
         return
     if device.type == "cuda":
@@ -114,7 +138,7 @@ def in_turn(work: Callable[[], T]) -> T:
         return work()
     mine = 0 if rank() == 0 else 1 if _environment("LOCAL_RANK", 0) == 0 else 2
     result: list[T] = []
-    group = _patient_group()
+    group = _patient_group()  # made before the first turn, which may take longer than others wait
     for turn in range(3):
         failure: LmdError | None = None
         if turn == mine:
@@ -133,7 +157,7 @@ def in_turn(work: Callable[[], T]) -> T:
 
 
 def cut(size: int, process: int, processes: int) -> slice:
-    """The slice of a batch of ``size`` for one of ``processes``; their sizes differ by at most 1.
+    """Return the slice of a batch for one of ``processes``; sizes differ by at most 1.
 
     >>> [list(range(5)[cut(5, p, 3)]) for p in range(3)]
     [[0], [1, 2], [3, 4]]
@@ -149,16 +173,15 @@ def check_same(losses: Sequence[float]) -> None:
     # Different machines round differently, but by far less than this.
     same = torch.isclose(everyone, everyone[0], rtol=1e-2, equal_nan=True).all(0)
     if not same.all():
-        found = everyone[:, ~same][:, 0].tolist()
-        raise NotShareable(f"{TOGETHER.format(world())} (their losses are {found})")
+        different = everyone[:, ~same][:, 0].tolist()
+        raise NotShareable(f"{TOGETHER.format(world())} (their losses are {different})")
 
 
 def agree(tensors: Sequence[Tensor]) -> None:
     """Set tensors to their values in process 0."""
     if world() == 1:
         return
-    kinds = {(t.dtype, t.device): None for t in tensors}
-    for kind in kinds:
+    for kind in dict.fromkeys((t.dtype, t.device) for t in tensors):
         same = [t.detach() for t in tensors if (t.dtype, t.device) == kind]
         flat = torch.cat([t.flatten() for t in same])
         with _answered():
@@ -182,11 +205,11 @@ def average_gradients(parameters: Iterable[Parameter]) -> None:
 
 
 def all_gather(tensor: Tensor) -> list[Tensor]:
-    """The tensors of all processes in order, all of one shape; without gradient."""
-    found = [torch.empty_like(tensor) for _ in range(world())]
+    """Return the tensors of all processes in order, all of one shape; without gradient."""
+    tensors = [torch.empty_like(tensor) for _ in range(world())]
     with _answered():
-        dist.all_gather(found, tensor.contiguous())
-    return found
+        dist.all_gather(tensors, tensor.contiguous())
+    return tensors
 
 
 def all_reduce(tensor: Tensor) -> None:
@@ -194,11 +217,6 @@ def all_reduce(tensor: Tensor) -> None:
     if world() > 1:
         with _answered():
             dist.all_reduce(tensor)
-
-
-def largest(number: int) -> int:
-    """The largest of all processes' numbers."""
-    return max(int(found) for found in all_gather(torch.tensor(number)))
 
 
 @contextmanager

@@ -10,6 +10,10 @@ class LmdError(Exception):
     """
 
 
+class DivergedError(LmdError):
+    """A loss became infinite or undefined: these settings cannot be trained."""
+
+
 def not_installed(purpose: str, package: str, extra: str) -> LmdError:
     """Return the error for a package that one of the extras of lmd installs."""
     return LmdError(
@@ -17,18 +21,8 @@ def not_installed(purpose: str, package: str, extra: str) -> LmdError:
     )
 
 
-class MissingPackageError(LmdError, AttributeError):
-    """A name of ``lmd`` that needs a package; an ``AttributeError``, so that ``hasattr`` works."""
-
-
-class DivergedError(LmdError):
-    """A loss became infinite or undefined: these settings cannot be trained."""
-
-
-def need_extra(what: str, extra: str, *packages: str) -> None:
-    """Refuse ``what`` if a package of an optional extra of lmd is not installed."""
+def need_extra(purpose: str, extra: str, *packages: str) -> None:
+    """Raise an ``LmdError`` if a package of an optional extra of lmd is not installed."""
     for package in packages:
         if find_spec(package) is None:
-            raise LmdError(
-                f"{what} needs {package}, which is not installed: run pip install 'lmd[{extra}]'"
-            )
+            raise not_installed(purpose, package, extra)

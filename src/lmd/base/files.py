@@ -1,17 +1,24 @@
-"""Write files whole or not at all, and check paths before anything is written."""
+"""Write files whole or not at all, check paths before that, and lock folders for one process."""
 
 import contextlib
 import errno
 import io
 import os
+import platform
 import re
 import secrets
 import stat
+import time
 from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
-from typing import Any, BinaryIO, cast
+from typing import Any, BinaryIO, TextIO, cast
 
 from lmd.base.errors import LmdError
+
+try:
+    import fcntl
+except ImportError:  # Windows has no such locks
+    fcntl = None  # type: ignore[assignment]
 
 Content = bytes | Callable[[BinaryIO], object]
 
@@ -39,9 +46,9 @@ class _File(io.FileIO):
 
 
 def check_output(path: Path, option: str, *kinds: str) -> None:
-    """An ``LmdError`` if a file cannot be written there; called before the work that makes it.
+    """Raise an ``LmdError`` if a file cannot be written there, before the work that makes it.
 
-    ``kinds`` are the endings that its name may have. Folders that are missing are no error:
+    ``kinds`` are the endings that its name may have. Missing folders are no error:
     ``atomic_write`` makes them with ``parents``.
     """
     if kinds and path.suffix.lower() not in kinds:
@@ -68,20 +75,27 @@ def atomic_write(path: Path, content: Content, *, parents: bool = False) -> None
 
 def atomic_write_all(contents: Mapping[Path, Content], *, parents: bool = False) -> None:
     """Write files that belong together; none is renamed before all have been flushed to disk."""
-    for path in contents if parents else ():
-        with _explained(path):
-            path.parent.mkdir(parents=True, exist_ok=True)
     staged = {
         path: path.with_name(f".{path.name[:200]}.{secrets.token_hex(6)}.tmp") for path in contents
     }
     try:
         for path, content in contents.items():
-            _write(path, staged[path], content)
+            with _explained(path):
+                if parents:
+                    path.parent.mkdir(parents=True, exist_ok=True)
+                raw = _File(staged[path], "xb")
+            _write(path, raw, content)
         for path, temporary in staged.items():
             with _explained(path):
                 temporary.replace(path)
         for folder in {path.parent for path in contents}:
-            _sync_folder(folder)
+            # The new name must survive a power cut too; some systems cannot open a folder.
+            with contextlib.suppress(OSError):
+                descriptor = os.open(folder, os.O_RDONLY)
+                try:
+                    os.fsync(descriptor)
+                finally:
+                    os.close(descriptor)
     finally:
         for temporary in staged.values():
             with contextlib.suppress(OSError):
@@ -98,7 +112,7 @@ def clear_leftovers(*folders: Path) -> None:
 
 
 def is_leftover(path: Path) -> bool:
-    """Whether a file has the name of a temporary file.
+    """Return whether a file has the name of a temporary file.
 
     >>> is_leftover(Path("run/.record.json.0123456789ab.tmp")), is_leftover(Path("run/a.tmp"))
     (True, False)
@@ -106,9 +120,7 @@ def is_leftover(path: Path) -> bool:
     return re.fullmatch(r"\..+\.[0-9a-f]{12}\.tmp", path.name) is not None
 
 
-def _write(path: Path, temporary: Path, content: Content) -> None:
-    with _explained(path):
-        raw = _File(temporary, "xb")
+def _write(path: Path, raw: _File, content: Content) -> None:
     file = io.BufferedWriter(raw)
     try:
         if callable(content):
@@ -146,18 +158,8 @@ def _explanation(path: Path, error: OSError) -> LmdError:
     )
 
 
-def _sync_folder(folder: Path) -> None:
-    # The new name must survive a power cut too; some systems cannot open a folder.
-    with contextlib.suppress(OSError):
-        descriptor = os.open(folder, os.O_RDONLY)
-        try:
-            os.fsync(descriptor)
-        finally:
-            os.close(descriptor)
-
-
 def cache_folder(kind: str) -> Path:
-    """``$LMD_CACHE/KIND``, or ``~/.cache/lmd/KIND`` if the variable is not set."""
+    """Return ``$LMD_CACHE/KIND``, or ``~/.cache/lmd/KIND`` if the variable is not set."""
     base = os.environ.get("LMD_CACHE")
     return (Path(base).expanduser() if base else Path.home() / ".cache" / "lmd") / kind
 
@@ -173,7 +175,7 @@ SPECIAL = frozenset(_SPECIAL.values())
 
 
 def what_is(path: Path) -> str:
-    """``FILE``, ``FOLDER``, one of ``SPECIAL``, ``MISSING``, or why the path cannot be followed.
+    """Return ``FILE``, ``FOLDER``, one of ``SPECIAL``, ``MISSING``, or why there is no access.
 
     >>> what_is(Path("/dev/null")), what_is(Path("/nowhere"))
     ('a device', 'missing')
@@ -192,7 +194,7 @@ def what_is(path: Path) -> str:
 
 
 def listing_problem(folder: Path) -> str | None:
-    """Why a folder cannot be listed; ``None`` if it can."""
+    """Return why a folder cannot be listed; ``None`` if it can."""
     try:
         with os.scandir(folder):
             return None
@@ -201,15 +203,111 @@ def listing_problem(folder: Path) -> str | None:
 
 
 def whole(path: str | Path) -> Path:
-    """The absolute path without ``..``; links stay as they are, unlike in ``Path.resolve``."""
+    """Return the absolute path without ``..``; links stay, unlike in ``Path.resolve``."""
     return Path(os.path.normpath(Path(path).expanduser().absolute()))
 
 
 def check_outside(folder: Path, data: str) -> None:
-    """An ``LmdError`` if a folder would be written among the class folders of the data."""
+    """Raise an ``LmdError`` if a folder would be written among the class folders of the data."""
     source = Path(data).expanduser()
     if source.is_dir() and folder.resolve().is_relative_to(source.resolve()):
         raise LmdError(
             f"the folder {folder} lies inside the data {data}, where it would be taken for a "
             "class: run the command from another folder, or give --out"
         )
+
+
+PATIENCE = 15.0  # seconds that the child processes of a killed process have to end
+LOCK = ".lock"
+
+
+def flock(descriptor: int, *flags: str) -> bool:
+    """Lock an open file, with flags of ``fcntl.flock``; return whether no other process has it.
+
+    On Windows, and on a file system without locks, none ever has.
+    """
+    try:
+        if fcntl is not None:
+            fcntl.flock(descriptor, sum(getattr(fcntl, flag) for flag in flags))
+    except BlockingIOError:
+        return False
+    except OSError:  # a file system without locks
+        return True
+    return True
+
+
+@contextlib.contextmanager
+def locked(folder: Path, what: str = "benchmark", *, remove: bool = False) -> Iterator[int]:
+    """Hold the folder's lock and yield its file descriptor; it is free when the process has ended.
+
+    Child processes that inherit the descriptor hold the lock too: after a kill it is free once all
+    of them have ended. ``what`` is at work is for the message; ``remove`` removes the file at the
+    end.
+    """
+    with _acquire(folder, what) as file:
+        with contextlib.suppress(OSError):  # a full disk; the lock holds without a name
+            os.ftruncate(file.fileno(), 0)
+            # Not by the file's buffer, which would be written again when it is closed.
+            os.write(file.fileno(), f"process {os.getpid()} on {platform.node()}\n".encode())
+        try:
+            yield file.fileno()
+        finally:
+            if remove:
+                with contextlib.suppress(OSError):  # Windows keeps a file that is open
+                    (folder / LOCK).unlink()
+
+
+def _acquire(folder: Path, what: str) -> TextIO:
+    """Open and lock the file of a folder's lock; the error for a lock that is held names who."""
+    path, limit = folder / LOCK, time.monotonic() + PATIENCE
+    while True:
+        try:
+            folder.mkdir(parents=True, exist_ok=True)
+            file = path.open("a+", encoding="utf-8", errors="replace")
+        except OSError as error:
+            raise LmdError(f"cannot create {what} folder {folder}: {error.strerror}") from error
+        with contextlib.ExitStack() as unless_locked:
+            unless_locked.enter_context(file)
+            if flock(file.fileno(), "LOCK_EX", "LOCK_NB"):
+                # Its last holder may have removed the file.
+                with contextlib.suppress(FileNotFoundError):
+                    if os.path.samestat(os.fstat(file.fileno()), path.stat()):
+                        unless_locked.pop_all()
+                        return file
+            else:
+                file.seek(0)
+                holder = file.read().split()
+                alive = _alive(holder)
+                if alive or time.monotonic() > limit:
+                    who = " ".join(holder)
+                    raise LmdError(
+                        f"another {what} is running in {folder} "
+                        f"({who if alive else f'a child of {who}, which has ended'}): wait for it, "
+                        "stop it, or choose another folder with --out"
+                    )
+        time.sleep(0.1)
+
+
+def _alive(holder: list[str]) -> bool:
+    """Return whether the process that wrote the lock runs; on another machine it is assumed to."""
+    if len(holder) != 4 or holder[3] != platform.node() or not holder[1].isdecimal():
+        return bool(holder)
+    try:
+        os.kill(int(holder[1]), 0)
+    except ProcessLookupError:
+        return False
+    except (PermissionError, OverflowError):
+        pass  # it runs as another user
+    return True
+
+
+@contextlib.contextmanager
+def waiting_for(path: Path) -> Iterator[None]:
+    """Hold the lock of a file, as soon as the process that holds it has let it go or ended."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    with path.open("a") as file:
+        flock(file.fileno(), "LOCK_EX")
+        try:
+            yield
+        finally:  # worker processes may have inherited the open file
+            flock(file.fileno(), "LOCK_UN")

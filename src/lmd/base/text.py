@@ -1,4 +1,4 @@
-"""Text for people: shortened lists, plurals, near misses, values as typed, tables and CSV."""
+"""Text for people: lists, plurals, near misses, rules of settings, values, tables and CSV."""
 
 import csv
 import io
@@ -8,9 +8,13 @@ import re
 import tomllib
 from collections.abc import Iterable, Mapping, Sequence
 from difflib import get_close_matches
-from typing import Any
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from pydantic import BaseModel, ValidationError
 
 LONG = 200  # characters of a name in a message
+MAX_IMAGE_SIZE = 4096  # a batch of 64 such images has 13 GB; larger ones are a mistake
 
 
 def clipped(text: str, most: int = LONG) -> str:
@@ -26,7 +30,7 @@ def clipped(text: str, most: int = LONG) -> str:
 
 
 def shorten(items: Sequence[str], most: int = 3) -> str:
-    """The first few items, and how many more there are.
+    """Return the first few items, and how many more there are.
 
     >>> shorten(["a", "b", "c", "d"], most=2)
     'a, b and 2 more'
@@ -45,8 +49,8 @@ def counted(n: int, text: str) -> str:
     return chosen.replace("{n}", str(n))
 
 
-def unknown(what: str, word: str, known: Iterable[str], *, there_are: str = "") -> str:
-    """There is no such name: the one that was probably meant, or else all of them.
+def unknown(what: str, word: str, choices: Iterable[str], *, there_are: str = "") -> str:
+    """Return that there is no such name: the one that was probably meant, or else all of them.
 
     ``what`` says what kind of name it is; ``there_are`` begins the list.
 
@@ -55,29 +59,29 @@ def unknown(what: str, word: str, known: Iterable[str], *, there_are: str = "") 
     >>> unknown("method", "best", ["ce", "focal"])
     "unknown method 'best'; choose one of ce, focal"
     """
-    names = list(known)
+    names = list(choices)
     if near := near_miss(word, names):
         return f"unknown {what} {word!r}: did you mean {near!r}?"
     return f"unknown {what} {word!r}; {there_are or 'choose one of'} {', '.join(names) or 'none'}"
 
 
-def near_miss(word: str, known: Iterable[str]) -> str | None:
-    """The name that a misspelt word probably means, whatever the case.
+def near_miss(word: str, choices: Iterable[str]) -> str | None:
+    """Return the name that a misspelt word probably means, whatever the case.
 
     >>> near_miss("Lambda1", ["lambda_1", "lambda_e"]), near_miss("depth", ["lambda_1"])
     ('lambda_1', None)
     """
-    by_key = {_plain(name): name for name in reversed(list(known))}
-    found = get_close_matches(_plain(word), by_key, n=1, cutoff=0.7)
-    return by_key[found[0]] if found else None
 
+    def plain(name: str) -> str:
+        return re.sub(r"[\s_.-]+", "", name.lower()) or name
 
-def _plain(name: str) -> str:
-    return re.sub(r"[\s_.-]+", "", name.lower()) or name
+    by_key = {plain(name): name for name in reversed(list(choices))}
+    matches = get_close_matches(plain(word), by_key, n=1, cutoff=0.7)
+    return by_key[matches[0]] if matches else None
 
 
 def as_toml(value: Any) -> str:
-    """A value in one line of TOML; ``None`` becomes ``null``, which ``--set`` takes too.
+    """Return a value in one line of TOML; ``None`` becomes ``null``, which ``--set`` takes too.
 
     >>> as_toml({"lmd": {"lambda_1": 1.0, "rrl": True}, "split": [0.7, 0.3]})
     '{"lmd" = {"lambda_1" = 1.0, "rrl" = true}, "split" = [0.7, 0.3]}'
@@ -90,7 +94,7 @@ def as_toml(value: Any) -> str:
 
 
 def as_typed(value: Any) -> str:
-    """A value as ``--set KEY=VALUE`` takes it: text needs no quotes.
+    """Return a value as ``--set KEY=VALUE`` takes it: text needs no quotes.
 
     >>> as_typed("cosine"), as_typed(None), as_typed([1, 2.5]), as_typed("null"), as_typed("7")
     ('cosine', 'null', '[1, 2.5]', '"null"', '"7"')
@@ -102,6 +106,107 @@ def as_typed(value: Any) -> str:
     except tomllib.TOMLDecodeError:
         return value
     return as_toml(value)
+
+
+# What a setting must be, in words, from pydantic's models and errors.
+_TYPES = {
+    "number": "a number",
+    "integer": "a whole number",
+    "boolean": "true or false",
+    "string": "text",
+    "object": "a table",
+    "null": "null",
+}
+_BOUNDS = {
+    "minimum": "of at least",
+    "exclusiveMinimum": "above",
+    "maximum": "of at most",
+    "exclusiveMaximum": "below",
+}
+Schema = Mapping[str, Any]
+
+
+def complaints(
+    error: "ValidationError",
+    model: "type[BaseModel]",
+    values: Mapping[str, Any],
+    *,
+    what: str = "setting",
+    owner: str = "",
+) -> list[str]:
+    """Return one sentence for each wrong setting: its name, what it must be, and its value.
+
+    ``owner`` follows the name, such as "of method 'ce'".
+    """
+    schema = model.model_json_schema()
+    sentences: dict[str, str] = {}
+    for problem in error.errors():
+        path, rule, siblings, value = _locate(schema, problem["loc"], values)
+        name = f"{what} {path!r}{f' {owner}' if owner else ''}"
+        if problem["type"] == "extra_forbidden":
+            above, _, last = path.rpartition(".")
+            sentences[path] = (f"{above}: " if above else "") + unknown(what, last, siblings)
+        elif problem["type"] == "missing":
+            sentences[path] = f"{name} is missing"
+        elif problem["type"] == "value_error":
+            text = str(problem["ctx"]["error"])
+            sentences[path] = f"{name} {text}" if text.startswith("must ") else text
+        else:
+            sentences[path] = f"{name} must be {rule}; it is {as_toml(value)}"
+    return list(sentences.values())
+
+
+def rule_of(schema: Schema) -> str:
+    """Return what a value must be, from its JSON schema; an own ``rule`` in it wins.
+
+    >>> rule_of({"type": "number", "minimum": 0, "exclusiveMaximum": 1})
+    'a number of at least 0 and below 1'
+    >>> rule_of({"anyOf": [{"type": "integer", "minimum": 1}, {"type": "null"}]})
+    'a whole number of at least 1, or null'
+    """
+    for key in ("rule", "const"):
+        if key in schema:
+            return str(schema[key])
+    if "anyOf" in schema:
+        return ", or ".join(map(rule_of, schema["anyOf"]))
+    if "enum" in schema:
+        return "one of " + ", ".join(map(str, schema["enum"]))
+    if schema.get("type") == "array":
+        few = "one or more values" if schema.get("minItems") else "values"
+        return f"a list of {few}, each {rule_of(schema.get('items', {}))}"
+    what = _TYPES.get(str(schema.get("type")), "a valid value")
+    bounds = [f"{words} {schema[key]:g}" for key, words in _BOUNDS.items() if key in schema]
+    if schema.get("minProperties"):
+        bounds = ["with one or more entries"]
+    elif "minimum" in schema and "maximum" in schema:
+        bounds = [f"from {schema['minimum']:g} to {schema['maximum']:g}"]
+    return " ".join([what, " and ".join(bounds)]).strip()
+
+
+def _locate(
+    schema: Schema, location: Iterable[int | str], values: Any
+) -> tuple[str, str, list[str], Any]:
+    """Return the dotted name of a setting, its rule, the names beside it, and its value.
+
+    Below lists and choices of several types the whole value is meant.
+    """
+    names: list[str] = []
+    siblings: list[str] = []
+    definitions = schema.get("$defs", {})
+    for word in location:
+        if "properties" not in schema:
+            break
+        siblings = list(schema["properties"])
+        names.append(str(word))
+        values = values.get(word) if isinstance(values, Mapping) else None
+        schema = schema["properties"].get(word, {})
+        # Of "this or null", this is meant.
+        options = [option for option in schema.get("anyOf", []) if option.get("type") != "null"]
+        if len(options) == 1 and "$ref" in options[0]:
+            schema = options[0]
+        if "$ref" in schema:
+            schema = definitions[schema["$ref"].rsplit("/", 1)[-1]]
+    return ".".join(names), rule_of(schema), siblings, values
 
 
 def text_table(
@@ -168,5 +273,5 @@ def no_formula(text: str) -> str:
 
 
 def printable(text: str) -> str:
-    """Text with bytes of a file name that are not UTF-8 replaced by �."""
+    """Return text with bytes of a file name that are not UTF-8 replaced by �."""
     return os.fsencode(text).decode("utf-8", "replace")

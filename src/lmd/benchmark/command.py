@@ -56,7 +56,7 @@ def benchmark(
             same without sharing.
         dry_run: List the runs and their state without training.
     """
-    from lmd.base.lock import locked
+    from lmd.base.files import locked
     from lmd.benchmark.planning import identify, plan_grid
     from lmd.benchmark.progress import open_board
     from lmd.benchmark.run import run_plan
@@ -233,8 +233,7 @@ def choose(
         out: Folder of the study; default runs/DATA-choose.
         workers: Trainings at once; default one for each core or GPU.
     """
-    from lmd.base.files import whole
-    from lmd.base.lock import locked
+    from lmd.base.files import locked, whole
     from lmd.benchmark.choose import compare, write_answer, write_study
     from lmd.benchmark.local import Local
     from lmd.benchmark.planning import identify, plan_grid

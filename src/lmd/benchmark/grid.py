@@ -11,8 +11,7 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
 from lmd.base.errors import LmdError
 from lmd.base.files import whole
-from lmd.base.rules import complaints
-from lmd.base.text import unknown
+from lmd.base.text import complaints, unknown
 
 
 class Trials(BaseModel):

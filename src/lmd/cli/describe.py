@@ -39,7 +39,7 @@ def describe(method: "Method") -> str:
 
 def describe_protocol(name: str) -> str:
     """What a shipped protocol is for, and each setting with its value there."""
-    from lmd.base.rules import rule_of
+    from lmd.base.text import rule_of
     from lmd.runs.protocol import Protocol, about_protocol, load_protocol
 
     protocol = load_protocol(name)

@@ -11,9 +11,8 @@ from rich.console import Console
 
 from lmd.base.distributed import world
 from lmd.base.errors import LmdError
-from lmd.base.files import atomic_write, check_outside, whole
-from lmd.base.lock import locked
-from lmd.base.rules import complaints
+from lmd.base.files import atomic_write, check_outside, locked, whole
+from lmd.base.text import complaints
 from lmd.benchmark.local import Local
 from lmd.benchmark.plan import Plan, PlannedRun, Point, Row
 from lmd.benchmark.planning import stage_epochs

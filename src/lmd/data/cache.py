@@ -8,7 +8,6 @@ and a process may read while another one adds.
 """
 
 import errno
-import fcntl
 import hashlib
 import os
 import shutil
@@ -24,7 +23,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from lmd.base.errors import LmdError
-from lmd.base.files import cache_folder, whole
+from lmd.base.files import cache_folder, flock, whole
 from lmd.base.text import counted
 from lmd.data.pixels import Pixels, quiet_decoders
 from lmd.data.reading import Decoded, FileImages, frames_note, open_image
@@ -88,9 +87,9 @@ class PixelFile:
     def adding(self, display: "Display") -> Iterator[None]:
         """Hold the lock of processes that add images, and remove what a killed one left half."""
         with self.path.with_suffix(".lock").open("w") as lock:
-            if not _locked(lock.fileno(), fcntl.LOCK_EX | fcntl.LOCK_NB):
+            if not flock(lock.fileno(), "LOCK_EX", "LOCK_NB"):
                 display.say("  another process decodes images of this data: waiting for it")
-                _locked(lock.fileno(), fcntl.LOCK_EX)
+                flock(lock.fileno(), "LOCK_EX")
             length = os.fstat(self._file.fileno()).st_size
             os.ftruncate(self._file.fileno(), length - length % self.record)
             yield
@@ -124,23 +123,12 @@ def _open_shared(path: Path) -> FileIO:
             if not path.is_file():
                 raise
             file = FileIO(str(path), "r")  # a complete cache may be read-only
-        _locked(file.fileno(), fcntl.LOCK_SH)
+        flock(file.fileno(), "LOCK_SH")
         if os.fstat(file.fileno()).st_nlink:
             with suppress(OSError):
                 os.utime(path)  # for the order of eviction
             return file
         file.close()  # it was evicted before it was locked
-
-
-def _locked(descriptor: int, how: int) -> bool:
-    """Lock a file; ``False`` if another process has it."""
-    try:
-        fcntl.flock(descriptor, how)
-    except BlockingIOError:
-        return False
-    except OSError:  # a file system without locks
-        return True
-    return True
 
 
 def make_room(folder: Path, needed: int) -> None:
@@ -155,7 +143,7 @@ def make_room(folder: Path, needed: int) -> None:
         if total <= limit:
             break
         with path.open("rb") as file:
-            if _locked(file.fileno(), fcntl.LOCK_EX | fcntl.LOCK_NB):
+            if flock(file.fileno(), "LOCK_EX", "LOCK_NB"):
                 total -= os.fstat(file.fileno()).st_size
                 path.unlink()
                 path.with_suffix(".lock").unlink(missing_ok=True)

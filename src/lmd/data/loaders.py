@@ -21,8 +21,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 from torch.utils.data import DataLoader, Dataset
 
-from lmd.base.device import derive_seed
-from lmd.base.distributed import cut, local_world
+from lmd.base.distributed import cut, derive_seed, local_world
 from lmd.data.table import Part
 from lmd.data.views import VIEWS
 

@@ -8,7 +8,7 @@ from os import PathLike
 from pathlib import Path
 from typing import Any
 
-from lmd.base.device import choose_device
+from lmd.base.distributed import choose_device
 from lmd.base.errors import LmdError
 from lmd.base.progress import Display
 from lmd.data.dataset import Dataset

@@ -10,7 +10,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from lmd import __version__
-from lmd.base.device import choose_device
+from lmd.base.distributed import choose_device
 from lmd.base.errors import LmdError
 from lmd.base.progress import Display
 from lmd.data.source import Columns

@@ -29,7 +29,7 @@ def explain(
             --keep-features`. By default 5 if the run has their features.
         overwrite: Replace earlier explanations in --out.
     """
-    from lmd.base.device import choose_device
+    from lmd.base.distributed import choose_device
     from lmd.base.progress import Display
     from lmd.explain.folder import PAGE, explain_images
 
@@ -72,7 +72,7 @@ def index(
         with_names: Also keep the names of the image files. They may identify patients.
         overwrite: Replace an earlier neighbours.npz.
     """
-    from lmd.base.device import choose_device
+    from lmd.base.distributed import choose_device
     from lmd.base.progress import Display
     from lmd.explain.features import build_index
 

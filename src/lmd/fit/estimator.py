@@ -11,8 +11,8 @@ import numpy as np
 from numpy.typing import NDArray
 from PIL.Image import Image as PillowImage
 
-from lmd.base.device import choose_device
-from lmd.base.errors import MissingPackageError
+from lmd.base.distributed import choose_device
+from lmd.base.errors import LmdError
 from lmd.base.files import atomic_write
 from lmd.data.source import Columns, Source
 from lmd.data.sources.manifest import csv_bytes
@@ -32,6 +32,10 @@ try:
         column_or_1d,
     )
 except ImportError as error:
+
+    class MissingPackageError(LmdError, AttributeError):
+        """Scikit-learn is missing; an ``AttributeError``, so that ``hasattr(lmd, …)`` works."""
+
     raise MissingPackageError(
         "LongTailClassifier needs scikit-learn, which is not installed: run pip install "
         "'lmd[sklearn]'"

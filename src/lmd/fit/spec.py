@@ -10,8 +10,7 @@ from typing import Any
 
 from lmd.base.distributed import rank
 from lmd.base.errors import LmdError
-from lmd.base.files import check_outside, clear_leftovers
-from lmd.base.lock import locked
+from lmd.base.files import check_outside, clear_leftovers, locked
 from lmd.base.text import as_toml, as_typed, unknown
 from lmd.data.source import Source
 from lmd.methods import DEFAULT, METHODS, find_method

@@ -15,8 +15,15 @@ from numpy.typing import NDArray
 from torch import Tensor
 from torch.nn import BatchNorm2d
 
-from lmd.base.device import choose_device, derive_seed
-from lmd.base.distributed import NotShareable, in_turn, joined, own_device, rank
+from lmd.base.distributed import (
+    NotShareable,
+    choose_device,
+    derive_seed,
+    in_turn,
+    joined,
+    own_device,
+    rank,
+)
 from lmd.base.errors import LmdError
 from lmd.base.files import atomic_write
 from lmd.base.progress import Display

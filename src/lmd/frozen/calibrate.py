@@ -12,7 +12,7 @@ import torch
 from numpy.typing import ArrayLike, NDArray
 
 from lmd import __version__
-from lmd.base.device import choose_device
+from lmd.base.distributed import choose_device
 from lmd.base.errors import LmdError
 from lmd.base.progress import Display
 from lmd.data.table import PARTS

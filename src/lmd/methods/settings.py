@@ -14,7 +14,7 @@ from typing import Annotated, Any, get_type_hints
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, create_model, field_validator
 
 from lmd.base.errors import LmdError
-from lmd.base.rules import complaints, rule_of
+from lmd.base.text import complaints, rule_of
 
 Share = Annotated[float, Field(ge=0, le=1)]
 BelowOne = Annotated[float, Field(ge=0, lt=1)]

@@ -10,7 +10,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from lmd.base.errors import LmdError
-from lmd.base.rules import MAX_IMAGE_SIZE
+from lmd.base.text import MAX_IMAGE_SIZE
 from lmd.model import backbones
 
 HEADS = ("linear", "cosine")

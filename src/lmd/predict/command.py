@@ -42,7 +42,7 @@ def predict(
         unlike_above: Flag images farther from the training images than this share of the
             validation images. By default 0.99.
     """
-    from lmd.base.device import choose_device
+    from lmd.base.distributed import choose_device
     from lmd.base.files import check_output
     from lmd.base.progress import Display
     from lmd.decisions.shipped import describe_guarantees

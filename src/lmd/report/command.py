@@ -81,7 +81,7 @@ def report(
         check_output(out, "--out", ".html")
     found = [Run.open(path).require_finished() for path in runs]
     if data is not None and images:
-        from lmd.base.device import choose_device
+        from lmd.base.distributed import choose_device
         from lmd.explain.examples import add_examples
 
         add_examples(runs[0], data, device=choose_device(device))

@@ -13,8 +13,7 @@ from numpy.typing import NDArray
 from pydantic import ValidationError
 
 from lmd.base.errors import LmdError
-from lmd.base.files import atomic_write, clear_leftovers, is_leftover
-from lmd.base.lock import NAME as LOCK
+from lmd.base.files import LOCK, atomic_write, clear_leftovers, is_leftover
 from lmd.base.text import csv_text
 from lmd.runs.predictions import PARTS, PartPredictions, Predictions, read_predictions
 from lmd.runs.record import FORMAT, HistoryRow, Part, Record

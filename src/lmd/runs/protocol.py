@@ -17,8 +17,7 @@ from pydantic import (
 )
 
 from lmd.base.errors import LmdError
-from lmd.base.rules import MAX_IMAGE_SIZE, complaints
-from lmd.base.text import as_toml, unknown
+from lmd.base.text import MAX_IMAGE_SIZE, as_toml, complaints, unknown
 from lmd.scoring.tiers import check_rule
 
 Count = Annotated[int, Field(ge=1, strict=True)]

@@ -40,7 +40,7 @@ def serve(
     """
     check_access(host, token)
     need_extra("lmd serve", "serve", "fastapi", "uvicorn", *PACKAGES)
-    from lmd.base.device import choose_device
+    from lmd.base.distributed import choose_device
     from lmd.serve.app import create_app
     from lmd.serve.measures import Measures
     from lmd.serve.models import load_models

@@ -23,8 +23,7 @@ from torch import Tensor, nn
 from torch.optim import Optimizer
 
 from lmd.base.errors import LmdError
-from lmd.base.files import atomic_write
-from lmd.base.lock import waiting_for
+from lmd.base.files import atomic_write, waiting_for
 from lmd.base.text import shorten
 from lmd.methods.settings import Settings
 from lmd.methods.stage import Rate, Stage

@@ -17,8 +17,7 @@ from torch import Tensor, nn
 from torch.optim import SGD, Optimizer
 from torch.utils.data import DataLoader
 
-from lmd.base.device import derive_seed
-from lmd.base.distributed import agree, all_reduce, check_same, in_turn, rank, world
+from lmd.base.distributed import agree, all_reduce, check_same, derive_seed, in_turn, rank, world
 from lmd.base.errors import DivergedError
 from lmd.base.progress import Display
 from lmd.data.loaders import (

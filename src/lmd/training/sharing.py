@@ -19,7 +19,6 @@ from lmd.base.distributed import (
     all_gather,
     all_reduce,
     cut,
-    largest,
     rank,
     world,
 )
@@ -102,7 +101,7 @@ def gather(rows: Tensor, sizes: Sequence[int]) -> Tensor:
     blocks = len(rows) // own if own else 0
     if min(sizes) == 0:
         # A process without images cannot count the blocks.
-        blocks = largest(blocks)
+        blocks = max(int(number) for number in all_gather(torch.tensor(blocks)))
     if len(rows) != blocks * own:
         raise NotShareable(TOGETHER.format(len(sizes)))
     found: Tensor = _Gather.apply(rows, tuple(sizes), blocks)  # type: ignore[no-untyped-call]

@@ -70,7 +70,7 @@ def read_records(runs: Sequence[Path]) -> list[Record]:
 
 def features_of(runs: Sequence[Path], records: Sequence[Record], options: Options) -> Points:
     """Compute features of the same test images in each run, at most ``per_class`` of a class."""
-    from lmd.base.device import choose_device
+    from lmd.base.distributed import choose_device
     from lmd.base.progress import Display
     from lmd.data.dataset import plan_data
     from lmd.data.source import Source
