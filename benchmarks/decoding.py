@@ -2,7 +2,7 @@
 
     python benchmarks/decoding.py [FOLDER] [--size 64] [--json FILE]
 
-Compares the rule (decode at full size, then ``lmd.data.resizing.resize``) with full decoding alone.
+Compares the rule (decode at full size, then ``lmd.data.images.resize``) with full decoding alone.
 FOLDER has JPEG files; without it, synthetic ones of 600 x 450 px are made. Times are those of the
 processor.
 """
@@ -17,8 +17,7 @@ from pathlib import Path
 import cv2
 from common import Result, finish, median_ratio, photographs, side_by_side
 
-from lmd.data.reading import read_image
-from lmd.data.resizing import resize
+from lmd.data.images import read_image, resize
 
 FILES = 200
 

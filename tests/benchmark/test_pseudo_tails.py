@@ -11,10 +11,9 @@ from typer.testing import CliRunner
 from lmd.base.errors import LmdError
 from lmd.benchmark.pseudo_tails import PseudoTail, pseudo_tails, write_tasks
 from lmd.cli.commands import app
-from lmd.data.reading import FileImages
 from lmd.data.sources import open_table
 from lmd.data.splits import check_no_leak, split
-from lmd.data.table import PARTS, ArrayImages, Table
+from lmd.data.table import PARTS, ArrayImages, FileImages, Table
 
 TRAIN = (400, 150, 60, 25, 10)
 VALIDATION = (60, 50, 40, 36, 6)

@@ -19,9 +19,8 @@ from lmd.base.errors import LmdError
 from lmd.base.progress import Display
 from lmd.data import cache
 from lmd.data.cache import decode
+from lmd.data.images import open_image, resize
 from lmd.data.loaders import evaluation_batches, training_batches
-from lmd.data.reading import open_image
-from lmd.data.resizing import resize
 from lmd.data.sources import open_table
 from lmd.data.table import Part, Table
 

@@ -11,7 +11,7 @@ from toys import Listening
 
 from lmd.base.errors import LmdError
 from lmd.data.cache import decode
-from lmd.data.reading import is_image, open_image, read_image
+from lmd.data.images import is_image, open_image, read_image
 from lmd.data.sources import open_table
 from lmd.doctor import examine
 

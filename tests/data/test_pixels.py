@@ -9,8 +9,7 @@ from dicoms import write_dicom
 from PIL import Image
 
 from lmd.base.errors import LmdError
-from lmd.data.pixels import rgb_pixels
-from lmd.data.reading import read_image
+from lmd.data.images import read_image, rgb_pixels
 
 # All values of 12 bits, and the 16 bits that a converter makes of them: v * 65535 / 4095, rounded.
 TWELVE = np.arange(4096, dtype=np.uint16).reshape(64, 64)

@@ -11,8 +11,8 @@ from dicoms import write_dicom
 from PIL import Image
 
 from lmd.base.errors import LmdError
-from lmd.data.reading import MAX_PIXELS, is_image, read_image
-from lmd.data.sources.dicom import window
+from lmd.data.dicom import window
+from lmd.data.images import MAX_PIXELS, is_image, read_image
 
 RGB = np.arange(4 * 6 * 3, dtype=np.uint8).reshape(4, 6, 3) * 3
 

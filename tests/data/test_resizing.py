@@ -6,8 +6,8 @@ import cv2
 import numpy as np
 import pytest
 
-from lmd.data import resizing
-from lmd.data.resizing import BITS, resize, weights
+from lmd.data import images
+from lmd.data.images import BITS, resize, weights
 
 
 def noise(height: int, width: int, seed: int = 0) -> np.ndarray:
@@ -18,9 +18,13 @@ def smooth(size: int) -> np.ndarray:
     return cv2.resize(noise(5, 5), (size, size), interpolation=cv2.INTER_LINEAR).astype(np.uint8)
 
 
+def full_weights(length: int, size: int) -> np.ndarray:
+    return weights(length, size, (0, size), (0, length))
+
+
 def by_definition(image: np.ndarray, size: int) -> np.ndarray:
     """Both sums in integers, and one rounding."""
-    down, across = (weights(length, size) for length in image.shape[:2])
+    down, across = (full_weights(length, size) for length in image.shape[:2])
     sums = np.einsum("yh,xw,hwc->yxc", down, across, image.astype(np.int64), optimize=True)
     return (sums + (1 << (2 * BITS - 1)) >> 2 * BITS).astype(np.uint8)
 
@@ -39,14 +43,14 @@ def test_floating_point_gives_the_integers_of_the_definition(height, width, size
 def test_large_images_are_computed_in_single_rows_with_the_same_result(monkeypatch):
     image = noise(90, 50)
     expected = resize(image, 11)
-    monkeypatch.setattr(resizing, "LONG", 40)
-    monkeypatch.setattr(resizing, "PIXELS", 40)
+    monkeypatch.setattr(images, "LONG", 40)
+    monkeypatch.setattr(images, "PRODUCT", 40)
     np.testing.assert_array_equal(resize(image, 11), expected)
 
 
 @pytest.mark.parametrize(("length", "size"), [(600, 64), (10, 64), (64, 64), (200_003, 3), (1, 5)])
 def test_weights_are_the_overlap_of_window_and_pixel(length, size):
-    found = weights(length, size) / 2**BITS
+    found = full_weights(length, size) / 2**BITS
     assert (found >= 0).all()
     np.testing.assert_array_equal(found.sum(1), 1)
     wide = max(length / size, 1)

@@ -10,8 +10,8 @@ import numpy as np
 import pytest
 from PIL import Image
 
-from lmd.data import pixels
-from lmd.data.reading import ROOM, SMALL, Room, open_image, read_image
+from lmd.data import images
+from lmd.data.images import ROOM, SMALL, Room, open_image, read_image
 
 
 def test_at_most_so_many_pixels_are_decoded_at_once() -> None:
@@ -74,14 +74,13 @@ def test_pixels_do_not_depend_on_the_size_of_the_blocks(
 
         cv2.imwrite(str(path), rng.integers(0, 65536, (37, 23, 3), np.uint16))
     whole = read_image(path)
-    monkeypatch.setattr(pixels, "BLOCK", 50)
+    monkeypatch.setattr(images, "BLOCK", 50)
     np.testing.assert_array_equal(read_image(path), whole)
 
 
 PEAK = """
 import resource, sys
-from lmd.data.reading import read_image
-from lmd.data.resizing import resize
+from lmd.data.images import read_image, resize
 before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
 resize(read_image(sys.argv[1]), 16)
 print(resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before)

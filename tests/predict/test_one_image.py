@@ -16,8 +16,7 @@ from toys import SHARED
 from lmd.base.errors import LmdError
 from lmd.base.progress import Display
 from lmd.data.cache import decode
-from lmd.data.reading import read_image
-from lmd.data.resizing import resize
+from lmd.data.images import read_image, resize
 from lmd.data.sources import open_table
 from lmd.model import ModelSpec, build_model, save_model
 from lmd.predict.predictor import load

@@ -3,7 +3,7 @@
 import numpy as np
 import pytest
 
-from lmd.data.resizing import resize
+from lmd.data.images import resize
 
 onnx = pytest.importorskip("onnx", reason="the extra 'onnx' is not installed")
 onnxruntime = pytest.importorskip("onnxruntime", reason="the extra 'onnx' is not installed")

@@ -15,11 +15,10 @@ from numpy.typing import NDArray
 from lmd.base.errors import LmdError
 from lmd.base.files import atomic_write, check_output
 from lmd.data.imbalance import draw_groups
-from lmd.data.reading import FileImages
 from lmd.data.source import Source
 from lmd.data.sources.manifest import common_root, csv_bytes, written_path
 from lmd.data.splits import units_of
-from lmd.data.table import PARTS, Table
+from lmd.data.table import PARTS, FileImages, Table
 
 # With fewer held-out images a recall says little: one image of forty changes it by 2.5 points.
 HELD_OUT = 40

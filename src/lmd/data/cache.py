@@ -25,10 +25,8 @@ import numpy as np
 from lmd.base.errors import LmdError
 from lmd.base.files import cache_folder, flock, whole
 from lmd.base.text import counted
-from lmd.data.pixels import Pixels, quiet_decoders
-from lmd.data.reading import Decoded, FileImages, frames_note, open_image
-from lmd.data.resizing import resize
-from lmd.data.table import Part, Table
+from lmd.data.images import Decoded, Pixels, frames_note, open_image, quiet_decoders, resize
+from lmd.data.table import FileImages, Part, Table
 
 if TYPE_CHECKING:
     from lmd.base.progress import Display

@@ -7,7 +7,7 @@ from typing import Any, Protocol
 import numpy as np
 from numpy.typing import NDArray
 
-from lmd.data.pixels import Pixels, array_pixels
+from lmd.data.images import Pixels, array_pixels, read_image
 
 PARTS = ("train", "validation", "test")
 
@@ -15,19 +15,31 @@ PARTS = ("train", "validation", "test")
 class Images(Protocol):
     """Where pixels come from."""
 
-    def read(self, row: int) -> NDArray[np.uint8]:
-        """The image of one row, RGB ``(H, W, 3)``; an ``LmdError`` if it cannot be read."""
+    def read(self, row: int) -> Pixels:
+        """Return the image of one row, RGB ``(H, W, 3)``, or raise an ``LmdError``."""
         ...
+
+
+@dataclass(frozen=True)
+class FileImages:
+    """Images that are files below ``root``, and are decoded at every call."""
+
+    paths: tuple[Path, ...]
+    root: Path = Path()
+
+    def read(self, row: int) -> Pixels:
+        """Return RGB ``(H, W, 3)`` of ``paths[row]``."""
+        return read_image(self.paths[row])
 
 
 @dataclass(frozen=True)
 class ArrayImages:
     """Images in memory: ``blocks`` of ``(N, H, W)`` or ``(N, H, W, 3)``, one after another."""
 
-    blocks: tuple[NDArray[np.uint8], ...]
+    blocks: tuple[Pixels, ...]
 
-    def read(self, row: int) -> NDArray[np.uint8]:
-        """RGB ``(H, W, 3)``; grey values are repeated."""
+    def read(self, row: int) -> Pixels:
+        """Return RGB ``(H, W, 3)``; grey values are repeated."""
         for block in self.blocks:
             if row < len(block):
                 return array_pixels(block[row])
@@ -60,12 +72,12 @@ class Table:
     def __len__(self) -> int:
         return len(self.ids)
 
-    def read(self, i: int) -> NDArray[np.uint8]:
-        """RGB pixels ``(H, W, 3)`` of the i-th image."""
+    def read(self, i: int) -> Pixels:
+        """Return RGB pixels ``(H, W, 3)`` of the i-th image."""
         return self.images.read(int(self.rows[i]))
 
     def take(self, index: NDArray[np.int64] | NDArray[np.bool_]) -> "Table":
-        """The chosen images, in the chosen order; the classes stay."""
+        """Return the chosen images, in the chosen order; the classes stay."""
         return replace(
             self,
             ids=self.ids[index],
@@ -76,27 +88,27 @@ class Table:
         )
 
     def part(self, name: str) -> "Table":
-        """The images of one part of a split table."""
+        """Return the images of one part of a split table."""
         if self.parts is None:
             raise ValueError("the table has no parts: split it first")
         return self.take(self.parts == name)
 
     def group_numbers(self) -> NDArray[np.int64] | None:
-        """Groups as numbers ``(N,)``, which do not show the identity of patients."""
+        """Return groups as numbers ``(N,)``, which do not show the identity of patients."""
         if self.groups is None:
             return None
         return np.unique(self.groups, return_inverse=True)[1].astype(np.int64)
 
     def label_names(self) -> NDArray[np.str_]:
-        """The class name of each image ``(N,)``."""
+        """Return the class name of each image ``(N,)``."""
         return np.array(self.classes, dtype=np.str_)[self.labels]
 
     def counts(self) -> NDArray[np.int64]:
-        """Images of each class ``(K,)``."""
+        """Count the images of each class ``(K,)``."""
         return np.bincount(self.labels, minlength=len(self.classes)).astype(np.int64)
 
     def part_counts(self) -> list[tuple[str, int, int, int, int]]:
-        """Images of each class in train, validation, test and in total, the largest class first."""
+        """Count each class in train, validation, test and in total, the largest class first."""
         columns = np.stack([self.part(part).counts() for part in PARTS])
         order = np.argsort(-columns[0], kind="stable")
         rows = [
@@ -120,14 +132,14 @@ class Part:
 
     @classmethod
     def of(cls, pixels: Pixels, labels: NDArray[np.int64]) -> "Part":
-        """All images of an array."""
+        """Take all images of an array."""
         return cls(pixels, np.arange(len(labels)), labels)
 
     def __len__(self) -> int:
         return len(self.index)
 
     def __getitem__(self, rows: slice | NDArray[np.int64]) -> Pixels:
-        """Copies of some images ``(B, S, S, 3)``."""
+        """Return copies of some images ``(B, S, S, 3)``."""
         return np.asarray(self.pixels[self.index[rows]])
 
     def __reduce__(self) -> tuple[Any, ...]:
@@ -138,7 +150,7 @@ class Part:
         return _received, (pixels, self.index, self.labels, self.checksums)
 
     def take(self, rows: NDArray[np.int64] | NDArray[np.bool_]) -> "Part":
-        """Some of the images, in the chosen order."""
+        """Return some of the images, in the chosen order."""
         sums = None if self.checksums is None else self.checksums[rows]
         return Part(self.pixels, self.index[rows], self.labels[rows], sums)
 

@@ -13,8 +13,8 @@ from numpy.typing import NDArray
 from lmd.base.errors import LmdError
 from lmd.base.text import counted, printable, shorten
 from lmd.data.findings import SEVERITIES, Finding, finding
+from lmd.data.images import SUFFIXES, read_image
 from lmd.data.leaks import check_groups
-from lmd.data.reading import SUFFIXES, read_image
 from lmd.data.source import Columns
 from lmd.data.sources import scan_source
 from lmd.data.sources.folders import visible

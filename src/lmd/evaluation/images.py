@@ -15,10 +15,9 @@ from lmd.base.progress import Display
 from lmd.base.text import counted, shorten
 from lmd.data.cache import decode
 from lmd.data.dataset import Dataset, plan_data
-from lmd.data.reading import FileImages
 from lmd.data.source import Source
 from lmd.data.sources import open_table
-from lmd.data.table import PARTS, Table
+from lmd.data.table import PARTS, FileImages, Table
 from lmd.evaluation.record import UnknownClass
 from lmd.fit.recording import NO_VALIDATION, data_info, file_digest
 from lmd.predict.predictor import Predictor

@@ -13,7 +13,7 @@ from numpy.typing import NDArray
 from torch import Tensor, nn
 
 from lmd.base.errors import LmdError
-from lmd.data.resizing import resize
+from lmd.data.images import resize
 from lmd.explain.neighbours import FILE, NEAREST, Neighbour, Neighbours, load_neighbours
 from lmd.model import Model
 from lmd.predict.engines import TorchEngine

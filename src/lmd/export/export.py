@@ -19,7 +19,7 @@ from torch import Tensor, nn
 
 from lmd.base.errors import LmdError
 from lmd.base.files import atomic_write, check_output
-from lmd.data.resizing import BITS
+from lmd.data.images import BITS
 from lmd.model import Model, ModelSpec, load_model
 from lmd.predict.engines import Engine, TorchEngine
 from lmd.report.card import write_card

@@ -10,9 +10,7 @@ from PIL.Image import Image as PillowImage
 from lmd.base.errors import LmdError
 from lmd.base.files import FOLDER, MISSING, what_is
 from lmd.base.text import printable, shorten
-from lmd.data.pixels import rgb_pixels
-from lmd.data.reading import Decoded, open_image, read_image, unreadable
-from lmd.data.resizing import resize
+from lmd.data.images import Decoded, open_image, read_image, resize, rgb_pixels, unreadable
 from lmd.data.sources.folders import images_of, tree_below
 
 Image = str | Path | PillowImage | NDArray[np.uint8] | NDArray[np.uint16]

@@ -15,8 +15,7 @@ from numpy.typing import NDArray
 from lmd.base.errors import LmdError
 from lmd.base.files import atomic_write
 from lmd.base.text import csv_text, no_formula, shorten
-from lmd.data.pixels import quiet_decoders
-from lmd.data.reading import frames_note
+from lmd.data.images import frames_note, quiet_decoders
 from lmd.decisions.decide import CostTable, Decide, Prevalence
 from lmd.decisions.policy import Decided, Policy
 from lmd.decisions.shipped import extra_columns, policy_of

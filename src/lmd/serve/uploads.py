@@ -20,8 +20,7 @@ from starlette.formparsers import MultiPartException, MultiPartParser
 from starlette.requests import ClientDisconnect, Request
 
 from lmd.base.errors import LmdError
-from lmd.data.reading import has_dicom_mark, read_image
-from lmd.data.resizing import resize
+from lmd.data.images import has_dicom_mark, read_image, resize
 from lmd.explain.heat_map import shown
 from lmd.serve.limits import LONGEST_SIDE, Limits
 from lmd.serve.problems import Problem, busy

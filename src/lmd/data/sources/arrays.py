@@ -10,7 +10,7 @@ from numpy.typing import NDArray
 from lmd.base.arrays import read_npz
 from lmd.base.errors import LmdError
 from lmd.data.findings import finding
-from lmd.data.pixels import as_uint8
+from lmd.data.images import as_uint8
 from lmd.data.sources.scan import Case, Scan, class_order, part_name
 from lmd.data.table import ArrayImages
 

@@ -8,7 +8,7 @@ from lmd.base.errors import LmdError
 from lmd.base.files import FILE, FOLDER, MISSING, SPECIAL, listing_problem, what_is
 from lmd.base.text import counted, printable, shorten
 from lmd.data.findings import finding
-from lmd.data.reading import is_image
+from lmd.data.images import is_image
 from lmd.data.sources.scan import Case, Scan, part_name
 
 LOOP = "it links to a folder that contains it"

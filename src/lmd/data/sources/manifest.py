@@ -15,7 +15,7 @@ from lmd.base.errors import LmdError
 from lmd.base.files import FILE, what_is, whole
 from lmd.base.text import clipped, counted, near_miss, shorten
 from lmd.data.findings import Finding, finding
-from lmd.data.reading import SUFFIXES
+from lmd.data.images import SUFFIXES
 from lmd.data.source import Columns
 from lmd.data.sources.folders import images_of, tree_below
 from lmd.data.sources.scan import Case, Scan, part_name

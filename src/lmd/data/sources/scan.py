@@ -10,8 +10,7 @@ from numpy.typing import NDArray
 from lmd.base.errors import LmdError
 from lmd.base.text import clipped, counted, shorten
 from lmd.data.findings import LISTS, Finding, finding
-from lmd.data.reading import FileImages
-from lmd.data.table import ArrayImages, Table
+from lmd.data.table import ArrayImages, FileImages, Table
 
 PART_NAMES = {
     "train": "train",
