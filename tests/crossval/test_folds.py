@@ -29,9 +29,8 @@ from lmd.export.export import export_onnx
 from lmd.frozen.calibrate import calibrate_run
 from lmd.runs.folder import Run
 from lmd.runs.record import Record
-from lmd.scoring.calibration import without_temperature
-from lmd.scoring.metrics import METRICS
-from lmd.scoring.sample import Sample
+from lmd.scoring.metrics import METRICS, Sample
+from lmd.scoring.proportions import without_temperature
 
 COUNTS = (18, 9, 2, 1)
 SETTINGS = {

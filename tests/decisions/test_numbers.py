@@ -9,11 +9,11 @@ from toys import toy_predictions
 
 from lmd.decisions.numbers import precision_recall, predictive, roc_points, score_decisions
 from lmd.decisions.policy import Costs, Policy
-from lmd.decisions.record import Decisions
 from lmd.decisions.section import format_decisions
 from lmd.scoring.conformal import Guarantee
+from lmd.scoring.estimates import Decisions
+from lmd.scoring.metrics import Sample
 from lmd.scoring.proportions import class_mix, reweighted
-from lmd.scoring.sample import Sample
 
 CLASSES = list("abcde")
 UNIFORM = np.full(5, 0.2)

@@ -6,7 +6,7 @@ from toys import toy_predictions
 
 from lmd.base.errors import LmdError
 from lmd.evaluation.shift import COMPARED, compare_metrics, confidence_shift, ks_distance, shared
-from lmd.scoring.sample import Sample
+from lmd.scoring.metrics import Sample
 from lmd.scoring.scores import metric_estimates
 
 TIERS = ["head", "head", "medium", "tail", "tail"]

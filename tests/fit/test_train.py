@@ -22,7 +22,7 @@ from lmd.data.loaders import Normalise
 from lmd.model import load_model
 from lmd.runs.folder import Run
 from lmd.runs.record import Record
-from lmd.scoring.calibration import fit_temperature
+from lmd.scoring.proportions import fit_temperature
 
 QUICK: dict[str, Any] = {
     "backbone": "resnet8",

@@ -11,7 +11,7 @@ from toys import WEIGHT, World, close, same, state
 from lmd.methods import decoupling
 from lmd.methods.decoupling import choose_tau, nearest_mean_classifier, tau_normalise
 from lmd.methods.stage import Rate, prepare
-from lmd.scoring.sample import mean_recall
+from lmd.scoring.metrics import mean_recall
 
 
 def test_tau_normalisation_naively_and_at_its_limits():

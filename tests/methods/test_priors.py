@@ -17,9 +17,8 @@ from toys import FakeEpoch, World, quick
 from lmd.methods import METHODS
 from lmd.methods.stage import Stage, Task
 from lmd.model import CosineClassifier, Model
-from lmd.scoring.calibration import fit_temperature
-from lmd.scoring.proportions import class_mix, mix_weights, reweighted
-from lmd.scoring.sample import class_recalls
+from lmd.scoring.metrics import class_recalls
+from lmd.scoring.proportions import class_mix, fit_temperature, mix_weights, reweighted
 
 COUNTS = [1200, 400, 120]
 APART = 1.6

@@ -10,8 +10,7 @@ from pages import page, report_of
 from runs_on_disk import write_hits
 
 from lmd.report.sections import reliability_bins
-from lmd.scoring.metrics import METRICS
-from lmd.scoring.sample import Sample
+from lmd.scoring.metrics import METRICS, Sample
 
 
 def test_bins_drawn_are_those_of_the_calibration_error() -> None:

@@ -3,10 +3,9 @@
 import numpy as np
 import pytest
 
-from lmd.scoring.calibration import calibration, without_temperature
-from lmd.scoring.metrics import METRICS
-from lmd.scoring.proportions import mix_weights
-from lmd.scoring.sample import Sample
+from lmd.scoring.metrics import METRICS, Sample
+from lmd.scoring.proportions import mix_weights, without_temperature
+from lmd.scoring.scores import calibration
 
 
 def test_it_undoes_the_temperature() -> None:

@@ -3,8 +3,8 @@
 import numpy as np
 import pytest
 
-from lmd.scoring.proportions import balanced_difference, simplest
-from lmd.scoring.sample import mean_recall
+from lmd.scoring.differences import balanced_difference, simplest
+from lmd.scoring.metrics import mean_recall
 
 
 def test_the_difference_is_that_of_balanced_accuracies() -> None:

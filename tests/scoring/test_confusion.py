@@ -3,14 +3,12 @@ import pytest
 from sklearn import metrics as sk
 from toys import toy_predictions
 
-from lmd.scoring.sample import (
+from lmd.scoring.metrics import (
+    class_rates,
     class_recalls,
     confusion_matrix,
-    f1s,
     mean_over_classes,
     mean_recall,
-    precisions,
-    recalls,
 )
 
 
@@ -24,25 +22,27 @@ def test_matrix_and_values_of_each_class_equal_scikit_learns(support):
     precision, recall, f1, images = sk.precision_recall_fscore_support(
         labels, predicted, zero_division=0, **every
     )
-    for function, theirs in ((recalls, recall), (precisions, precision), (f1s, f1)):
+    # A stack of matrices gives a row for each.
+    stacked = class_rates(np.stack([confusion, 3 * confusion]))
+    rates = zip(class_rates(confusion), stacked, (recall, precision, f1), strict=True)
+    for found, rows, theirs in rates:
         expected = np.where(images > 0, theirs, np.nan)
-        np.testing.assert_allclose(function(confusion), expected)
-        # A stack of matrices gives a row for each.
-        stack = np.stack([confusion, 3 * confusion])
-        np.testing.assert_allclose(function(stack), [expected, expected])
+        np.testing.assert_allclose(found, expected)
+        np.testing.assert_allclose(rows, [expected, expected])
 
 
 def test_an_absent_class_is_neither_dropped_silently_nor_scored_zero():
     labels, predicted = np.array([0, 0, 2]), np.array([0, 1, 2])
     np.testing.assert_array_equal(class_recalls(labels, predicted, 3), [0.5, np.nan, 1])
     assert mean_recall(labels, predicted) == 0.75
-    assert np.isnan(precisions(confusion_matrix(labels, predicted, 3))[1])
+    assert np.isnan(class_rates(confusion_matrix(labels, predicted, 3))[1][1])
 
 
 def test_a_class_that_is_never_predicted_has_a_precision_of_zero():
     confusion = confusion_matrix(np.array([0, 1]), np.array([0, 0]), 2)
-    assert precisions(confusion).tolist() == [0.5, 0]
-    assert f1s(confusion)[1] == 0
+    _, precision, f1 = class_rates(confusion)
+    assert precision.tolist() == [0.5, 0]
+    assert f1[1] == 0
 
 
 def test_mean_over_classes():

@@ -3,18 +3,10 @@ import pytest
 from toys import toy_predictions
 
 from lmd.base.errors import LmdError
-from lmd.scoring.intervals import (
-    bootstrap,
-    combined,
-    difference,
-    draw,
-    f1_interval,
-    holm,
-    paired_differences,
-)
-from lmd.scoring.metrics import METRICS
+from lmd.scoring.differences import difference, holm, paired_differences
+from lmd.scoring.metrics import METRICS, Sample, Weighted
 from lmd.scoring.proportions import effective, interval, wilson
-from lmd.scoring.sample import Sample, Weighted
+from lmd.scoring.scores import bootstrap, combined, draw, f1_interval
 
 TIERS = ("head", "head", "medium", "tail", "tail")
 

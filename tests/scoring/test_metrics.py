@@ -6,8 +6,7 @@ import pytest
 from sklearn import metrics as sk
 from toys import toy_predictions
 
-from lmd.scoring.metrics import METRICS, PER_CLASS
-from lmd.scoring.sample import Sample, Weighted
+from lmd.scoring.metrics import METRICS, PER_CLASS, Sample, Weighted
 
 # Fifteen images of four classes; the values are scikit-learn's.
 TRUE = np.array([0, 0, 0, 0, 0, 0, 1, 1, 1, 1, 2, 2, 2, 3, 3])

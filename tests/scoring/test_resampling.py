@@ -3,9 +3,8 @@ import pytest
 from toys import toy_predictions
 
 from lmd.base.errors import LmdError
-from lmd.scoring.intervals import bootstrap, draw
-from lmd.scoring.metrics import METRICS
-from lmd.scoring.sample import Sample
+from lmd.scoring.metrics import METRICS, Sample
+from lmd.scoring.scores import bootstrap, draw
 
 TIERS = ("head", "head", "medium", "tail", "tail")
 

@@ -3,7 +3,7 @@ import pytest
 from toys import toy_predictions
 
 from lmd.base.errors import LmdError
-from lmd.scoring.sample import ECE_BINS, Sample
+from lmd.scoring.metrics import ECE_BINS, Sample
 
 
 def test_rows_are_sorted_by_class_and_keep_what_belongs_to_them():
@@ -35,13 +35,13 @@ def test_a_bin_holds_its_right_edge():
 def test_rankings_count_pairs_as_a_loop_does():
     labels, probabilities = toy_predictions((6, 4, 3), seed=1)
     sample = Sample(labels, np.round(probabilities, 1))
-    for k, ranking in enumerate(sample.rankings):
+    for k, (_, _, starts, below, up_to) in enumerate(sample.rankings):
         scores = sample.probabilities[:, k]
         others = scores[sample.labels != k]
         for i, own in enumerate(scores[sample.labels == k]):
-            ends = [*ranking.starts, len(others)]
-            assert ends[ranking.below[i]] == sum(other < own for other in others)
-            assert ends[ranking.up_to[i]] == sum(other <= own for other in others)
+            ends = [*starts, len(others)]
+            assert ends[below[i]] == sum(other < own for other in others)
+            assert ends[up_to[i]] == sum(other <= own for other in others)
 
 
 def test_members_and_groups():

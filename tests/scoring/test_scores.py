@@ -7,10 +7,9 @@ from toys import toy_predictions
 
 from lmd.base.errors import LmdError
 from lmd.scoring.estimates import Estimate, PartScores
-from lmd.scoring.intervals import f1_interval
 from lmd.scoring.metrics import METRICS
 from lmd.scoring.proportions import wilson
-from lmd.scoring.scores import score
+from lmd.scoring.scores import f1_interval, score
 from lmd.scoring.tiers import Tiers, assign_tiers
 
 CLASSES = ("NV", "MEL", "AK", "DF", "LS", "AN")

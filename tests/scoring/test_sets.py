@@ -6,8 +6,8 @@ from toys import toy_predictions
 
 from lmd.decisions.numbers import score_sets
 from lmd.scoring.conformal import Guarantee
+from lmd.scoring.metrics import Sample
 from lmd.scoring.proportions import wilson
-from lmd.scoring.sample import Sample
 
 
 def test_coverage_and_size_are_counted() -> None:

@@ -6,19 +6,10 @@ import numpy as np
 import pytest
 
 from lmd.report.terminal import format_comparison
-from lmd.scoring.intervals import (
-    Difference,
-    bootstrap,
-    compare,
-    holm,
-    paired_differences,
-    paired_limits,
-    small_classes,
-)
-from lmd.scoring.metrics import METRICS
+from lmd.scoring.differences import Difference, compare, holm, paired_differences, paired_limits
+from lmd.scoring.metrics import METRICS, Sample
 from lmd.scoring.proportions import wilson
-from lmd.scoring.sample import Sample
-from lmd.scoring.scores import metric_estimates, score
+from lmd.scoring.scores import bootstrap, metric_estimates, score, small_classes
 from lmd.scoring.tiers import Tiers
 
 TIERS = ("head", "medium", "tail")

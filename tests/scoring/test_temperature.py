@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 from numpy.typing import NDArray
 
-from lmd.scoring.calibration import HIGHEST, LOWEST, PRIOR_RATE, fit_temperature
+from lmd.scoring.proportions import HIGHEST, LOWEST, PRIOR_RATE, fit_temperature
 
 
 def loss(logits: NDArray[np.float64], labels: NDArray[np.int64], weights: NDArray, t: float):

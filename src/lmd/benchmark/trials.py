@@ -14,8 +14,8 @@ from lmd.base.errors import LmdError
 from lmd.base.files import atomic_write
 from lmd.benchmark.plan import Plan, PlannedRun, Trial
 from lmd.runs.folder import Run, paired
-from lmd.scoring.intervals import bootstrap
-from lmd.scoring.sample import Sample
+from lmd.scoring.metrics import Sample
+from lmd.scoring.scores import bootstrap
 
 METRIC = "balanced_accuracy"
 RESAMPLES = 1000

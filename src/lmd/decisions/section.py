@@ -8,12 +8,11 @@ from markupsafe import Markup
 
 from lmd.base.text import text_table
 from lmd.decisions.numbers import precision_recall, roc_points
-from lmd.decisions.record import Decisions, SetScores
 from lmd.report.charts import SHAPES, DotRow, dots_figure
 from lmd.report.sections import ClassRow, Report, Values
 from lmd.report.svg import chart, element, line, mark, savable, text, with_tip
 from lmd.report.wording import percent
-from lmd.scoring.estimates import number_text
+from lmd.scoring.estimates import Decisions, SetScores, number_text
 from lmd.scoring.proportions import Floats, class_mix, reweighted
 
 UNPRICED = "the costs have no column refer, which says what referring an image costs"

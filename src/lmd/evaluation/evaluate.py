@@ -24,8 +24,8 @@ from lmd.report.terminal import format_comparison
 from lmd.runs.folder import Run, paired, unborn
 from lmd.runs.predictions import PARTS, PartPredictions, Predictions
 from lmd.runs.record import Record
-from lmd.scoring.intervals import compare
-from lmd.scoring.sample import Sample
+from lmd.scoring.differences import compare
+from lmd.scoring.metrics import Sample
 
 
 def rescore(

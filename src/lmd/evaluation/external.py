@@ -42,7 +42,7 @@ from lmd.report.page import write_report
 from lmd.runs.folder import Run, matched, paired, scored_part
 from lmd.runs.predictions import PartPredictions, Predictions
 from lmd.runs.record import Part, Record
-from lmd.scoring.sample import Sample
+from lmd.scoring.metrics import Sample
 
 
 def evaluate_external(

@@ -8,11 +8,9 @@ from numpy.typing import NDArray
 from lmd.base.errors import LmdError
 from lmd.evaluation.record import ClassShift, ConfidenceShift, MetricShift
 from lmd.scoring.estimates import Estimate
-from lmd.scoring.intervals import bootstrap, too_small
-from lmd.scoring.metrics import METRICS
+from lmd.scoring.metrics import METRICS, Sample
 from lmd.scoring.proportions import Floats, interval, mix_weights
-from lmd.scoring.sample import Sample
-from lmd.scoring.scores import mean_estimate, metric_estimates, resampled_sums
+from lmd.scoring.scores import bootstrap, mean_estimate, metric_estimates, resampled_sums, too_small
 
 COMPARED = (
     "balanced_accuracy",

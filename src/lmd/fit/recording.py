@@ -32,9 +32,8 @@ from lmd.runs.record import (
     StageInfo,
     TablePart,
 )
-from lmd.scoring.calibration import calibration
-from lmd.scoring.sample import Sample
-from lmd.scoring.scores import definitions, score
+from lmd.scoring.metrics import Sample
+from lmd.scoring.scores import calibration, definitions, score
 
 if TYPE_CHECKING:
     import torch

@@ -49,8 +49,7 @@ from lmd.runs.folder import WRITTEN_AGAIN, Run
 from lmd.runs.predictions import PartPredictions, Predictions
 from lmd.runs.protocol import Protocol
 from lmd.runs.record import Part, Record
-from lmd.scoring.calibration import fit_temperature
-from lmd.scoring.proportions import mix_weights
+from lmd.scoring.proportions import fit_temperature, mix_weights
 from lmd.training import FirstStages, Trainer
 from lmd.training.loop import not_finite
 

@@ -23,10 +23,10 @@ from lmd.frozen.record import Candidate
 from lmd.methods import decoupling
 from lmd.runs.predictions import PartPredictions, Predictions
 from lmd.runs.record import Part
-from lmd.scoring.calibration import fit_temperature
+from lmd.scoring.differences import Correct, simplest
 from lmd.scoring.estimates import Estimate
-from lmd.scoring.proportions import Correct, Kind, class_mix, mix_weights, simplest
-from lmd.scoring.sample import Sample, mean_recall
+from lmd.scoring.metrics import Sample, mean_recall
+from lmd.scoring.proportions import Kind, class_mix, fit_temperature, mix_weights
 from lmd.scoring.scores import metric_estimates
 
 METRIC = "balanced_accuracy"

@@ -26,7 +26,7 @@ from lmd.methods.stage import Epoch, Rate, Stage, Stages, Task
 from lmd.methods.supervised import Supervised
 from lmd.methods.weighting import image_weights
 from lmd.model import Model
-from lmd.scoring.sample import mean_recall
+from lmd.scoring.metrics import mean_recall
 
 TAUS = tuple(step / 10 for step in range(21))
 

@@ -13,7 +13,7 @@ from lmd.methods.stage import Epoch, Stage, Stages, Task
 from lmd.methods.supervised import Supervised
 from lmd.methods.weighting import log_priors
 from lmd.model import Model
-from lmd.scoring.sample import mean_recall
+from lmd.scoring.metrics import mean_recall
 
 PAPER = "Menon et al., Long-tail learning via logit adjustment, ICLR 2021"
 GRID = tuple(step / 10 for step in range(0, 26))

@@ -8,9 +8,8 @@ from lmd.report import charts
 from lmd.report.sections import ClassRow, Report, Values, class_rows
 from lmd.report.svg import legend_mark
 from lmd.runs.folder import Run, paired
-from lmd.scoring.intervals import compare
-from lmd.scoring.metrics import METRICS
-from lmd.scoring.sample import Sample
+from lmd.scoring.differences import compare
+from lmd.scoring.metrics import METRICS, Sample
 
 
 def comparison_view(report: Report) -> Values | None:

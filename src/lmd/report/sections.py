@@ -14,11 +14,9 @@ from lmd.report.svg import savable
 from lmd.report.wording import fitted_on
 from lmd.runs.folder import Run
 from lmd.runs.record import Record
-from lmd.scoring.calibration import without_temperature
 from lmd.scoring.estimates import Definition, Estimate
-from lmd.scoring.metrics import METRICS
-from lmd.scoring.proportions import effective, wilson
-from lmd.scoring.sample import ECE_BINS, Sample
+from lmd.scoring.metrics import ECE_BINS, METRICS, Sample
+from lmd.scoring.proportions import effective, wilson, without_temperature
 from lmd.scoring.tiers import TIERS
 
 UNKNOWN = Estimate(value=None)

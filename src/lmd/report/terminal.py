@@ -8,8 +8,8 @@ import numpy as np
 from lmd.base.errors import LmdError
 from lmd.base.text import clipped, text_table
 from lmd.runs.record import Record
+from lmd.scoring.differences import Difference
 from lmd.scoring.estimates import Definition
-from lmd.scoring.intervals import Difference
 from lmd.scoring.metrics import METRICS, PER_CLASS
 from lmd.scoring.proportions import LEVEL
 

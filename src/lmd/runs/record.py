@@ -7,11 +7,18 @@ from typing import Any, Literal, Self
 from pydantic import Field, field_validator, model_validator
 
 from lmd.crossval.record import Folds
-from lmd.decisions.record import Decisions, SetScores
 from lmd.evaluation.record import External
 from lmd.frozen.record import Candidate
 from lmd.predict.record import NoveltyInfo
-from lmd.scoring.estimates import Calibration, ClassScore, Definition, Estimate, Plain
+from lmd.scoring.estimates import (
+    Calibration,
+    ClassScore,
+    Decisions,
+    Definition,
+    Estimate,
+    Plain,
+    SetScores,
+)
 from lmd.scoring.tiers import Tiers
 
 FORMAT: Literal[2] = 2

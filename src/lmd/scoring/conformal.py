@@ -12,7 +12,6 @@ from lmd.base.errors import LmdError
 from lmd.scoring.proportions import LEVEL, Floats, Labels, Probabilities
 
 Level = Literal["class", "tier", "all", "always"]
-OPTION = "--coverage"
 
 
 @dataclass(frozen=True)
@@ -50,17 +49,17 @@ class Held:
 def true_probabilities(
     labels: Labels, probabilities: Probabilities, groups: NDArray[np.integer[Any]] | None = None
 ) -> list[Held]:
-    """Of the images of each class, the probability of that class, for K classes."""
-    own, found = probabilities[np.arange(len(labels)), labels], []
+    """Return, of the images of each of K classes, the probability of that class."""
+    held_out = []
     for k in range(probabilities.shape[1]):
         rows = np.flatnonzero(labels == k)
-        rows = rows[np.argsort(own[rows], kind="stable")]
-        found.append(Held(own[rows], None if groups is None else groups[rows]))
-    return found
+        rows = rows[np.argsort(probabilities[rows, k], kind="stable")]
+        held_out.append(Held(probabilities[rows, k], None if groups is None else groups[rows]))
+    return held_out
 
 
 def rank(images: int, coverage: float) -> int:
-    """How many of ``images`` held-out images reach the threshold: ``⌈(n + 1) · coverage⌉``.
+    """Return how many of the images reach the threshold: ``⌈(n + 1) · coverage⌉``.
 
     More than ``images`` if they are too few, that is below ``1 / (1 - coverage) - 1``.
 
@@ -72,56 +71,51 @@ def rank(images: int, coverage: float) -> int:
 
 
 def guarantees(held_out: Sequence[Held], tiers: Sequence[str], coverage: float) -> list[Guarantee]:
-    """The threshold of each class with its guarantee, from ``true_probabilities``.
+    """Return the threshold of each class with its guarantee, from ``true_probabilities``.
 
     A class with too few images takes the threshold of all images of its tier, or of all images. For
-    that guarantee to be true, no class that shares it may have a higher threshold, so those of
-    the other classes of the tier (or of all classes) are lowered to it where they are higher.
+    that guarantee to be true, no class that shares it may have a higher threshold, so the
+    thresholds of the other classes of the tier (or of all classes) are lowered to it.
     """
     if not 0 < coverage < 1:
-        raise LmdError(f"{OPTION} must be above 0 and below 1, such as 0.9; it is {coverage:g}")
-    everyone = range(len(held_out))
-    found: list[Guarantee] = []
-    shared: list[tuple[list[int], float]] = []
-    for k in everyone:
+        raise LmdError(f"--coverage must be above 0 and below 1, such as 0.9; it is {coverage:g}")
+    classes = range(len(held_out))
+    result: list[Guarantee] = []
+    lowest = [math.inf] * len(held_out)
+    for k in classes:
         pools: list[tuple[Level, list[int]]] = [
             ("class", [k]),
-            ("tier", [j for j in everyone if tiers[j] == tiers[k]]),
-            ("all", list(everyone)),
+            ("tier", [j for j in classes if tiers[j] == tiers[k]]),
+            ("all", list(classes)),
         ]
         for level, members in pools:
-            one = _guarantee(level, _together([held_out[j] for j in members]), coverage)
-            if one is not None:
-                found.append(one)
-                shared += [(members, found[-1].threshold)] if level != "class" else []
+            guarantee = _guarantee(level, _together([held_out[j] for j in members]), coverage)
+            if guarantee is not None:
                 break
         else:
-            found.append(Guarantee("always", 0, 0.0, 1.0, 1.0, 1.0))
-    lowest = [
-        min([one.threshold, *(t for m, t in shared if k in m)]) for k, one in enumerate(found)
-    ]
-    return [
-        one if low == one.threshold else _lowered(one, low, held_out[k])
-        for k, (one, low) in enumerate(zip(found, lowest, strict=True))
-    ]
-
-
-def _lowered(one: Guarantee, threshold: float, own: Held) -> Guarantee:
-    """What to expect of a class whose threshold was lowered for the sake of others."""
-    if one.level != "class":  # what is expected holds for the images of all, not of this class
-        return replace(one, threshold=threshold)
-    weights, units = _weights(own)
-    reached = float(weights[own.probabilities >= threshold].sum())
-    return _described(one.level, own, threshold, reached, units)
+            members, guarantee = [k], Guarantee("always", 0, 0.0, 1.0, 1.0, 1.0)
+        result.append(guarantee)
+        for j in members:
+            lowest[j] = min(lowest[j], guarantee.threshold)
+    for k, (guarantee, threshold) in enumerate(zip(result, lowest, strict=True)):
+        if threshold == guarantee.threshold:
+            continue
+        # What is expected of shared thresholds holds for the images of all, not of this class.
+        result[k] = replace(guarantee, threshold=threshold)
+        if guarantee.level == "class":
+            weights, units = _weights(held_out[k])
+            reached = float(weights[held_out[k].probabilities >= threshold].sum())
+            result[k] = _described("class", held_out[k], threshold, reached, units)
+    return result
 
 
 def prediction_sets(probabilities: Probabilities, thresholds: Sequence[float]) -> NDArray[np.bool_]:
-    """Which classes are in the set of each image, ``(N, K)``."""
+    """Return which classes are in the set of each image, ``(N, K)``."""
     return np.asarray(probabilities >= np.asarray(thresholds, dtype=probabilities.dtype))
 
 
 def coverage_interval(images: int, reached: int) -> tuple[float, float]:
-    """95 % of the distribution Beta(r, n + 1 - r) of the coverage of a threshold that r of n reach.
+    """Return 95 % of Beta(r, n + 1 - r): the coverage of a threshold that r of n images reach.
 
     Vovk, Conditional validity of inductive conformal predictors, ACML 2012, Section 2. The
     quantiles come from ``P(Beta(r, n + 1 - r) ≤ x) = P(Binomial(n, x) ≥ r)`` by bisection.
@@ -145,17 +139,17 @@ def coverage_interval(images: int, reached: int) -> tuple[float, float]:
 
 
 def _together(held_out: Sequence[Held]) -> Held:
-    """The held-out images of several classes, whose groups have numbers of their own."""
-    values = np.concatenate([one.probabilities for one in held_out])
+    """Join the held-out images of several classes, whose groups have different numbers."""
+    values = np.concatenate([held.probabilities for held in held_out])
     order = np.argsort(values, kind="stable")
-    groups = [one.groups for one in held_out if one.groups is not None]
+    groups = [held.groups for held in held_out if held.groups is not None]
     if len(groups) < len(held_out):
         return Held(values[order])
     return Held(values[order], np.concatenate(groups)[order])
 
 
 def _weights(held: Held) -> tuple[Floats, int]:
-    """What each image counts ``(n,)``, a group 1 in all, and the number of groups."""
+    """Return what each image counts ``(n,)``, a group 1 in all, and the number of groups."""
     if held.groups is None:
         return np.ones(len(held)), len(held)
     _, index, sizes = np.unique(held.groups, return_inverse=True, return_counts=True)
@@ -163,11 +157,13 @@ def _weights(held: Held) -> tuple[Floats, int]:
 
 
 def _guarantee(level: Level, pool: Held, coverage: float) -> Guarantee | None:
-    """The highest threshold that enough of the pool reaches; ``None`` if it is too small."""
+    """Find the highest threshold that enough of the pool reaches; ``None`` if it is too small."""
     weights, units = _weights(pool)
-    needed = rank(units, coverage) if pool.groups is None else (units + 1) * coverage
-    if rank(units, coverage) > units:
+    needed: float = rank(units, coverage)
+    if needed > units:
         return None
+    if pool.groups is not None:
+        needed = (units + 1) * coverage
     reached = np.cumsum(weights[::-1])  # from the highest probability on
     last = min(int(np.searchsorted(reached, needed - 1e-9)), len(pool) - 1)
     threshold = float(pool.probabilities[::-1][last])
@@ -175,7 +171,7 @@ def _guarantee(level: Level, pool: Held, coverage: float) -> Guarantee | None:
 
 
 def _described(level: Level, pool: Held, threshold: float, reached: float, units: int) -> Guarantee:
-    """A threshold that ``reached`` of ``units`` independent images or groups reach."""
+    """Describe a threshold that ``reached`` of ``units`` independent images or groups reach."""
     below, above = math.floor(reached + 1e-9), min(math.ceil(reached - 1e-9), units)
     low = coverage_interval(units, below)[0] if below else 0.0
     high = coverage_interval(units, above)[1]

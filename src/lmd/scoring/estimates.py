@@ -1,6 +1,7 @@
-"""The numbers of a record, with intervals and as text: for all classes and for each of them."""
+"""The numbers of a record, with intervals and as text, and the models that hold them."""
 
 import math
+from typing import Literal, Self
 
 from pydantic import BaseModel, ConfigDict, Field
 
@@ -26,17 +27,6 @@ def number_text(value: float | None, form: str = ".3f") -> str:
     return f"{value:{form}}".replace("-", "−") + sign
 
 
-def interval_text(low: float | None, high: float | None, form: str = ".3f") -> str:
-    """Return an interval as text, ``form`` as for ``number_text``; empty if it is not known.
-
-    >>> interval_text(0.41, 0.62), interval_text(0.41, 0.62, ".1%"), interval_text(0.41, None)
-    ('0.410 to 0.620', '41.0 to 62.0\u202f%', '')
-    """
-    if low is None or high is None or math.isnan(low) or math.isnan(high):
-        return ""
-    return f"{number_text(low, form.replace('%', 'p'))} to {number_text(high, form)}"
-
-
 class Plain(BaseModel):
     """A part of a record: no unknown fields, no infinities, and never changed in place."""
 
@@ -50,6 +40,12 @@ class Estimate(Plain):
     low: float | None = None
     high: float | None = None
 
+    @classmethod
+    def of(cls, value: float, low: float, high: float) -> Self:
+        """Return an estimate of numbers that are not finite where they cannot be computed."""
+        numbers = (float(x) if math.isfinite(x) else None for x in (value, low, high))
+        return cls(**dict(zip(("value", "low", "high"), numbers, strict=True)))
+
     def text(self, form: str = ".3f", missing: str = "not computable") -> str:
         """Return the value with its interval, ``form`` as for ``number_text``.
 
@@ -57,7 +53,7 @@ class Estimate(Plain):
         ('0.500 (0.410 to 0.620)', 'not computable')
         """
         span = self.interval_text(form)
-        text = missing if self.value is None else self.value_text(form)
+        text = missing if self.value is None else number_text(self.value, form)
         return f"{text} ({span})" if span else text
 
     def value_text(self, form: str = ".3f") -> str:
@@ -65,12 +61,18 @@ class Estimate(Plain):
         return number_text(self.value, form)
 
     def interval_text(self, form: str = ".3f") -> str:
-        """Return the interval alone; empty if there is none."""
-        return interval_text(self.low, self.high, form)
+        """Return the interval alone; empty if there is none.
+
+        >>> Estimate(value=0.5, low=0.41, high=0.62).interval_text(".1%")
+        '41.0 to 62.0\u202f%'
+        """
+        if self.low is None or self.high is None:
+            return ""
+        return f"{number_text(self.low, form.replace('%', 'p'))} to {number_text(self.high, form)}"
 
     def cells(self, form: str = ".3f") -> tuple[str, str]:
         """Return the value and the interval for two columns of a table."""
-        return self.value_text(form), self.interval_text(form) or MISSING
+        return number_text(self.value, form), self.interval_text(form) or MISSING
 
 
 class ClassScore(Plain):
@@ -119,3 +121,70 @@ class Calibration(Plain):
     )
     matched_before: float | None = Field(description="in the mix of `model.prior`, as `before`")
     matched_after: float | None = Field(description="in the mix of `model.prior`")
+
+
+class ClassSets(Plain):
+    """The prediction sets of one class."""
+
+    name: str
+    guarantee: Literal["class", "tier", "all", "always"] = Field(
+        description="the images that the guarantee is for: of the class, of all classes of its "
+        "tier, or all images; `always` if the class is in every set"
+    )
+    images: int = Field(description="validation images behind the threshold")
+    group_count: int | None = Field(
+        default=None, description="patients or lesions behind it, each of which counts once"
+    )
+    threshold: float = Field(description="the class is in a set from this probability on")
+    expected: Estimate = Field(
+        description="coverage to be expected; the interval is for other validation images"
+    )
+    coverage: Estimate = Field(
+        description="share of images whose set has the true class; every patient or lesion counts "
+        "once if it does for the threshold"
+    )
+    size: Estimate = Field(description="mean number of classes in a set")
+
+
+class SetScores(Plain):
+    """Prediction sets of the reported part, with thresholds from the validation part."""
+
+    requested: float = Field(description="the coverage that was asked for")
+    coverage: Estimate
+    size: Estimate
+    empty: float = Field(description="share of images with an empty set")
+    per_class: list[ClassSets]
+
+
+class ClassDecision(Plain):
+    """What the decisions mean for one class."""
+
+    name: str
+    prevalence: float | None = Field(description="share of the class in the stated mix")
+    recall: Estimate = Field(description="decided as the class and not referred")
+    referred: Estimate = Field(description="share of its images that are referred to a person")
+    specificity: Estimate = Field(description="share of other images not decided as the class")
+    ppv: Estimate = Field(description="positive predictive value")
+    npv: Estimate = Field(description="negative predictive value")
+    fixed: Estimate = Field(description="sensitivity at the fixed specificity")
+
+
+class Decisions(Plain):
+    """Decisions on the reported part: by the highest probability or the least expected cost."""
+
+    prevalence: str = Field(description="where the stated mix of classes comes from")
+    costs: list[list[float]] | None = Field(description="(K, K), true by predicted, if given")
+    refer_costs: list[float] | None = Field(description="(K,), if given")
+    refer_above: int | None = Field(description="larger sets are referred")
+    fixed_specificity: float
+    referred: float = Field(description="share of images that are referred, in the stated mix")
+    mean_cost: float | None = Field(
+        description="of one image in the stated mix; null without costs, and if images are "
+        "referred but `refer_costs` are not given"
+    )
+    per_class: list[ClassDecision]
+
+    @property
+    def unpriced(self) -> bool:
+        """Whether images are referred and nobody said what that costs."""
+        return self.costs is not None and self.refer_costs is None and self.referred > 0

@@ -1,4 +1,4 @@
-"""Shares of images and of classes: their intervals, and the mix of classes."""
+"""Shares of images with their intervals, the mix of classes, and the temperature."""
 
 from collections.abc import Sequence
 from statistics import NormalDist
@@ -11,14 +11,17 @@ Labels = NDArray[np.integer[Any]]
 Floats = NDArray[np.float64]
 Probabilities = NDArray[np.floating[Any]]
 Kind = Literal["uniform", "training"]
-Correct = NDArray[np.bool_]  # which images are right
 
 LEVEL = 0.95
 FEW_GROUPS = 10  # fewer are too few to estimate a design effect
+LOWEST, HIGHEST = 0.05, 20.0  # of a temperature
+# With few images, all right or all wrong, the best T would be 0 or infinite. So 1 / T has a Gamma
+# prior of this rate with its mode at 1.
+PRIOR_RATE = 2.0
 
 
 def interval(draws: Floats, value: float | None = None) -> tuple[float, float]:
-    """Percentile interval of bootstrap ``draws (R,)``; nan, nan if all draws are nan.
+    """Return the percentile interval of bootstrap ``draws (R,)``; nan, nan if all draws are nan.
 
     It is widened to contain ``value``: the resamples of a biased metric (ECE) can all lie on one
     side of the value.
@@ -36,7 +39,7 @@ def interval(draws: Floats, value: float | None = None) -> tuple[float, float]:
 
 
 def effective(outcomes: NDArray[Any], groups: NDArray[Any] | None) -> tuple[float, float]:
-    """Hits and trials of independent images with the same information as ``outcomes (N,)``.
+    """Return hits and trials of independent images with the same information as ``outcomes (N,)``.
 
     An outcome is 0 or 1, or a share if it is a mean over runs.
 
@@ -49,25 +52,23 @@ def effective(outcomes: NDArray[Any], groups: NDArray[Any] | None) -> tuple[floa
     (1.3333333333333333, 2.6666666666666665)
     """
     n, hits = len(outcomes), float(outcomes.sum())
-    if groups is None or n == 0:
-        return hits, n
-    group = np.unique(groups, return_inverse=True)[1]
-    sizes, each = np.bincount(group), np.bincount(group, weights=outcomes)
-    count, share = len(sizes), hits / n
-    most = float((sizes**2).sum() / n)
+    group = np.arange(n) if groups is None else np.unique(groups, return_inverse=True)[1]
+    sizes, sums = np.bincount(group), np.bincount(group, weights=outcomes)
+    count = len(sizes)
     if count == n:
         return hits, n
+    share, most = hits / n, float((sizes**2).sum() / n)
     if count < FEW_GROUPS or hits in (0, n):
         effect = most
     else:
-        squares = float(((each - share * sizes) ** 2).sum())
+        squares = float(((sums - share * sizes) ** 2).sum())
         effect = count / (count - 1) * squares / (n * share * (1 - share))
         effect = min(max(effect, 1.0), most)
     return hits / effect, n / effect
 
 
 def wilson(hits: float, trials: float, z: float | None = None) -> tuple[float, float]:
-    """Wilson's score interval for a proportion (Wilson 1927); 0 to 1 without trials.
+    """Return Wilson's score interval for a proportion (Wilson 1927); 0 to 1 without trials.
 
     Unlike a bootstrap interval, it has a width even if all trials have the same outcome. ``z`` is
     the number of standard errors, by default those of ``LEVEL``.
@@ -88,7 +89,7 @@ def wilson(hits: float, trials: float, z: float | None = None) -> tuple[float, f
 
 
 def class_mix(kind: Kind, counts: Sequence[int] | NDArray[np.integer[Any]]) -> Floats:
-    """The shares ``(K,)`` of a prior; a class without training images counts as one image.
+    """Return the shares ``(K,)`` of a prior; a class without training images counts as one image.
 
     >>> class_mix("training", [30, 10, 0]).round(3).tolist()
     [0.732, 0.244, 0.024]
@@ -99,7 +100,7 @@ def class_mix(kind: Kind, counts: Sequence[int] | NDArray[np.integer[Any]]) -> F
 
 
 def reweighted(probabilities: Probabilities, old: Floats, new: Floats) -> Floats:
-    """Probabilities ``(N, K)`` for the mix ``new (K,)`` in place of ``old (K,)``.
+    """Return probabilities ``(N, K)`` for the mix ``new (K,)`` in place of ``old (K,)``.
 
     ``p_k · new_k / old_k``, normalised in each row: Bayes' rule where only the mix of the classes
     differs (Saerens, Latinne and Decaestecker, Neural Computation 2002, Eq. 2.4).
@@ -114,7 +115,7 @@ def reweighted(probabilities: Probabilities, old: Floats, new: Floats) -> Floats
 
 
 def mix_weights(labels: Labels, mix: Floats) -> Floats:
-    """The weight of each image ``(N,)`` with which the classes have the mix ``(K,)``.
+    """Return the weight of each image ``(N,)`` with which the classes have the mix ``(K,)``.
 
     >>> mix_weights(np.array([0, 0, 1]), np.array([0.5, 0.5])).tolist()
     [0.25, 0.25, 0.5]
@@ -123,55 +124,53 @@ def mix_weights(labels: Labels, mix: Floats) -> Floats:
     return np.asarray((mix / np.maximum(counts, 1))[labels])
 
 
-def simplest(
-    tried: Sequence[Correct],
-    scores: Sequence[float],
-    labels: Labels,
-    groups: NDArray[Any] | None = None,
-) -> int:
-    """Return the first of ``tried`` that is within one standard error of the best.
+def fit_temperature(
+    logits: NDArray[np.floating[Any]],
+    labels: NDArray[np.integer[Any]],
+    weights: NDArray[np.floating[Any]],
+) -> float:
+    """Return the T that minimises weighted cross-entropy of ``softmax(logits / T)``, and a prior.
 
-    ``tried`` are ordered from simple to complex, or from strong to weak regularisation; ``scores``
-    are their balanced accuracies. The standard error is that of the difference to the best.
+    ``logits (N, K)``, ``labels (N,)``, ``weights (N,)``. The loss is convex in 1 / T (Guo et al.,
+    ICML 2017, Section 4.2), and so is the prior: the minimum is found by bisection. The prior keeps
+    T near 1 as long as there are few images; unequal weights make them fewer. Without images T is
+    1.
+
+    >>> logits = np.log([[0.9, 0.1], [0.1, 0.9], [0.9, 0.1], [0.9, 0.1]])
+    >>> labels, even = np.array([0, 1, 0, 1]), np.ones(4)
+    >>> round(fit_temperature(2 * logits, labels, even), 2)
+    2.17
+    >>> many = np.tile(2 * logits, (500, 1)), np.tile(labels, 500), np.tile(even, 500)
+    >>> round(fit_temperature(*many), 2)
+    3.99
     """
-    best = max(range(len(tried)), key=lambda i: (scores[i], -i))
-    for i, correct in enumerate(tried[:best]):
-        difference, error = balanced_difference(tried[best], correct, labels, groups)
-        if difference <= error:
-            return i
-    return best
+    if not len(labels) or weights.sum() <= 0:
+        return 1.0
+    z = logits.astype(np.float64)
+    own = z[np.arange(len(z)), labels]
+    images = weights.sum() ** 2 / np.square(weights).sum()
+    low, high = np.log(1 / HIGHEST), np.log(1 / LOWEST)
+    for _ in range(60):
+        middle = (low + high) / 2
+        scaled = np.exp(middle) * (z - z.max(axis=1, keepdims=True))
+        p = np.exp(scaled)
+        p /= p.sum(axis=1, keepdims=True)
+        slope = float(weights @ ((p * z).sum(axis=1) - own)) / weights.sum() * images
+        slope += PRIOR_RATE * (1 - np.exp(-middle))
+        low, high = (middle, high) if slope < 0 else (low, middle)
+    return float(np.exp(-(low + high) / 2))
 
 
-def balanced_difference(
-    first: Correct,
-    second: Correct,
-    labels: Labels,
-    groups: NDArray[Any] | None = None,
-) -> tuple[float, float]:
-    """Return the first balanced accuracy minus the second, and its standard error.
+def without_temperature(probabilities: Probabilities, temperature: float | Floats) -> Floats:
+    """Return ``p^T``, normalised: the probabilities ``(N, K)`` before logits were divided by T.
 
-    ``first (N,)`` and ``second (N,)`` say which images are right. Both are tried on the same
-    images, so an image counts only if they disagree. Images of one group count together. To a class
-    with a disagreement one image is added in favour of each, so that one image does not look
-    certain.
+    T is the same for all images, or ``(N, 1)``.
 
-    >>> right, wrong = np.array([True, True, True, False]), np.array([True, True, False, False])
-    >>> balanced_difference(right, wrong, np.array([0, 0, 0, 1]))[0].__round__(3)
-    0.167
+    >>> without_temperature(np.array([[0.8, 0.2]]), 2.0).round(3).tolist()
+    [[0.941, 0.059]]
     """
-    gain = first.astype(np.float64) - second
-    present = np.unique(labels)
-    total = variance = 0.0
-    for k in present:
-        rows = labels == k
-        gains = gain[rows]
-        if groups is not None:
-            gains = np.bincount(np.unique(groups[rows], return_inverse=True)[1], weights=gains)
-        images = int(rows.sum())
-        share = images / len(gains)  # images of a group, on average
-        mean = float(gains.sum()) / images
-        total += mean
-        if gains.any():
-            spread = float(((gains - mean * share) ** 2).sum()) + 2 * share**2
-            variance += spread / (images + 2 * share) ** 2
-    return total / len(present), variance**0.5 / len(present)
+    # A probability that was rounded to 0 stays finite as a logarithm.
+    logs = np.log(np.maximum(probabilities.astype(np.float64), np.finfo(np.float32).tiny))
+    logs = temperature * (logs - logs.max(axis=1, keepdims=True))
+    p = np.exp(logs)
+    return np.asarray(p / p.sum(axis=1, keepdims=True))

@@ -28,15 +28,11 @@ class Tiers:
     rule: str
     assignment: tuple[str, ...]
 
-    def members(self, tier: str) -> list[int]:
-        """The classes of one tier, as indices."""
-        return [k for k, name in enumerate(self.assignment) if name == tier]
-
 
 def assign_tiers(
     counts: Sequence[int] | NDArray[np.integer[Any]], classes: Sequence[str], rule: str
 ) -> Tiers:
-    """The tiers of the classes from training ``counts (K,)`` by ``rule``.
+    """Return the tiers of the classes from training ``counts (K,)`` by ``rule``.
 
     >>> assign_tiers([900, 20, 100], ["NV", "DF", "AK"], "thirds").assignment
     ('head', 'tail', 'medium')
@@ -63,7 +59,7 @@ def assign_tiers(
 
 
 def check_rule(rule: str) -> None:
-    """A ``ValueError`` unless a rule has one of the forms; its classes are not known yet."""
+    """Raise a ``ValueError`` unless a rule has one of the forms; its classes are not known yet."""
     try:
         if _LIST.match(rule):
             names = [name for piece in rule.split(";") for name in _listed(piece)]
@@ -110,9 +106,8 @@ def _thresholds(counts: list[int], rule: str) -> Tiers:
         if name in bounds:
             raise LmdError(f"tiers = {rule!r}: {name} has two thresholds; give one")
         bounds[name] = number + {">": 1, "<": -1}.get(sign, 0)
-    for name in ("head", "tail"):
-        if name not in bounds:
-            raise LmdError(f"tiers = {rule!r}: no threshold for {name}; write {_FORMS}")
+    if missing := {"head", "tail"} - bounds.keys():
+        raise LmdError(f"tiers = {rule!r}: no threshold for {missing.pop()}; write {_FORMS}")
     head, tail = bounds["head"], bounds["tail"]
     if tail >= head:
         raise LmdError(
@@ -128,7 +123,7 @@ def _thresholds(counts: list[int], rule: str) -> Tiers:
 
 def _lists(classes: list[str], rule: str) -> Tiers:
     assignment: dict[str, str] = {}
-    seen: set[str] = set()
+    members: dict[str, list[str]] = {}
     for piece in rule.split(";"):
         match = _LIST.fullmatch(piece)
         if match is None:
@@ -137,10 +132,10 @@ def _lists(classes: list[str], rule: str) -> Tiers:
                 + ", ".join(TIERS)
             )
         tier = match[1]
-        if tier in seen:
+        if tier in members:
             raise LmdError(f"tiers = {rule!r}: {tier} is given twice; join its classes")
-        seen.add(tier)
-        for name in _listed(piece):
+        members[tier] = _listed(piece)
+        for name in members[tier]:
             if name not in classes:
                 raise LmdError(f"tiers = {rule!r}: {unknown('class', name, classes)}")
             if name in assignment:

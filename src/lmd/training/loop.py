@@ -36,7 +36,7 @@ from lmd.model import Model, channels_last
 from lmd.runs.folder import Run
 from lmd.runs.protocol import Protocol
 from lmd.runs.record import processor_time
-from lmd.scoring.sample import class_recalls, mean_over_classes
+from lmd.scoring.metrics import class_recalls, mean_over_classes
 from lmd.training.checkpoint import (
     Checkpoint,
     FirstStages,

@@ -19,9 +19,10 @@ from lmd.benchmark.tables import make_tables, read_results
 from lmd.benchmark.tables.forms import Comparison, Value, build
 from lmd.runs.predictions import PartPredictions, Predictions
 from lmd.scoring import metrics
-from lmd.scoring.intervals import bootstrap, holm, paired_differences, paired_limits
+from lmd.scoring.differences import holm, paired_differences, paired_limits
+from lmd.scoring.metrics import Sample
 from lmd.scoring.proportions import interval
-from lmd.scoring.sample import Sample
+from lmd.scoring.scores import bootstrap
 
 CLASSES = ("nevus", "melanoma", "wart", "DF_%", "a|b")
 TRAIN = np.array([500, 200, 80, 20, 5])

@@ -31,7 +31,7 @@ from lmd.benchmark.figures.style import (
     whiskers,
 )
 from lmd.benchmark.tables.forms import COLUMNS, HEADLINE
-from lmd.scoring.intervals import Difference
+from lmd.scoring.differences import Difference
 from lmd.scoring.metrics import METRICS
 
 if TYPE_CHECKING:

@@ -19,7 +19,7 @@ from lmd.benchmark.figures.series import (
     without_ablations,
 )
 from lmd.benchmark.figures.style import COLOURS, Drawn, Style, new_figure
-from lmd.scoring.intervals import holm
+from lmd.scoring.differences import holm
 from lmd.scoring.metrics import METRICS
 
 if TYPE_CHECKING:

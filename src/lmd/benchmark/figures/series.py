@@ -19,7 +19,7 @@ from lmd.benchmark.tables.results import Entry, Estimate, RunResult
 from lmd.benchmark.trials import choices_path, read_choices, settled
 from lmd.runs.folder import Run, read_record
 from lmd.runs.record import Record, training_minutes
-from lmd.scoring.intervals import Difference
+from lmd.scoring.differences import Difference
 from lmd.scoring.metrics import METRICS
 
 RESAMPLES = 1000

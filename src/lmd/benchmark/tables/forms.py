@@ -8,8 +8,8 @@ from lmd.base.errors import LmdError
 from lmd.base.text import unknown
 from lmd.benchmark.plan import Row
 from lmd.benchmark.tables.results import Entry, Estimate, Results
+from lmd.scoring.differences import Difference, holm
 from lmd.scoring.estimates import number_text
-from lmd.scoring.intervals import Difference, holm
 from lmd.scoring.metrics import METRICS
 from lmd.scoring.tiers import TIERS
 

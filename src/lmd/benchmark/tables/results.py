@@ -15,18 +15,10 @@ from lmd.benchmark.plan import Plan, changes_since
 from lmd.benchmark.trials import Choices, read_choices, settled
 from lmd.runs.folder import Run
 from lmd.scoring import estimates
-from lmd.scoring.intervals import (
-    Difference,
-    Draws,
-    bootstrap,
-    bootstrap_all,
-    difference,
-    paired_limits,
-    too_small,
-)
-from lmd.scoring.metrics import METRICS
+from lmd.scoring.differences import Difference, difference, paired_limits
+from lmd.scoring.metrics import METRICS, Sample
 from lmd.scoring.proportions import Floats, interval
-from lmd.scoring.sample import Sample
+from lmd.scoring.scores import Draws, bootstrap, bootstrap_all, too_small
 
 
 @dataclass(frozen=True)

@@ -22,7 +22,7 @@ from lmd.methods.lmd.calibrate import (
     normal_draws,
 )
 from lmd.methods.lmd.gaussians import ClassGaussians, pooled_covariance
-from lmd.scoring.sample import mean_recall
+from lmd.scoring.metrics import mean_recall
 
 # Tried on validation; the fallbacks are used without a validation part. Penalties are in units of
 # the total variance of the features, so that they mean the same for every scale and width.
