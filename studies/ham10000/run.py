@@ -23,7 +23,7 @@ import sys
 from collections.abc import Sequence
 from pathlib import Path
 
-from lmd.recipes.ham10000 import FOLDERS
+from lmd.recipes import RECIPES
 
 HERE = Path(__file__).resolve().parent
 RESULTS = HERE.parents[1] / "docs" / "results"
@@ -52,7 +52,7 @@ def lmd(*words: str | Path, cwd: Path) -> bool:
 
 def make_data(download: Path, out: Path) -> None:
     """Write both manifests beside links to the folders of images."""
-    for name in FOLDERS:
+    for name in RECIPES["ham10000"].folders:
         link = out / name
         if link.is_symlink():
             link.unlink()  # the download may have moved

@@ -8,8 +8,9 @@ import pytest
 from downloads import PARTS, leaks, read, table_of, write_csv, write_images
 
 from lmd.base.errors import LmdError
-from lmd.recipes import make
-from lmd.recipes.ham10000 import PUBLISHED as HAM
+from lmd.recipes import RECIPES, make
+
+HAM = RECIPES["ham10000"].published
 
 
 def ham(root: Path, scale: int = 10) -> Path:

@@ -7,8 +7,9 @@ import pytest
 from downloads import PICTURE, TINY, kvasir, read, table_of
 
 from lmd.base.errors import LmdError
-from lmd.recipes import make
-from lmd.recipes.hyper_kvasir import PUBLISHED as KVASIR
+from lmd.recipes import RECIPES, make
+
+KVASIR = RECIPES["hyper-kvasir"].published
 
 
 def test_the_whole_of_hyper_kvasir(tmp_path: Path) -> None:

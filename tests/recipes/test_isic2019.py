@@ -14,10 +14,10 @@ from sklearn.model_selection import train_test_split as sklearn_split
 from lmd.base.errors import LmdError
 from lmd.data.sources import open_table
 from lmd.data.splits import check_no_leak
-from lmd.recipes import make
-from lmd.recipes.isic2019 import PUBLISHED as ISIC2019
+from lmd.recipes import RECIPES, make
 from lmd.recipes.isic2019 import sample, train_test_split
 
+ISIC2019 = RECIPES["isic2019-lt"].published
 COLUMNS = ("MEL", "NV", "BCC", "AK", "BKL", "DF", "VASC", "SCC", "UNK")
 OFFICIAL = {  # training, validation, test of the split released at r = 100
     "NV": (9012, 1288, 2575),

@@ -10,11 +10,11 @@ from downloads import leaks, read, table_of, write_csv, write_images
 from lmd.base.errors import LmdError
 from lmd.data.sources import open_table
 from lmd.data.splits import check_no_leak
-from lmd.recipes import make
-from lmd.recipes.isic_archive import CLASSES, diagnosis
-from lmd.recipes.isic_archive import PUBLISHED as ARCHIVE
+from lmd.recipes import RECIPES, make
+from lmd.recipes.isic_archive import diagnosis
 
-PLAIN = {code: names[0] for code, (_, names) in CLASSES.items()}
+ARCHIVE = RECIPES["isic-archive-lt"].published
+PLAIN = {code: names[0] for code, names in RECIPES["isic-archive-lt"].details.items()}
 NEW = {
     "NV": ("Benign", "Benign melanocytic proliferations", "Nevus", "Nevus, NOS, Compound"),
     "MEL": (

@@ -10,7 +10,7 @@ import pytest
 from lmd.base.errors import LmdError
 from lmd.data.sources import open_table
 from lmd.recipes import make
-from lmd.recipes.medmnist import KNOWN
+from lmd.recipes.medmnist import SETS
 
 
 def npz(path: Path, classes: int, counts: tuple[int, int, int], **changes: Any) -> Path:
@@ -32,7 +32,7 @@ def test_dermamnist_is_checked_and_named(tmp_path: Path) -> None:
     out = tmp_path / "made" / "derma.npz"
     result = make("medmnist", root, out)
     before, after = open_table(root), open_table(out)
-    assert after.classes == KNOWN["dermamnist"].classes
+    assert list(after.classes) == SETS["dermamnist"]["classes"]
     assert np.array_equal(before.labels, after.labels)
     assert before.parts is not None
     assert after.parts is not None
@@ -78,10 +78,10 @@ def test_the_number_of_classes_of_each_set_is_published() -> None:
     expected = {"pathmnist": 9, "dermamnist": 7, "octmnist": 4, "pneumoniamnist": 2}
     expected |= {"retinamnist": 5, "breastmnist": 2, "bloodmnist": 8, "tissuemnist": 8}
     expected |= dict.fromkeys(("organamnist", "organcmnist", "organsmnist"), 11)
-    assert {name: len(known.classes) for name, known in KNOWN.items()} == expected
-    assert sum(KNOWN["pathmnist"].counts[0]) == 107180
-    assert sum(KNOWN["tissuemnist"].counts[0]) == 236386
-    assert sum(KNOWN["dermamnist"].counts[0]) == 10015
+    assert {name: len(about["classes"]) for name, about in SETS.items()} == expected
+    assert sum(SETS["pathmnist"]["counts"][0]) == 107180
+    assert sum(SETS["tissuemnist"]["counts"][0]) == 236386
+    assert sum(SETS["dermamnist"]["counts"][0]) == 10015
 
 
 def test_medmnist_files_that_cannot_be_used(tmp_path: Path) -> None:

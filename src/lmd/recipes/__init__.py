@@ -1,21 +1,82 @@
 """Recipes: from the download of a known data set to a file that training takes."""
 
 import hashlib
+import inspect
 import shlex
-from dataclasses import dataclass
+import tomllib
+from collections import Counter
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+from importlib import import_module, resources
 from pathlib import Path
 from typing import Any
 
 from lmd.base.errors import LmdError
-from lmd.base.files import atomic_write, check_output
-from lmd.base.text import unknown
+from lmd.base.files import Content, atomic_write, check_output
+from lmd.base.text import shorten, unknown
 from lmd.data.imbalance import imbalance_factor
+from lmd.data.sources.folders import files_below
+from lmd.data.sources.manifest import Finder, csv_bytes, read_csv
+from lmd.data.sources.scan import Case, Scan
 from lmd.data.table import Table
-from lmd.recipes import ham10000, hyper_kvasir, isic2019, isic_archive, medmnist
-from lmd.recipes.recipe import Recipe, flag
 
-_MODULES = (isic2019, isic_archive, hyper_kvasir, ham10000, medmnist)
-RECIPES: dict[str, Recipe] = {module.RECIPE.key: module.RECIPE for module in _MODULES}
+Row = Mapping[str, str]
+# A split table, and the content of the file to write, which takes the path from the folder of that
+# file to the root of the download.
+Made = tuple[Table, Callable[[Path], Content]]
+
+
+@dataclass(frozen=True)
+class Recipe:
+    """A data set as ``recipes.toml`` describes it; the function ``build`` of ``module`` makes it.
+
+    The keywords of ``build`` are the recipe's options; ``suffix`` is that of the written file.
+    """
+
+    key: str
+    module: str
+    title: str
+    what: str
+    source: str
+    licence: str
+    size: str
+    suffix: str = ".csv"
+    published: Mapping[str, int] = field(default_factory=dict)
+    folders: Sequence[str] = ()
+    details: Mapping[str, Any] = field(default_factory=dict)
+
+    @property
+    def build(self) -> Callable[..., Made]:
+        """Return the function that makes the data set from a ``Download``."""
+        build: Callable[..., Made] = import_module(f"lmd.recipes.{self.module}").build
+        return build
+
+    def options(self) -> dict[str, Any]:
+        """Return the names of the options with their defaults."""
+        parameters = inspect.signature(self.build).parameters.values()
+        options = {p.name: p.default for p in parameters if p.kind is p.KEYWORD_ONLY}
+        return options | ({"allow_missing_images": False} if self.suffix == ".csv" else {})
+
+    def option_names(self) -> list[str]:
+        """Return the options as on the command line, with their defaults."""
+        shown = {
+            name: "" if value is None or value is False else str(value).removesuffix(".0")
+            for name, value in self.options().items()
+        }
+        return [f"{flag(name)} {value}".rstrip() for name, value in shown.items()]
+
+
+def flag(option: str) -> str:
+    """Write an option as on the command line.
+
+    >>> flag("head_size")
+    '--head-size'
+    """
+    return f"--{option.replace('_', '-')}"
+
+
+_TEXT = (resources.files("lmd") / "recipes" / "recipes.toml").read_text(encoding="utf-8")
+RECIPES = {key: Recipe(key, **values) for key, values in tomllib.loads(_TEXT).items()}
 
 
 @dataclass(frozen=True)
@@ -38,23 +99,27 @@ def make(
     the folder of ``out`` if that contains the download, and to ``root`` otherwise.
     """
     root, out = Path(root).expanduser(), Path(out).expanduser()
-    recipe = _checked(name, out, overwrite, options)
-    if out.exists() and root.exists() and out.samefile(root):
-        raise LmdError(f"out {out} is the download itself: choose another name")
-    made = recipe.function(root, **options)
+    recipe = _checked(name, root, out, overwrite, options)
+    allow_missing = bool(options.pop("allow_missing_images", False))
+    download = Download(root, recipe, allow_missing)
+    table, content = recipe.build(download, **options)
     here, there = out.parent.resolve(), root.resolve()
     inside = there.is_relative_to(here)
-    content = made.content(there.relative_to(here) if inside else Path())
-    atomic_write(out, content, parents=True)
+    atomic_write(out, content(there.relative_to(here) if inside else Path()), parents=True)
     with out.open("rb") as file:
         digest = hashlib.file_digest(file, "sha256").hexdigest()
     words = ["lmd", "train", str(out)]
     if recipe.suffix == ".csv" and not inside:
         words += ["--root", str(root)]
-    return Result(out, digest, shlex.join(words), made.table, (*made.notes, _ratios(made.table)))
+    every, training = table.counts(), table.part("train").counts()
+    ratios = (
+        f"imbalance factor: {imbalance_factor(every):.4g} overall ({every.max()} : {every.min()}), "
+        f"{imbalance_factor(training):.4g} in training ({training.max()} : {training.min()})"
+    )
+    return Result(out, digest, shlex.join(words), table, (*download.notes, ratios))
 
 
-def _checked(name: str, out: Path, overwrite: bool, options: dict[str, Any]) -> Recipe:
+def _checked(name: str, root: Path, out: Path, overwrite: bool, options: dict[str, Any]) -> Recipe:
     if name not in RECIPES:
         raise LmdError(unknown("recipe", name, RECIPES))
     recipe = RECIPES[name]
@@ -67,13 +132,151 @@ def _checked(name: str, out: Path, overwrite: bool, options: dict[str, Any]) -> 
     if foreign:
         valid = [flag(option) for option in recipe.options()]
         raise LmdError(f"recipe {name!r}: {unknown('option', flag(foreign[0]), valid)}")
+    if out.exists() and root.exists() and out.samefile(root):
+        raise LmdError(f"out {out} is the download itself: choose another name")
+    if recipe.suffix == ".csv" and not root.is_dir():
+        what = "is a file" if root.exists() else "does not exist"
+        raise LmdError(f"root {root} {what}: give the folder with the unpacked data set")
     return recipe
 
 
-def _ratios(table: Table) -> str:
-    training = table.part("train").counts()
-    return (
-        f"imbalance factor: {imbalance_factor(table.counts()):.4g} overall "
-        f"({table.counts().max()} : {table.counts().min()}), "
-        f"{imbalance_factor(training):.4g} in training ({training.max()} : {training.min()})"
-    )
+@dataclass
+class Download:
+    """The unpacked data set of a recipe, its labelled images, and notes on both.
+
+    A missing image is an error unless ``allow_missing``. ``names (N,)`` decide what is drawn,
+    ``cells (N,)`` are paths relative to the root (the bare name of a missing image), ``groups
+    (N,)`` name the lesion or patient (empty where unknown).
+    """
+
+    root: Path
+    recipe: Recipe
+    allow_missing: bool
+    notes: list[str] = field(default_factory=list)
+    names: Sequence[str] = ()
+    labels: Sequence[str] = ()
+    cells: Sequence[str] = ()
+    groups: Sequence[str] | None = None
+
+    def find(self, *names: str) -> Path | None:
+        """Find a file by name: in the root, or else the only one in a folder below."""
+        for name in names:
+            if (self.root / name).is_file():
+                return self.root / name
+        paths = [path for path in files_below(self.root) if path.name in names]
+        if len(paths) > 1:
+            listed = shorten([str(path) for path in paths])
+            raise LmdError(
+                f"root {self.root} contains several files of that name: {listed}: keep one"
+            )
+        return paths[0] if paths else None
+
+    def require(self, *names: str) -> Path:
+        """Find a file that must be there."""
+        path = self.find(*names)
+        if path is None:
+            raise LmdError(
+                f"root {self.root} and the folders below contain no {' or '.join(names)}: "
+                f"it is part of the data set ({self.recipe.source})"
+            )
+        return path
+
+    def locate(
+        self, names: Sequence[str], labels: Sequence[str], groups: Sequence[str] | None
+    ) -> None:
+        """Find the images, and note missing ones and other counts than the published ones."""
+        finder = Finder(self.root, ())
+        cells, missing = [], []
+        for name in names:
+            tries = (finder.find(f"{folder}/{name}") for folder in self.recipe.folders)
+            paths = next((paths for paths in tries if paths), None) or finder.find(name)
+            if len(paths) > 1:
+                listed = shorten([str(path) for path in paths])
+                raise LmdError(
+                    f"image {name!r} may be any of {listed}: keep one of them below {self.root}"
+                )
+            cells.append(paths[0].relative_to(self.root).as_posix() if paths else name)
+            if not paths:
+                missing.append(name)
+        self.names, self.labels, self.cells, self.groups = names, labels, cells, groups
+        self.compare_counts()
+        self.note_missing(missing, len(names))
+
+    def note_missing(self, names: Sequence[str], total: int) -> None:
+        """Note images that are not on disk."""
+        if not names:
+            return
+        text = f"{len(names)} of {total} images are not below {self.root} ({shorten(names)})"
+        if not self.allow_missing:
+            raise LmdError(
+                f"{text}: complete the download, or keep them in the split with "
+                "--allow-missing-images"
+            )
+        self.notes.append(f"{text}: they are in the split, and training will need them")
+
+    def compare_counts(self) -> None:
+        """Note whether each class has its published number of images."""
+        published, counts = Counter(self.recipe.published), Counter(self.labels)
+        different = [
+            f"{name} {counts[name]} (published {published[name]})"
+            for name in dict.fromkeys((*published, *sorted(counts)))
+            if counts[name] != published[name]
+        ]
+        total = published.total()
+        note = f"all {len(published)} classes have the published counts, {total} images in total"
+        if different:
+            note = (
+                f"{counts.total()} images, but {total} were published; classes with other counts: "
+                f"{', '.join(different)}"
+            )
+        self.notes.append(note)
+
+    def table(self, *, grouped: bool = False) -> Table:
+        """Return the table with names as ids, so that a split does not depend on the folders."""
+        groups = self.groups or [""] * len(self.names)
+        rows = zip(self.names, self.labels, groups, self.cells, strict=True)
+        cases = [
+            Case(name, label, group or f"image {name}", path=self.root / cell)
+            for name, label, group, cell in rows
+        ]
+        return Scan(str(self.root), "recipe", self.root, grouped=grouped, cases=cases).table()
+
+    def made(self, table: Table, group_column: str | None) -> Made:
+        """Return a split table and its manifest: image, label, group and part of each image."""
+        groups = self.groups if group_column else None
+        header = ["image", "label", *([group_column] if group_column else []), "split"]
+        parts = table.parts
+        assert parts is not None
+
+        def manifest(prefix: Path) -> bytes:
+            rows = []
+            for row, label, part in zip(table.rows, table.label_names(), parts, strict=True):
+                # A missing image keeps its bare name, which is searched for in all folders.
+                cell, name = self.cells[row], self.names[row]
+                image = cell if cell == name else (prefix / cell).as_posix()
+                rows.append([image, label, *([groups[row]] if groups else []), part])
+            return csv_bytes(header, rows)
+
+        return table, manifest
+
+
+def read_rows(path: Path, columns: Iterable[str] = ()) -> list[dict[str, str]]:
+    """Read the rows of a CSV file, which must have these columns."""
+    table = read_csv(path)
+    errors = [finding.text for finding in table.findings if finding.severity == "error"]
+    if errors:
+        raise LmdError(f"{path}: {errors[0]} Download it again")
+    absent = [name for name in columns if name not in table.header]
+    if absent:
+        raise LmdError(
+            f"{path} has no column {', '.join(absent)}; its columns are "
+            f"{', '.join(table.header)}: use the file that comes with the data set"
+        )
+    return [dict(zip(table.header, cells, strict=False)) for _, cells in table.lines]
+
+
+def require_distinct(path: Path, names: Sequence[str]) -> None:
+    """Refuse a file with an image in two rows."""
+    twice = [name for name, count in Counter(names).items() if count > 1]
+    if twice:
+        raise LmdError(f"{path} has {len(twice)} images in more than one row: {shorten(twice)}")

@@ -1,7 +1,7 @@
 """HAM10000: seven skin diagnoses, split by lesion, with the natural tail or a longer one."""
 
+from collections import defaultdict
 from dataclasses import replace
-from pathlib import Path
 
 import numpy as np
 
@@ -9,31 +9,21 @@ from lmd.base.errors import LmdError
 from lmd.data.imbalance import pareto_counts, size_ranks, subsample
 from lmd.data.splits import hash_order, part_sizes, split
 from lmd.data.table import PARTS, Table
-from lmd.recipes.recipe import Download, Listing, Made, Recipe, read_rows, require_distinct
+from lmd.recipes import Download, Made, read_rows, require_distinct
 
-SOURCE = "https://doi.org/10.7910/DVN/DBW86T"
 METADATA = ("HAM10000_metadata.csv", "HAM10000_metadata.tab", "HAM10000_metadata")
-FOLDERS = (
-    "HAM10000_images_part_1",
-    "HAM10000_images_part_2",
-    "ISIC2018_Task3_Training_Input",
-    "images",
-    ".",
-)
-PUBLISHED = {"nv": 6705, "mel": 1113, "bkl": 1099, "bcc": 514, "akiec": 327, "vasc": 142, "df": 115}
 HEAD_SIZE = 2000
 # With fewer lesions a recall says little: one lesion of ten changes it by ten points.
 FEW = 10
 
 
-def ham10000(
-    root: Path,
+def build(
+    download: Download,
     *,
     factor: float | None = None,
     head_size: int | None = None,
     validation_share: float | None = None,
     seed: int = 0,
-    allow_missing_images: bool = False,
 ) -> Made:
     """Split by lesion: 7:1:2 with the natural tail, or with a long-tailed training part.
 
@@ -41,21 +31,8 @@ def ham10000(
     the other lesions ``validation_share`` (0.1) is for validation and the rest for test, so that
     rare classes are tested on many images. All images of a lesion are in the same part.
     """
-    download = Download(root, SOURCE, PUBLISHED, allow_missing_images, FOLDERS)
-    path = download.require(*METADATA)
-    rows = read_rows(path, ["image_id", "lesion_id", "dx"])
-    names = [row["image_id"] for row in rows]
-    require_distinct(path, names)
-    for row in rows:
-        if row["dx"] not in PUBLISHED:
-            raise LmdError(
-                f"{path}: image {row['image_id']!r} has dx {row['dx']!r}; expected one of "
-                f"{', '.join(PUBLISHED)}"
-            )
-    labels, lesions = [row["dx"] for row in rows], [row["lesion_id"] for row in rows]
-    listing = download.locate(names, labels, lesions)
-    _require_one_diagnosis(listing)
-    table = listing.table(grouped=True)
+    _read(download)
+    table = download.table(grouped=True)
     if factor is None:
         if head_size is not None or validation_share is not None:
             raise LmdError("head_size and validation_share need a factor: set --factor")
@@ -64,22 +41,46 @@ def ham10000(
         share = 0.1 if validation_share is None else validation_share
         if not 0 < share < 1:
             raise LmdError(f"validation_share is {share:g}; expected a number between 0 and 1")
-        table = long_tailed(
-            table, factor, HEAD_SIZE if head_size is None else head_size, share, seed
-        )
+        head_size = HEAD_SIZE if head_size is None else head_size
+        table = long_tailed(table, factor, head_size, share, seed)
     download.notes.append(_lesions(table))
-    return download.made(listing, table, "group")
+    return download.made(table, "group")
+
+
+def _read(download: Download) -> None:
+    """Read the metadata, in which a lesion has one diagnosis, and find the images."""
+    published = download.recipe.published
+    path = download.require(*METADATA)
+    rows = read_rows(path, ["image_id", "lesion_id", "dx"])
+    require_distinct(path, [row["image_id"] for row in rows])
+    diagnoses = defaultdict(set)
+    for row in rows:
+        diagnoses[row["lesion_id"]].add(row["dx"])
+        if row["dx"] not in published:
+            raise LmdError(
+                f"{path}: image {row['image_id']!r} has dx {row['dx']!r}; expected one of "
+                f"{', '.join(published)}"
+            )
+    columns = ([row[name] for row in rows] for name in ("image_id", "dx", "lesion_id"))
+    download.locate(*columns)
+    several = [lesion for lesion, names in diagnoses.items() if lesion and len(names) > 1]
+    if several:
+        raise LmdError(
+            f"{len(several)} lesions have more than one dx, for example {several[0]!r}: "
+            "a lesion has one diagnosis in this data set, so correct its metadata"
+        )
 
 
 def long_tailed(table: Table, factor: float, head_size: int, share: float, seed: int) -> Table:
     """Draw a Pareto-shaped training part by whole lesions; validation is a share of the rest."""
     counts = table.counts()
     wanted = pareto_counts(head_size, factor, len(counts))[size_ranks(counts)]
-    for name, has, asked in zip(table.classes, counts, wanted, strict=True):
-        if asked > has:
+    for name, available, target in zip(table.classes, counts, wanted, strict=True):
+        if target > available:
             raise LmdError(
-                f"head_size {head_size} and factor {factor:g} ask for {asked} training images of "
-                f"class {name!r}, which has {has}: choose a smaller head_size or a larger factor"
+                f"head_size {head_size} and factor {factor:g} ask for {target} training images of "
+                f"class {name!r}, which has {available}: choose a smaller head_size or a larger "
+                "factor"
             )
     drawn = subsample(table, wanted, seed=seed).rows
     parts = np.where(np.isin(table.rows, drawn), "train", "").astype("<U10")
@@ -99,39 +100,16 @@ def long_tailed(table: Table, factor: float, head_size: int, share: float, seed:
     return replace(table, parts=parts)
 
 
-def _require_one_diagnosis(listing: Listing) -> None:
-    diagnoses: dict[str, str] = {}
-    several = []
-    for lesion, diagnosis in zip(listing.groups or (), listing.labels, strict=True):
-        if lesion and diagnoses.setdefault(lesion, diagnosis) != diagnosis:
-            several.append(lesion)
-    if several:
-        raise LmdError(
-            f"{len(set(several))} lesions have more than one dx, for example {several[0]!r}: "
-            "a lesion has one diagnosis in this data set, so correct its metadata"
-        )
-
-
 def _lesions(table: Table) -> str:
-    listed, few = [], []
+    """Count the lesions of each part, and name the classes with few of them."""
+    totals, few = [], []
     for part in PARTS:
         images = table.part(part)
         assert images.groups is not None
-        listed.append(f"{len(np.unique(images.groups))} in {part}")
+        totals.append(f"{len(np.unique(images.groups))} in {part}")
         for c, name in enumerate(table.classes):
-            held = len(np.unique(images.groups[images.labels == c]))
-            if held < FEW and part != "train":
-                few.append(f"{name} {held} in {part}")
-    text = f"split by lesion, each in one part: {', '.join(listed)}"
+            lesions = len(np.unique(images.groups[images.labels == c]))
+            if lesions < FEW and part != "train":
+                few.append(f"{name} {lesions} in {part}")
+    text = f"split by lesion, each in one part: {', '.join(totals)}"
     return f"{text}; few lesions, so wide intervals: {', '.join(few)}" if few else text
-
-
-RECIPE = Recipe(
-    key="ham10000",
-    title="HAM10000",
-    what="7 skin diagnoses, dermoscopy; by lesion 7:1:2, or HAM10000-LT with --factor 100",
-    source=SOURCE,
-    licence="CC BY-NC 4.0",
-    size="10 015 images of 7470 lesions, about 3 GB",
-    function=ham10000,
-)

@@ -1,76 +1,49 @@
 """Hyper-Kvasir: the labelled images, twenty-three findings of the digestive tract."""
 
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from pathlib import Path
 
 from lmd.base.errors import LmdError
 from lmd.base.text import shorten
 from lmd.data.sources.folders import images_below
 from lmd.data.splits import split
-from lmd.recipes.recipe import Download, Listing, Made, Recipe, read_rows, require_distinct
+from lmd.recipes import Download, Made, read_rows, require_distinct
 
-SOURCE = "https://datasets.simula.no/hyper-kvasir/"
 LABELS = "image-labels.csv"
 TRACTS = ("lower-gi-tract", "upper-gi-tract")
-PUBLISHED = {
-    "bbps-2-3": 1148,
-    "polyps": 1028,
-    "cecum": 1009,
-    "dyed-lifted-polyps": 1002,
-    "pylorus": 999,
-    "dyed-resection-margins": 989,
-    "z-line": 932,
-    "retroflex-stomach": 764,
-    "bbps-0-1": 646,
-    "ulcerative-colitis-grade-2": 443,
-    "esophagitis-a": 403,
-    "retroflex-rectum": 391,
-    "esophagitis-b-d": 260,
-    "ulcerative-colitis-grade-1": 201,
-    "ulcerative-colitis-grade-3": 133,
-    "impacted-stool": 131,
-    "barretts-short-segment": 53,
-    "barretts": 41,
-    "ulcerative-colitis-grade-0-1": 35,
-    "ulcerative-colitis-grade-2-3": 28,
-    "ulcerative-colitis-grade-1-2": 11,
-    "ileum": 9,
-    "hemorrhoids": 6,
-}
+Images = Mapping[str, tuple[str, str]]  # by stem: path relative to the root, and finding
 
 
-def hyper_kvasir(root: Path, *, seed: int = 0, allow_missing_images: bool = False) -> Made:
+def build(download: Download, *, seed: int = 0) -> Made:
     """Split all labelled images, 8:1:1 in each class.
 
     Classes are the folders ``{lower,upper}-gi-tract/CATEGORY/FINDING``. ``image-labels.csv``, if
     present, is compared with them and shows which images are missing.
     """
-    download = Download(root, SOURCE, PUBLISHED, allow_missing_images)
-    images = _tree(root)
-    listed: dict[str, str] = {}
+    images = _tree(download)
+    findings: dict[str, str] = {}
     path = download.find(LABELS)
     if path is not None:
-        listed = _listed(path, images, download.notes)
-        download.note_missing(sorted(listed.keys() - images.keys()), len(listed))
+        findings = _findings(path, images, download.notes)
+        download.note_missing(sorted(findings.keys() - images.keys()), len(findings))
     else:
         download.notes.append(f"there is no {LABELS}: the labels are those of the folders")
-        # Without a list of images only the published counts show a partial download.
-        _require_whole([label for _, label in images.values()], root, allow_missing_images)
-    names = sorted({*images, *listed})
-    labels = [images[name][1] if name in images else listed[name] for name in names]
-    cells = [images[name][0] if name in images else name for name in names]
-    listing = Listing(root, names, labels, cells)
-    download.compare_counts(labels)
+        _require_whole(download, images)
+    download.names = names = sorted({*images, *findings})
+    places = [images.get(name) or (name, findings[name]) for name in names]
+    download.cells, download.labels = zip(*places, strict=True)
+    download.compare_counts()
     download.notes.append(
         "split by image: the data set does not name patients, so frames of one examination may be "
         "in training and in test"
     )
-    return download.made(listing, split(listing.table(), (0.8, 0.1, 0.1), seed), None)
+    return download.made(split(download.table(), (0.8, 0.1, 0.1), seed), None)
 
 
-def _tree(root: Path) -> dict[str, tuple[str, str]]:
-    """Find each image by its stem: path relative to the root, and its finding."""
+def _tree(download: Download) -> Images:
+    """Find the images in the folders of their findings."""
+    root = download.root
     tracts = [folder for name in TRACTS for folder in sorted(root.rglob(name)) if folder.is_dir()]
     images: dict[str, tuple[str, str]] = {}
     for tract in tracts:
@@ -84,13 +57,13 @@ def _tree(root: Path) -> dict[str, tuple[str, str]]:
             images[path.stem] = (path.relative_to(root).as_posix(), inside[1])
     if not images:
         raise LmdError(
-            f"root {root} contains no labelled images: looked for "
-            f"labeled-images/{{{','.join(TRACTS)}}}/CATEGORY/FINDING/*.jpg ({SOURCE})"
+            f"root {root} contains no labelled images: looked for labeled-images/"
+            f"{{{','.join(TRACTS)}}}/CATEGORY/FINDING/*.jpg ({download.recipe.source})"
         )
     return images
 
 
-def _listed(path: Path, images: Mapping[str, tuple[str, str]], notes: list[str]) -> dict[str, str]:
+def _findings(path: Path, images: Images, notes: list[str]) -> dict[str, str]:
     """Read the finding of each image in the CSV file, by the names of the folders."""
     rows = read_rows(path, ["Video file", "Finding"])
     names = [Path(row["Video file"]).stem for row in rows]
@@ -99,10 +72,16 @@ def _listed(path: Path, images: Mapping[str, tuple[str, str]], notes: list[str])
     # Both names of a finding, in the file and of the folder, must belong to each other alone.
     folders: dict[str, str] = {}
     words: dict[str, str] = {}
-    for name in sorted(findings.keys() & images.keys()):
+    common = sorted(findings.keys() & images.keys())
+    for name in common:
         word, folder = findings[name], images[name][1]
         if folders.setdefault(word, folder) != folder or words.setdefault(folder, word) != word:
-            _contradiction(path, word, findings, images)
+            pairs = [(findings[other], *images[other]) for other in common]
+            wrong = [f"{path} is {word!r} there" for word, path, folder in pairs if word != folder]
+            raise LmdError(
+                f"{path} and the folders disagree on {len(wrong)} images, finding {word!r} among "
+                f"them ({shorten(wrong)}): unpack the download again"
+            )
     if other := sorted(f"{word} is {folder}" for word, folder in folders.items() if word != folder):
         notes.append(f"{LABELS} uses other names than the folders: {shorten(other)}")
     if extra := sorted(images.keys() - findings.keys()):
@@ -110,36 +89,13 @@ def _listed(path: Path, images: Mapping[str, tuple[str, str]], notes: list[str])
     return {name: folders.get(word, word) for name, word in findings.items()}
 
 
-def _contradiction(
-    path: Path, word: str, findings: Mapping[str, str], images: Mapping[str, tuple[str, str]]
-) -> None:
-    wrong = [
-        f"{images[name][0]} is {finding!r} there"
-        for name, finding in sorted(findings.items())
-        if name in images and finding != images[name][1]
-    ]
-    raise LmdError(
-        f"{path} and the folders disagree on {len(wrong)} images, finding {word!r} among them "
-        f"({shorten(wrong)}): unpack the download again"
-    )
-
-
-def _require_whole(labels: Sequence[str], root: Path, allow_missing: bool) -> None:
-    counts = Counter(labels)
-    short = [f"{name} {counts[name]} of {n}" for name, n in PUBLISHED.items() if counts[name] < n]
-    if short and not allow_missing:
+def _require_whole(download: Download, images: Images) -> None:
+    """Refuse a partial download, which only the published counts show without a list of images."""
+    counts = Counter(label for _, label in images.values())
+    published = download.recipe.published.items()
+    short = [f"{name} {counts[name]} of {n}" for name, n in published if counts[name] < n]
+    if short and not download.allow_missing:
         raise LmdError(
-            f"root {root} contains only part of the data set ({shorten(short)}): complete the "
-            "download, or use the images you have with --allow-missing-images"
+            f"root {download.root} contains only part of the data set ({shorten(short)}): complete "
+            "the download, or use the images you have with --allow-missing-images"
         )
-
-
-RECIPE = Recipe(
-    key="hyper-kvasir",
-    title="Hyper-Kvasir, labelled images",
-    what="23 findings, gastro-intestinal endoscopy; natural tail; 8:1:1 per class",
-    source=SOURCE,
-    licence="CC BY 4.0",
-    size="10 662 images, about 4 GB",
-    function=hyper_kvasir,
-)

@@ -1,8 +1,7 @@
 """ISIC-Archive-LT: fourteen diagnoses from the metadata of the ISIC Archive."""
 
 from collections import Counter
-from collections.abc import Iterable, Sequence
-from pathlib import Path
+from collections.abc import Iterable
 
 import numpy as np
 
@@ -11,53 +10,22 @@ from lmd.base.text import shorten
 from lmd.data.imbalance import subsample
 from lmd.data.sources.folders import files_below
 from lmd.data.splits import split
-from lmd.recipes.recipe import Download, Made, Recipe, Row, read_rows
+from lmd.recipes import RECIPES, Download, Made, Row, read_rows
 
-SOURCE = "https://www.isic-archive.com"
-FOLDERS = (".", "images")
-# Published images of each class, its plain name, and its names in the archive's hierarchy.
-CLASSES: dict[str, tuple[int, tuple[str, ...]]] = {
-    "NV": (12875, ("nevus",)),
-    "MEL": (4522, ("melanoma", "melanoma, nos", "melanoma in situ", "melanoma invasive")),
-    "BCC": (3393, ("basal cell carcinoma",)),
-    "SK": (1464, ("seborrheic keratosis",)),
-    "AK": (869, ("actinic keratosis", "solar or actinic keratosis")),
-    "SCC": (
-        656,
-        (
-            "squamous cell carcinoma",
-            "squamous cell carcinoma, nos",
-            "squamous cell carcinoma in situ",
-            "squamous cell carcinoma, invasive",
-        ),
-    ),
-    "BKL": (384, ("pigmented benign keratosis",)),
-    "SL": (270, ("solar lentigo",)),
-    "VASC": (253, ("vascular lesion", "benign soft tissue proliferations - vascular")),
-    "DF": (246, ("dermatofibroma",)),
-    "LK": (32, ("lichenoid keratosis", "lichen planus like keratosis")),
-    "LS": (27, ("lentigo simplex",)),
-    "AN": (15, ("angioma", "hemangioma")),
-    "AMP": (14, ("atypical melanocytic proliferation", "atypical melanocytic neoplasm")),
+CLASSES = {
+    name: label for label, names in RECIPES["isic-archive-lt"].details.items() for name in names
 }
-PUBLISHED = {code: count for code, (count, _) in CLASSES.items()}
-DIAGNOSES = {name: code for code, (_, names) in CLASSES.items() for name in names}
 NAME = ("isic_id", "name", "image_name")
 PLAIN = ("diagnosis", "meta.clinical.diagnosis")
 # The deepest level first: it is the most exact.
 LEVELS = tuple(f"diagnosis_{level}" for level in (5, 4, 3, 2, 1))
-KIND = ("image_type", "meta.acquisition.image_type")
-# What names the group of an image, the first that is known.
+TYPE = ("image_type", "meta.acquisition.image_type")
+# What names the group of an image, in the order of preference.
 GROUPS = {"lesion": ("lesion",), "patient": ("patient", "lesion"), "none": ()}
 
 
-def isic_archive_lt(
-    root: Path,
-    *,
-    group: str = "lesion",
-    published_counts: bool = False,
-    seed: int = 0,
-    allow_missing_images: bool = False,
+def build(
+    download: Download, *, group: str = "lesion", published_counts: bool = False, seed: int = 0
 ) -> Made:
     """Split every dermoscopic image with one of the diagnoses, 7:1:2 in each class.
 
@@ -67,40 +35,52 @@ def isic_archive_lt(
     """
     if group not in GROUPS:
         raise LmdError(f"group is {group!r}; expected lesion, patient or none")
-    download = Download(root, SOURCE, PUBLISHED, allow_missing_images, FOLDERS)
     rows = _rows(download)
     images, left_out = _diagnosed(rows, group)
     if not images:
-        raise LmdError(f"{root}: none of {len(rows)} rows has one of the 14 diagnoses: {SOURCE}")
+        raise LmdError(
+            f"{download.root}: none of {len(rows)} rows has one of the 14 diagnoses: "
+            f"{download.recipe.source}"
+        )
     names = sorted(images)  # The order of files and rows changes from export to export.
-    labels, groups = [images[name][0] for name in names], [images[name][1] for name in names]
-    listing = download.locate(names, labels, groups)
+    groups = [images[name][1] for name in names]
+    download.locate(names, [images[name][0] for name in names], groups)
     if left_out:
         most = [f"{what}: {count}" for what, count in left_out.most_common()]
         download.notes.append(f"{left_out.total()} rows are left out ({shorten(most, 8)})")
-    table = listing.table(grouped=any(groups))
+    table = download.table(grouped=any(groups))
     if published_counts:
-        published = np.array([PUBLISHED[name] for name in table.classes])
+        published = np.array([download.recipe.published[name] for name in table.classes])
         table = subsample(table, np.minimum(published, table.counts()), seed=seed)
-    table = split(table, seed=seed)
-    download.notes.append(_group_note(group, groups))
-    return download.made(listing, table, "group" if any(groups) else None)
+    if any(groups):
+        note = (
+            f"split by {group}: {len({*groups} - {''})} groups; {groups.count('')} images without "
+            f"a known {group} are groups of their own"
+        )
+    else:
+        why = "as asked" if group == "none" else f"the metadata has no {group}"
+        note = f"split by image ({why}): images of one lesion may be in training and in test"
+    download.notes.append(note)
+    return download.made(split(table, seed=seed), "group" if any(groups) else None)
 
 
 def _diagnosed(
     rows: Iterable[tuple[Row, str]], group: str
 ) -> tuple[dict[str, tuple[str, str]], Counter[str]]:
-    """Class and group of each image by its name, and why other rows are left out."""
+    """Return class and group of each image by its name, and why other rows are left out."""
     images: dict[str, tuple[str, str]] = {}
     left_out: Counter[str] = Counter()
     for row, stem in rows:
-        if (kind := _first(row, KIND)) not in {"", "dermoscopic"}:
-            left_out[f"image type {kind}"] += 1
-        elif (label := diagnosis(row, stem)) not in PUBLISHED:
+        if (image_type := _first(row, TYPE)) not in {"", "dermoscopic"}:
+            left_out[f"image type {image_type}"] += 1
+        elif (label := diagnosis(row, stem)) not in CLASSES.values():
             left_out[f"diagnosis {label or 'empty'}"] += 1
         else:
             name = _first(row, NAME)
-            other, _ = images.setdefault(name, (label, _group(row, group)))
+            names = ((what, f"{what}_id", f"meta.clinical.{what}_id") for what in GROUPS[group])
+            # With a prefix, so that a patient and a lesion with the same number stay apart.
+            groups = (f"{what} {_first(row, ids)}" for what, *ids in names if _first(row, ids))
+            other, _ = images.setdefault(name, (label, next(groups, "")))
             if other != label:
                 raise LmdError(
                     f"image {name!r} is {other} in one row of the metadata and {label} in "
@@ -110,7 +90,7 @@ def _diagnosed(
 
 
 def diagnosis(row: Row, stem: str) -> str:
-    """The class of a row, or its diagnosis if that is not a class.
+    """Return the class of a row, or its diagnosis if that is not a class.
 
     Without a column for the diagnosis, the name of the file (``stem``) is the diagnosis.
 
@@ -123,11 +103,9 @@ def diagnosis(row: Row, stem: str) -> str:
     plain = _first(row, PLAIN)
     if not any(column in row for column in (*PLAIN, *LEVELS)):
         plain = stem.lower().replace("metadata", "").replace("_", " ").replace("-", " ").strip()
-    if plain:
-        return DIAGNOSES.get(plain.lower(), plain)
-    levels = [row[level] for level in LEVELS if row.get(level)]
-    known = [DIAGNOSES[level.lower()] for level in levels if level.lower() in DIAGNOSES]
-    return known[0] if known else (levels[0] if levels else "")
+    names = [plain] if plain else [row[level] for level in LEVELS if row.get(level)]
+    labels = [CLASSES[name.lower()] for name in names if name.lower() in CLASSES]
+    return next(iter(labels or names), "")
 
 
 def _rows(download: Download) -> list[tuple[Row, str]]:
@@ -146,7 +124,8 @@ def _rows(download: Download) -> list[tuple[Row, str]]:
     if not used:
         raise LmdError(
             f"root {download.root} contains no metadata of the archive: expected .csv files with a "
-            f"column {' or '.join(NAME)}, found {shorten(other) or 'no .csv file'} ({SOURCE})"
+            f"column {' or '.join(NAME)}, found {shorten(other) or 'no .csv file'} "
+            f"({download.recipe.source})"
         )
     download.notes.append(f"metadata from {shorten(used)}")
     if other:
@@ -156,33 +135,3 @@ def _rows(download: Download) -> list[tuple[Row, str]]:
 
 def _first(row: Row, columns: Iterable[str]) -> str:
     return next((row[column] for column in columns if row.get(column)), "")
-
-
-def _group(row: Row, group: str) -> str:
-    # With a prefix, so that a patient and a lesion with the same number stay apart.
-    for what in GROUPS[group]:
-        if name := _first(row, (f"{what}_id", f"meta.clinical.{what}_id")):
-            return f"{what} {name}"
-    return ""
-
-
-def _group_note(group: str, groups: Sequence[str]) -> str:
-    if any(groups):
-        own = sum(not name for name in groups)
-        return (
-            f"split by {group}: {len({*groups} - {''})} groups; {own} images without a known "
-            f"{group} are groups of their own"
-        )
-    why = "as asked" if group == "none" else f"the metadata has no {group}"
-    return f"split by image ({why}): images of one lesion may be in training and in test"
-
-
-RECIPE = Recipe(
-    key="isic-archive-lt",
-    title="ISIC-Archive-LT",
-    what="14 skin diagnoses, dermoscopy; r about 1000; 7:1:2 per class",
-    source=SOURCE,
-    licence="each image its own: CC0, CC BY or CC BY-NC (column copyright_license)",
-    size="25 020 images when it was published; the archive has grown since",
-    function=isic_archive_lt,
-)

@@ -6,7 +6,7 @@ import pytest
 
 from lmd.base.errors import LmdError
 from lmd.data.sources.manifest import read_csv
-from lmd.recipes.recipe import read_rows
+from lmd.recipes import read_rows
 
 
 def write(tmp_path: Path, content: bytes) -> Path:
