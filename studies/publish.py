@@ -82,7 +82,7 @@ def _rejected(choices: dict[str, Any]) -> set[str]:
 
 def make_tables(grid: str, target: Path) -> None:
     """Write every form of the grid's table in every format, as `lmd table` does."""
-    from lmd.benchmark.grid import load_grid
+    from lmd.benchmark.plan import load_grid
     from lmd.benchmark.planning import plan_grid
     from lmd.benchmark.tables import make_tables, read_results
     from lmd.benchmark.tables.forms import drawn_metrics

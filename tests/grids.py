@@ -7,7 +7,7 @@ from pathlib import Path
 from rich.console import Console
 from toys import write_npz
 
-from lmd.benchmark.progress import Board, open_board
+from lmd.benchmark.run import Board, open_board
 
 PROTOCOL = """
 [protocol]

@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from runs_on_disk import make_run
 
 from lmd.base.errors import LmdError
-from lmd.benchmark.grid import load_grid
+from lmd.benchmark.plan import load_grid
 from lmd.data.sources import scan_source
 from lmd.model import ModelSpec, Preprocessing, read_spec
 from lmd.runs.folder import Run, read_record

@@ -9,10 +9,16 @@ import pytest
 from lmd.base.command import parse_settings
 from lmd.base.errors import LmdError
 from lmd.base.text import as_toml
-from lmd.benchmark.grid import load_grid, shipped_grids
-from lmd.benchmark.plan import differences, grid_hash, read_plan, write_plan
+from lmd.benchmark.plan import (
+    differences,
+    grid_hash,
+    load_grid,
+    read_plan,
+    shipped_grids,
+    write_plan,
+)
 from lmd.benchmark.planning import plan_grid
-from lmd.benchmark.progress import progress
+from lmd.benchmark.run import progress
 from lmd.fit.spec import resolve
 from lmd.methods import METHODS, PAPER
 from lmd.runs.protocol import load_protocol

@@ -15,8 +15,7 @@ from lmd.benchmark.local import Local
 from lmd.benchmark.on_ray import OnRay, import_ray
 from lmd.benchmark.plan import Plan
 from lmd.benchmark.planning import plan_grid
-from lmd.benchmark.progress import open_board, progress
-from lmd.benchmark.run import run_plan
+from lmd.benchmark.run import open_board, progress, run_plan
 
 GRID = """data = "toy.npz"
 methods = ["ce"]

@@ -23,8 +23,16 @@ from lmd.base.files import locked
 from lmd.benchmark.local import Local, environment
 from lmd.benchmark.plan import Plan, PlannedRun, inspect, write_plan
 from lmd.benchmark.planning import identify, plan_grid
-from lmd.benchmark.progress import Clock, Progress, Snapshot, Watch, open_board, progress
-from lmd.benchmark.run import Outcome, last_message, run_plan
+from lmd.benchmark.run import (
+    Clock,
+    Outcome,
+    Progress,
+    Snapshot,
+    last_message,
+    open_board,
+    progress,
+    run_plan,
+)
 from lmd.cli.commands import app
 from lmd.runs.folder import Run
 
@@ -305,7 +313,7 @@ def test_the_estimate_follows_finished_runs_and_epochs(
 ) -> None:
     grid = write_grid(tmp_path, 'methods = ["ce", "rs"]\nseeds = [0, 1]\nPROTOCOL', epochs=10)
     plan, now = plan_grid(grid), [0.0]
-    monkeypatch.setattr("lmd.benchmark.progress.time.monotonic", lambda: now[0])
+    monkeypatch.setattr("lmd.benchmark.run.time.monotonic", lambda: now[0])
     clock = Clock(plan, {})
     waiting = plan.runs[1:]
     clock.start("ce-seed0")
@@ -353,13 +361,13 @@ def test_a_history_is_read_again_only_if_it_has_changed(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     (run,) = plan_grid(write_grid(tmp_path, 'methods = ["ce"]\nPROTOCOL', epochs=5)).runs
-    watch, path = Watch(tmp_path), Run(tmp_path / run.name).history_path
-    assert watch.progress(run).where == "starting"
+    path = Run(tmp_path / run.name).history_path
+    assert progress(run, tmp_path).where == "starting"
     path.parent.mkdir()
     path.write_text("stage,epoch\n1,1\n")
-    assert watch.progress(run) == Progress(1, 5, "stage 1, epoch 1/5")
+    assert progress(run, tmp_path) == Progress(1, 5, "stage 1, epoch 1/5")
     monkeypatch.setattr(Run, "read_history", lambda run: pytest.fail("it has not changed"))
-    assert watch.progress(run).done == 1
+    assert progress(run, tmp_path).done == 1
 
 
 def test_a_run_that_cannot_be_started_does_not_stop_the_others(tmp_path: Path) -> None:

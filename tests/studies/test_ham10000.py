@@ -147,7 +147,7 @@ def test_pages_get_the_newest_table(publishing: ModuleType, tmp_path: Path) -> N
 
 @pytest.mark.parametrize("name", ["ham10000-natural", "ham10000-resnet18"])
 def test_the_best_eight_rows_go_on(name: str, publishing: ModuleType) -> None:
-    from lmd.benchmark.grid import load_grid
+    from lmd.benchmark.plan import load_grid
     from lmd.benchmark.planning import plan_grid
 
     with (publishing.RESULTS / "ham10000-lt" / "tiers.csv").open(newline="") as file:

@@ -25,21 +25,17 @@ def main() -> int:
     signal.signal(signal.SIGTERM, _stop)
     threading.Thread(target=_watch, args=(job["parent"],), daemon=True).start()
     try:
-        return _guarded(job)
+        from lmd.base.errors import DivergedError, LmdError
+        from lmd.benchmark.local import DIVERGED
+
+        try:
+            _train(job)
+        except LmdError as error:
+            print(f"error: {error}", file=sys.stderr)
+            return DIVERGED if isinstance(error, DivergedError) else 1
     except KeyboardInterrupt:
         print("stopped; the last finished epoch is saved", file=sys.stderr)
         return 130
-
-
-def _guarded(job: dict[str, Any]) -> int:
-    from lmd.base.errors import DivergedError, LmdError
-    from lmd.benchmark.local import DIVERGED
-
-    try:
-        _train(job)
-    except LmdError as error:
-        print(f"error: {error}", file=sys.stderr)
-        return DIVERGED if isinstance(error, DivergedError) else 1
     return 0
 
 

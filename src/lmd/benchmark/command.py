@@ -58,8 +58,7 @@ def benchmark(
     """
     from lmd.base.files import locked
     from lmd.benchmark.planning import identify, plan_grid
-    from lmd.benchmark.progress import open_board
-    from lmd.benchmark.run import run_plan
+    from lmd.benchmark.run import open_board, run_plan
     from lmd.benchmark.trials import read_choices, settled, undecided
 
     plan = plan_grid(file)
@@ -116,7 +115,7 @@ def table(
             methods.
     """
     from lmd.base.files import atomic_write, check_output
-    from lmd.benchmark.grid import load_grid
+    from lmd.benchmark.plan import load_grid
     from lmd.benchmark.tables import make_tables, read_results
 
     if out is not None:
@@ -139,7 +138,7 @@ def _preview(plan: "Plan", folder: Path, workers: int | None) -> None:
     """List the runs of both phases with their state, and how long they will take."""
     from lmd.benchmark.local import Local
     from lmd.benchmark.plan import inspect
-    from lmd.benchmark.progress import Clock, when
+    from lmd.benchmark.run import Clock, when
     from lmd.benchmark.trials import RULE, read_choices, settled, trial_runs, undecided
 
     disk = inspect(plan, folder)
@@ -237,8 +236,7 @@ def choose(
     from lmd.benchmark.choose import compare, write_answer, write_study
     from lmd.benchmark.local import Local
     from lmd.benchmark.planning import identify, plan_grid
-    from lmd.benchmark.progress import open_board
-    from lmd.benchmark.run import run_plan
+    from lmd.benchmark.run import open_board, run_plan
     from lmd.benchmark.tables import read_results
     from lmd.methods import CANDIDATES
 

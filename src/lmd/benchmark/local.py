@@ -62,52 +62,6 @@ class Backend(ABC):
         }
 
 
-def environment(threads: int) -> dict[str, str]:
-    """Return this process's environment, with all numerical libraries limited to some threads."""
-    keys = ("OMP", "MKL", "OPENBLAS", "NUMEXPR")
-    limits = {f"{key}_NUM_THREADS": str(threads) for key in keys}
-    return dict(os.environ) | limits | {"OPENCV_FOR_THREADS_NUM": str(threads)}
-
-
-def spawn(job: Mapping[str, Any], keep: tuple[int, ...] = ()) -> "subprocess.Popen[bytes]":
-    """Start the process of one run, which appends its output to the log.
-
-    The process inherits the file descriptors in ``keep`` (the lock).
-    """
-    log = Path(job["log"])
-    log.parent.mkdir(parents=True, exist_ok=True)
-    with log.open("ab") as file:
-        file.write(f"{STARTED} {time.strftime('%Y-%m-%d %H:%M:%S')}\n".encode())
-        file.flush()
-        process = subprocess.Popen(
-            [sys.executable, "-m", "lmd.benchmark.child"],
-            stdin=subprocess.PIPE,
-            stdout=file,
-            stderr=subprocess.STDOUT,
-            env=environment(job["threads"]),
-            pass_fds=keep,
-            start_new_session=True,  # Ctrl-C reaches only the parent, which ends its runs in order
-        )
-    assert process.stdin is not None
-    with contextlib.suppress(BrokenPipeError), process.stdin as pipe:
-        pipe.write(json.dumps({**job, "parent": os.getpid()}).encode())
-    return process
-
-
-def end(processes: list["subprocess.Popen[bytes]"]) -> None:
-    """Ask processes to end, and kill those that are still running after ``POLITE`` seconds."""
-    for process in processes:
-        process.terminate()
-    limit = time.monotonic() + POLITE
-    for process in processes:
-        try:
-            process.wait(max(0.0, limit - time.monotonic()))
-        except subprocess.TimeoutExpired:
-            with contextlib.suppress(ProcessLookupError):
-                os.killpg(process.pid, signal.SIGKILL)
-            process.wait()
-
-
 class Local(Backend):
     """``workers`` processes at once; by default one for each GPU, or else for each core.
 
@@ -122,9 +76,13 @@ class Local(Backend):
         keep: tuple[int, ...] = (),
         share: bool = True,
     ) -> None:
+        import torch
+
         super().__init__(folder, share=share)
         self.keep = keep
-        cores, gpus = available_cores(), available_gpus()
+        affinity = getattr(os, "sched_getaffinity", None)
+        cores = len(affinity(0)) if affinity is not None else os.cpu_count() or 1
+        gpus = torch.cuda.device_count() if torch.cuda.is_available() else 0
         self.workers = (gpus or cores) if workers is None else workers
         if self.workers < 1:
             raise LmdError(f"--workers must be at least 1; it is {self.workers}")
@@ -169,14 +127,46 @@ def first_stages(folder: Path) -> Path:
     return folder / "first-stages"
 
 
-def available_cores() -> int:
-    """Return the number of cores that this process may use."""
-    affinity = getattr(os, "sched_getaffinity", None)
-    return len(affinity(0)) if affinity is not None else os.cpu_count() or 1
+def environment(threads: int) -> dict[str, str]:
+    """Return this process's environment, with all numerical libraries limited to some threads."""
+    names = [f"{key}_NUM_THREADS" for key in ("OMP", "MKL", "OPENBLAS", "NUMEXPR")]
+    return {**os.environ, **dict.fromkeys([*names, "OPENCV_FOR_THREADS_NUM"], str(threads))}
 
 
-def available_gpus() -> int:
-    """Return the number of GPUs that training would use."""
-    import torch
+def spawn(job: Mapping[str, Any], keep: tuple[int, ...] = ()) -> "subprocess.Popen[bytes]":
+    """Start the process of one run, which appends its output to the log.
 
-    return torch.cuda.device_count() if torch.cuda.is_available() else 0
+    The process inherits the file descriptors in ``keep`` (the lock).
+    """
+    log = Path(job["log"])
+    log.parent.mkdir(parents=True, exist_ok=True)
+    with log.open("ab") as file:
+        file.write(f"{STARTED} {time.strftime('%Y-%m-%d %H:%M:%S')}\n".encode())
+        file.flush()
+        process = subprocess.Popen(
+            [sys.executable, "-m", "lmd.benchmark.child"],
+            stdin=subprocess.PIPE,
+            stdout=file,
+            stderr=subprocess.STDOUT,
+            env=environment(job["threads"]),
+            pass_fds=keep,
+            start_new_session=True,  # Ctrl-C reaches only the parent, which ends its runs in order
+        )
+    assert process.stdin is not None
+    with contextlib.suppress(BrokenPipeError), process.stdin as pipe:
+        pipe.write(json.dumps({**job, "parent": os.getpid()}).encode())
+    return process
+
+
+def end(processes: list["subprocess.Popen[bytes]"]) -> None:
+    """Ask processes to end, and kill those that are still running after ``POLITE`` seconds."""
+    for process in processes:
+        process.terminate()
+    limit = time.monotonic() + POLITE
+    for process in processes:
+        try:
+            process.wait(max(0.0, limit - time.monotonic()))
+        except subprocess.TimeoutExpired:
+            with contextlib.suppress(ProcessLookupError):
+                os.killpg(process.pid, signal.SIGKILL)
+            process.wait()

@@ -1,21 +1,226 @@
-"""The runs of a grid in their order, and whether those on disk belong to them; no torch."""
+"""Grid files, the runs they plan, and whether the runs on disk belong to a plan; no torch."""
 
 import hashlib
 import json
-from collections.abc import Mapping
+import re
+import tomllib
+from collections.abc import Iterator
 from dataclasses import asdict, dataclass, field
+from importlib import resources
 from pathlib import Path
-from typing import Any, Literal
+from typing import Annotated, Any, Literal
 
-from pydantic import TypeAdapter
+from pydantic import BaseModel, ConfigDict, Field, TypeAdapter, ValidationError
 
 from lmd.base.errors import LmdError
-from lmd.base.files import atomic_write
-from lmd.benchmark.grid import read_grid
+from lmd.base.files import atomic_write, whole
+from lmd.base.text import complaints, unknown
 from lmd.runs.folder import Run
 from lmd.runs.record import Record
 
+GRIDS = resources.files("lmd") / "benchmark" / "grids"
 FORMAT = 2
+
+
+class Trials(BaseModel):
+    """Equal tuning: for each row one setting and its candidate values.
+
+    The rows of a family without an entry use the value of the family's main row. ``seed`` is that
+    of the trial runs (default: the first of ``seeds``).
+    """
+
+    model_config = ConfigDict(extra="forbid", frozen=True)
+
+    seed: int | None = None
+    settings: Annotated[dict[str, dict[str, list[Any]]], Field(min_length=1)]
+
+
+class Grid(BaseModel):
+    """The keys of a grid file.
+
+    ``sweep`` maps a setting, ``data`` or ``profile`` to a list of values or a table from labels to
+    values. ``protocol`` is a name, a file, or a table of settings whose ``base`` names the
+    protocol to start from.
+    """
+
+    model_config = ConfigDict(extra="forbid")
+
+    name: Annotated[
+        str,
+        Field(
+            pattern=r"^[A-Za-z0-9][A-Za-z0-9_.-]*$",
+            json_schema_extra={
+                "rule": "letters, digits, '_', '.' and '-', a letter or digit first"
+            },
+        ),
+    ]
+    title: str = ""
+    data: str | None = None
+    columns: dict[str, Any] = Field(default_factory=dict)
+    skip_bad: bool = False
+    protocol: str | dict[str, Any] | None = None
+    profile: str = "default"
+    methods: Literal["paper", "all"] | list[str] = "paper"
+    seeds: Annotated[list[int], Field(min_length=1)] = [0]
+    settings: dict[str, Any] = Field(default_factory=dict)
+    sweep: dict[str, list[Any] | dict[str, Any]] = Field(default_factory=dict)
+    trials: Trials | None = None
+    reference: str | None = None
+    form: Literal["metrics", "tiers", "factors", "sweep"] = "metrics"
+
+
+def load_grid(name: str | Path) -> Grid:
+    """Load a grid from a TOML file, or a shipped grid by name.
+
+    Paths are relative to the file, or to the current folder for a shipped grid.
+    """
+    text, base = _read_grid(name)
+    try:
+        values = tomllib.loads(text)
+    except tomllib.TOMLDecodeError as error:
+        raise LmdError(f"grid file {name} is not valid TOML: {error}") from None
+    plain = re.sub(r"[^\w.-]", "_", Path(name).name.removesuffix(".toml"), flags=re.ASCII)
+    values.setdefault("name", plain.lstrip("_.-") or "grid")
+    try:
+        grid = Grid.model_validate(values)
+        problems = [*_problems(grid), *_trial_problems(grid)]
+    except ValidationError as error:
+        problems = complaints(error, Grid, values, what="key")
+    if problems:
+        raise LmdError(f"grid {name}: {'; '.join(problems)}")
+    _resolve_paths(grid, base)
+    return grid
+
+
+def grid_hash(name: str | Path) -> str:
+    """Hash a grid's text and the folder that its paths are relative to."""
+    text, base = _read_grid(name)
+    return hashlib.sha256(f"{base}\n{text}".encode()).hexdigest()
+
+
+def _read_grid(name: str | Path) -> tuple[str, Path]:
+    """Read the text of a grid; return it and the folder that its paths are relative to."""
+    if not str(name).endswith(".toml"):
+        if str(name) not in shipped_grids():
+            there_are = "give a .toml file or one of"
+            raise LmdError(unknown("grid", str(name), shipped_grids(), there_are=there_are))
+        return (GRIDS / f"{name}.toml").read_text(encoding="utf-8"), Path.cwd()
+    path = Path(name).expanduser()
+    try:
+        return path.read_text(encoding="utf-8"), path.resolve().parent
+    except FileNotFoundError:
+        raise LmdError(f"grid file {path} does not exist") from None
+    except (OSError, UnicodeDecodeError) as error:
+        raise LmdError(f"grid file {path} cannot be read: {error}") from None
+
+
+def shipped_grids() -> list[str]:
+    """Return the names of the grids that ship with the package.
+
+    >>> "synthetic" in shipped_grids()
+    True
+    """
+    names = (file.name for file in GRIDS.iterdir())
+    return sorted(name.removesuffix(".toml") for name in names if name.endswith(".toml"))
+
+
+def sweep_values(values: list[Any] | dict[str, Any]) -> list[tuple[str, Any]]:
+    """Return labels and values of one swept setting, in the order of the file.
+
+    >>> sweep_values([0.1, "raw"]), sweep_values({"r = 100": "a.csv"})
+    ([('0.1', 0.1), ('raw', 'raw')], [('r = 100', 'a.csv')])
+    """
+    if isinstance(values, dict):
+        return list(values.items())
+    formats = {bool: lambda value: str(value).lower(), float: "{:g}".format}
+    return [(formats.get(type(value), str)(value), value) for value in values]
+
+
+def _problems(grid: Grid) -> Iterator[str]:
+    """Yield what is wrong with a grid whose keys have valid types."""
+    if grid.data is None and "data" not in grid.sweep:
+        yield "'data' is missing: a path, or 'synthetic'"
+    for key in ("data", "profile"):
+        if key in grid.model_fields_set and key in grid.sweep:
+            yield f"{key!r} is given twice: at the top and in [sweep]"
+    for key, listed in (("seeds", grid.seeds), ("methods", grid.methods)):
+        if isinstance(listed, list) and len(set(listed)) < len(listed):
+            yield f"{key!r} must differ from one another; they are {listed}"
+    if grid.methods == []:
+        yield '\'methods\' is empty: list some, or use "paper" or "all"'
+    for key in ("seed", "workers"):
+        if key in grid.settings or key in grid.sweep:
+            yield f"{key!r} cannot be set in a grid: use 'seeds' and --workers"
+    for key, values in grid.sweep.items():
+        labels = [label for label, _ in sweep_values(values)]
+        if not labels or len(set(labels)) < len(labels):
+            yield f"[sweep] {key} needs values that differ from one another; got {labels}"
+        if key in grid.settings:
+            yield f"{key!r} is in [settings] and in [sweep]: choose one"
+
+
+def _trial_problems(grid: Grid) -> Iterator[str]:
+    if grid.trials is None:
+        return
+    if grid.sweep:
+        yield "[trials] and [sweep] cannot be in one grid: write a grid for each"
+    counts = {}
+    for key, entry in grid.trials.settings.items():
+        if len(entry) != 1:
+            yield f"[trials] {key} needs exactly one setting; it has {list(entry)}"
+        for setting, candidates in entry.items():
+            counts[key] = len(candidates)
+            labels = [label for label, _ in sweep_values(candidates)]
+            if len(labels) < 2 or len(set(labels)) < len(labels):
+                yield (
+                    f"[trials] {key}: {setting} needs at least two values that differ from one "
+                    f"another; got {labels}"
+                )
+            if setting in ("seed", "workers"):
+                yield f"[trials] {key}: {setting!r} cannot be tuned"
+    if len(set(counts.values())) > 1:
+        texts = (f"{key} has {n}" for key, n in counts.items())
+        yield f"[trials] every row needs the same number of values; {', '.join(texts)}"
+
+
+def _resolve_paths(grid: Grid, base: Path) -> None:
+    """Make the paths of a grid absolute."""
+
+    def absolute(path: Any) -> str:
+        # Links stay: images lie beside the link of a manifest, not beside what it points to.
+        return path if path == "synthetic" else str(whole(base / Path(str(path)).expanduser()))
+
+    def weights(value: Any) -> Any:
+        # Only file names have a dot: "imagenet", "none" and the shipped protocols have none.
+        return absolute(value) if isinstance(value, str) and "." in value else value
+
+    if grid.data is not None:
+        grid.data = absolute(grid.data)
+    if (data := grid.sweep.get("data")) is not None:
+        pairs = sweep_values(data)
+        if isinstance(data, list):
+            pairs = [(Path(label).stem, path) for label, path in pairs]
+        labels = [label for label, _ in pairs]
+        if twice := next((label for label in labels if labels.count(label) > 1), None):
+            raise LmdError(
+                f"[sweep] data: more than one is called {twice!r}: give each a label, as in "
+                '`[sweep.data]`, `"r = 100" = "a/data.csv"`'
+            )
+        grid.sweep["data"] = {label: absolute(path) for label, path in pairs}
+    if "root" in grid.columns:
+        grid.columns["root"] = absolute(grid.columns["root"])
+    inline = grid.protocol if isinstance(grid.protocol, dict) else {}
+    if isinstance(grid.protocol, str) and grid.protocol.endswith(".toml"):
+        grid.protocol = absolute(grid.protocol)
+    for values, key in ((grid.settings, "weights"), (inline, "weights"), (inline, "base")):
+        if key in values:
+            values[key] = weights(values[key])
+    if "weights" in grid.sweep:
+        swept = sweep_values(grid.sweep["weights"])
+        grid.sweep["weights"] = {label: weights(value) for label, value in swept}
+    for entry in () if grid.trials is None else grid.trials.settings.values():
+        if "weights" in entry:
+            entry["weights"] = [weights(value) for value in entry["weights"]]
 
 
 @dataclass(frozen=True)
@@ -83,11 +288,6 @@ class Trial:
     seed: int
     rows: list[str]
 
-    @property
-    def candidates(self) -> str:
-        """All labels in a line."""
-        return ", ".join(self.values)
-
 
 @dataclass(frozen=True)
 class Plan:
@@ -107,12 +307,6 @@ class Plan:
     runs: list[PlannedRun]
     source: str = ""
     trials: list[Trial] = field(default_factory=list)
-
-
-def grid_hash(name: str | Path) -> str:
-    """Hash a grid's text and the folder that its paths are relative to."""
-    text, base = read_grid(name)
-    return hashlib.sha256(f"{base}\n{text}".encode()).hexdigest()
 
 
 def write_plan(plan: Plan, folder: Path) -> None:
@@ -154,8 +348,7 @@ def inspect(plan: Plan, folder: Path) -> dict[str, OnDisk]:
         if changes := changes_since(run.record, planned):
             others.append(f"  {run.path}: " + "; ".join(changes))
         seconds = sum(stage.seconds for stage in run.record.stages)
-        finished = run.is_finished()
-        states[planned.name] = OnDisk("finished", seconds) if finished else OnDisk("begun")
+        states[planned.name] = OnDisk("finished", seconds) if run.is_finished() else OnDisk("begun")
     if others:
         raise LmdError(
             "these runs do not belong to this grid (run → grid):\n"
@@ -175,14 +368,18 @@ def changes_since(record: Record, run: PlannedRun) -> list[str]:
     before, now = record.request.model_dump(mode="json"), run.request
     if record.status != "finished":
         return differences(before, now)
-    changes = differences(_without_places(before), _without_places(now), common=True)
+    old, new = (
+        {**request, "data": "", "columns": {**request["columns"], "root": None}}
+        for request in (before, now)
+    )
+    changes = differences(old, new, common=True)
     # Which images cannot be read, and are left out, is known only after they were decoded.
     if run.fingerprint and not record.data.skipped:
         if record.data.fingerprint != run.fingerprint:
             places = f"{before['data']} → {now['data']}"
             changes.append(f"data: {places} (other images, labels or parts)")
-    elif (old := Path(before["data"]).name) != (new := Path(now["data"]).name):
-        changes.append(f"data: {old} → {new}")
+    elif (name := Path(before["data"]).name) != (new_name := Path(now["data"]).name):
+        changes.append(f"data: {name} → {new_name}")
     return changes
 
 
@@ -195,7 +392,13 @@ def differences(before: dict[str, Any], now: dict[str, Any], *, common: bool = F
     >>> differences({"protocol": {"lr": 1, "workers": 0}}, {"protocol": {"lr": 2, "workers": 1}})
     ['lr: 1 → 2']
     """
-    old, new = _flat(before), _flat(now)
+
+    def flat(request: dict[str, Any]) -> dict[tuple[str, str], Any]:
+        inner = ("protocol", "settings", "columns")
+        nested = {key: value if key in inner else {"": value} for key, value in request.items()}
+        return {(key, name): v for key, values in nested.items() for name, v in values.items()}
+
+    old, new = flat(before), flat(now)
     changes = []
     for key in {**old, **new}:
         # Only user-set columns are stored, so a missing column means a different request.
@@ -203,21 +406,5 @@ def differences(before: dict[str, Any], now: dict[str, Any], *, common: bool = F
         if key == ("protocol", "workers") or (common and not both):
             continue
         if old.get(key) != new.get(key):
-            changes.append(f"{key[-1]}: {old.get(key)} → {new.get(key)}")
+            changes.append(f"{key[1] or key[0]}: {old.get(key)} → {new.get(key)}")
     return changes
-
-
-def _without_places(request: Mapping[str, Any]) -> dict[str, Any]:
-    """A request without the places of its data."""
-    columns = {key: value for key, value in request["columns"].items() if key != "root"}
-    return {**request, "data": "", "columns": columns}
-
-
-def _flat(request: Mapping[str, Any]) -> dict[tuple[str, ...], Any]:
-    flat: dict[tuple[str, ...], Any] = {}
-    for key, value in request.items():
-        if key in ("protocol", "settings", "columns"):
-            flat |= {(key, inner): v for inner, v in value.items()}
-        else:
-            flat[(key,)] = value
-    return flat

@@ -10,8 +10,17 @@ from typing import Any
 from lmd.base.errors import LmdError
 from lmd.base.files import MISSING, what_is
 from lmd.base.text import unknown
-from lmd.benchmark.grid import Grid, load_grid, sweep_values
-from lmd.benchmark.plan import Plan, PlannedRun, Point, Row, Trial, grid_hash
+from lmd.benchmark.plan import (
+    Grid,
+    Plan,
+    PlannedRun,
+    Point,
+    Row,
+    Trial,
+    grid_hash,
+    load_grid,
+    sweep_values,
+)
 from lmd.data.source import Columns, Source
 from lmd.fit.spec import Spec, resolve
 from lmd.methods import DEFAULT, METHODS, PAPER, find_method, in_paper_order, related
@@ -19,15 +28,18 @@ from lmd.methods.method import Method
 from lmd.runs.folder import Run
 from lmd.runs.protocol import Protocol
 
+Changes = Mapping[str, tuple[str, Any]]  # label and value of what differs from the grid
+
 
 def plan_grid(name: str | Path) -> Plan:
     """Plan all runs of a grid, seed by seed, so that tables fill early."""
     grid = load_grid(name)
-    named = {"paper": PAPER, "all": METHODS}
-    keys = named[grid.methods] if isinstance(grid.methods, str) else grid.methods
-    methods = in_paper_order(keys)
+    sets = {"paper": PAPER, "all": METHODS}
+    methods = in_paper_order(sets[grid.methods] if isinstance(grid.methods, str) else grid.methods)
     if grid.methods == "all":
-        methods = [method for method in methods if not _repeats(grid, method)]
+        # An ablation may leave out what its method does not have under the grid's profile.
+        usual = {method.key: _usual(grid, method) for method in methods}
+        methods = [m for m in methods if not m.ablation or usual[m.key] != usual[m.family]]
     reference = find_method(grid.reference or DEFAULT)
     if grid.reference is not None and reference not in methods:
         raise LmdError(
@@ -58,58 +70,60 @@ def plan_grid(name: str | Path) -> Plan:
     )
 
 
-def _runs(
-    grid: Grid, methods: Sequence[Method], points: Sequence[Point], trials: Sequence[Trial]
-) -> Iterator[PlannedRun]:
-    """Every run of the grid; a tuned row has one for each candidate."""
-    by_row = {key: trial for trial in trials for key in trial.rows}
-    # One method with each first stage comes before the others, which need not wait for it.
-    leaders = {method.stages[0]: method.key for method in reversed(methods)}
-    ordered = sorted(methods, key=lambda method: method.key not in leaders.values())
-    for seed in dict.fromkeys([*(trial.seed for trial in trials), *grid.seeds]):
-        for index, point in enumerate(points):
-            for method in ordered:
-                trial = by_row.get(method.key)
-                if seed not in grid.seeds and (trial is None or trial.method != method.key):
-                    continue  # a seed for trials only
-                swept = {
-                    key: (point.labels[key], value)
-                    for key, value in point.values.items()
-                    if _applies(key, method)
-                }
-                # A method without a swept setting has the same run at every point.
-                if not swept and index > 0:
-                    continue
-                if trial is None:
-                    yield _run(grid, method, index, seed, swept)
-                    continue
-                for label, value in trial.values.items():
-                    # The default has the name and the settings of a run without trials.
-                    tuned = {} if label == trial.default else {trial.setting: (label, value)}
-                    run = _run(grid, method, index, seed, swept | tuned)
-                    yield replace(run, tuned=label)
+def plan_run(name: str, spec: Spec, point: int) -> PlannedRun:
+    """Plan a run with complete settings."""
+    last = spec.method.last_epochs(spec.values) or spec.protocol.stage2_epochs
+    # A stage between the first and the last is a single pass.
+    stages = len(spec.method.stages)
+    return PlannedRun(
+        name=name,
+        method=spec.method.key,
+        point=point,
+        seed=spec.protocol.seed,
+        epochs=[spec.protocol.epochs, *[1] * (stages - 2), last][:stages],
+        request=spec.request.model_dump(mode="json"),
+        command=spec.command(),
+    )
+
+
+def _check_settings(grid: Grid, methods: Sequence[Method]) -> None:
+    profiles = {"default"}.union(*(m.profiles for m in methods))
+    for _, profile in [("", grid.profile), *sweep_values(grid.sweep.get("profile", []))]:
+        if profile not in profiles:
+            raise LmdError(unknown("profile", str(profile), sorted(profiles)))
+    valid = set(Protocol.model_fields).union(*(method.defaults() for method in methods))
+    for part, keys in (("settings", grid.settings), ("sweep", grid.sweep)):
+        for key in keys:
+            if key not in valid and (part, key) not in (("sweep", "data"), ("sweep", "profile")):
+                raise LmdError(f"[{part}] {unknown('setting', key, sorted(valid))}")
+
+
+def _points(grid: Grid, method: Method) -> list[Point]:
+    """Return the product of all swept values; usual ones ``method`` has without a sweep."""
+    usual = _usual(grid, method) | {"profile": "default"}
+    points = []
+    for pairs in itertools.product(*map(sweep_values, grid.sweep.values())):
+        labels = {key: label for key, (label, _) in zip(grid.sweep, pairs, strict=True)}
+        values = {key: value for key, (_, value) in zip(grid.sweep, pairs, strict=True)}
+        same = bool(values) and all(usual.get(k) == v for k, v in values.items())
+        points.append(Point(labels, values, same))
+    return points
 
 
 def _trials(grid: Grid, methods: Sequence[Method]) -> list[Trial]:
-    """The candidates of each tuned row, checked, and the rows that take its choice over."""
+    """Return the candidates of each tuned row, checked, and the rows that use its choice."""
     if grid.trials is None:
         return []
-    entries = {
-        key: (setting, dict(sweep_values(values)))
-        for key, entry in grid.trials.settings.items()
-        for setting, values in entry.items()
-    }
+    entries = grid.trials.settings
     keys = [method.key for method in methods]
     for key in entries:
         if key not in keys:
             raise LmdError(f"[trials] {unknown('method', key, keys)}")
     seed = grid.seeds[0] if grid.trials.seed is None else grid.trials.seed
     trials = []
-    for main in methods:
-        if main.key not in entries:
-            continue
-        setting, values = entries[main.key]
-        usual = _usual(grid, main)
+    for main in (method for method in methods if method.key in entries):
+        [(setting, candidates)] = entries[main.key].items()
+        values, usual = dict(sweep_values(candidates)), _usual(grid, main)
         if setting not in usual:
             raise LmdError(f"[trials] {main.key}: {unknown('setting', setting, sorted(usual))}")
         default = next((label for label, v in values.items() if v == usual[setting]), None)
@@ -130,53 +144,53 @@ def _trials(grid: Grid, methods: Sequence[Method]) -> list[Trial]:
     return trials
 
 
-def _settings(method: Method) -> set[str]:
-    return {*Protocol.model_fields, *method.defaults()}
+def _runs(
+    grid: Grid, methods: Sequence[Method], points: Sequence[Point], trials: Sequence[Trial]
+) -> Iterator[PlannedRun]:
+    """Yield every run of the grid; a tuned row has one for each candidate."""
+    by_row = {key: trial for trial in trials for key in trial.rows}
+    # One method with each first stage comes before the others, which need not wait for it.
+    leaders = {method.stages[0]: method.key for method in reversed(methods)}
+    ordered = sorted(methods, key=lambda method: method.key not in leaders.values())
+    seeds = dict.fromkeys([*(trial.seed for trial in trials), *grid.seeds])
+    for seed, (index, point), method in itertools.product(seeds, enumerate(points), ordered):
+        trial = by_row.get(method.key)
+        if seed not in grid.seeds and (trial is None or trial.method != method.key):
+            continue  # a seed for trials only
+        swept = {
+            key: (point.labels[key], value)
+            for key, value in point.values.items()
+            if _applies(key, method)
+        }
+        # A method without a swept setting has the same run at every point.
+        if not swept and index > 0:
+            continue
+        if trial is None:
+            yield _run(grid, method, index, seed, swept)
+            continue
+        for label, value in trial.values.items():
+            # The default has the name and the settings of a run without trials.
+            tuned = {} if label == trial.default else {trial.setting: (label, value)}
+            yield replace(_run(grid, method, index, seed, swept | tuned), tuned=label)
 
 
-def _applies(key: str, method: Method) -> bool:
-    """Whether a setting of the grid is one that may change in the runs of a method.
-
-    What distinguishes a row from its family stays: an ablation must not become the method.
-    """
-    if key == "profile":
-        return bool(method.profiles)
-    return key == "data" or key in _settings(method) - set(method.preset)
-
-
-def _check_settings(grid: Grid, methods: Sequence[Method]) -> None:
-    profiles = {"default"}.union(*(m.profiles for m in methods))
-    for _, profile in [("", grid.profile), *sweep_values(grid.sweep.get("profile", []))]:
-        if profile not in profiles:
-            raise LmdError(unknown("profile", str(profile), sorted(profiles)))
-    valid = set[str]().union(*map(_settings, methods))
-    for part, keys in (("settings", grid.settings), ("sweep", grid.sweep)):
-        for key in keys:
-            if key not in valid and (part, key) not in (("sweep", "data"), ("sweep", "profile")):
-                raise LmdError(f"[{part}] {unknown('setting', key, sorted(valid))}")
-
-
-def _points(grid: Grid, method: Method) -> list[Point]:
-    """The product of all swept values; ``usual`` are those that ``method`` has without a sweep."""
-    usual = _usual(grid, method) | {"profile": "default"}
-    points = []
-    for pairs in itertools.product(*map(sweep_values, grid.sweep.values())):
-        labels = {key: label for key, (label, _) in zip(grid.sweep, pairs, strict=True)}
-        values = {key: value for key, (_, value) in zip(grid.sweep, pairs, strict=True)}
-        same = bool(values) and all(usual.get(k) == v for k, v in values.items())
-        points.append(Point(labels, values, same))
-    return points
+def _run(grid: Grid, method: Method, index: int, seed: int, changes: Changes) -> PlannedRun:
+    """Plan one run of a point."""
+    values: dict[str, Any] = {key: value for key, (_, value) in changes.items()}
+    data = str(values.pop("data", grid.data))
+    profile = _profile(values.pop("profile", grid.profile), method)
+    source = Source(data, Columns.of(grid.columns), grid.skip_bad)
+    spec = resolve(method, *_settings(grid, method, values | {"seed": seed}), profile, source)
+    profiles = [] if profile == "default" or "profile" in changes else [profile]
+    marks = [f"{key}={label}" for key, (label, _) in changes.items()]
+    name = "-".join([method.key, *profiles, *marks, f"seed{seed}"])
+    return plan_run(re.sub(r"[^A-Za-z0-9_.=+-]+", "_", name), spec, index)
 
 
 def _usual(grid: Grid, method: Method) -> dict[str, Any]:
-    """Every setting of a method's runs without a sweep and without trials."""
-    spec = resolve(method, *_given(grid, method, {}), _profile(grid.profile, method))
+    """Return every setting of a method's runs without a sweep and without trials."""
+    spec = resolve(method, *_settings(grid, method, {}), _profile(grid.profile, method))
     return spec.request.protocol | spec.values
-
-
-def _repeats(grid: Grid, method: Method) -> bool:
-    """Whether an ablation leaves out what its method does not have under the grid's profile."""
-    return method.ablation and _usual(grid, method) == _usual(grid, METHODS[method.family])
 
 
 def _profile(name: str, method: Method) -> str:
@@ -184,10 +198,10 @@ def _profile(name: str, method: Method) -> str:
     return name if name in method.profiles else "default"
 
 
-def _given(
+def _settings(
     grid: Grid, method: Method, extra: Mapping[str, Any]
 ) -> tuple[str | None, dict[str, Any]]:
-    """The name of the protocol, and every setting that this method gets on top of it."""
+    """Return the name of the protocol, and every setting of the method on top of it."""
     settings = {k: v for k, v in grid.settings.items() if _applies(k, method)} | dict(extra)
     if isinstance(grid.protocol, dict):
         inline = {k: v for k, v in grid.protocol.items() if k != "base"}
@@ -195,36 +209,14 @@ def _given(
     return grid.protocol, settings
 
 
-def _run(
-    grid: Grid, method: Method, index: int, seed: int, changes: Mapping[str, tuple[str, Any]]
-) -> PlannedRun:
-    """One run of a point; ``changes`` are labels and values of what differs from the grid."""
-    values: dict[str, Any] = {key: value for key, (_, value) in changes.items()}
-    data = str(values.pop("data", grid.data))
-    profile = _profile(values.pop("profile", grid.profile), method)
-    base, given = _given(grid, method, values | {"seed": seed})
-    source = Source(data, Columns.of(grid.columns), grid.skip_bad)
-    spec = resolve(method, base, given, profile, source)
-    named = [] if profile == "default" or "profile" in changes else [profile]
-    marks = [f"{key}={label}" for key, (label, _) in changes.items()]
-    name = "-".join([method.key, *named, *marks, f"seed{seed}"])
-    return PlannedRun(
-        name=re.sub(r"[^A-Za-z0-9_.=+-]+", "_", name),
-        method=method.key,
-        point=index,
-        seed=seed,
-        epochs=stage_epochs(spec),
-        request=spec.request.model_dump(mode="json"),
-        command=spec.command(),
-    )
+def _applies(key: str, method: Method) -> bool:
+    """Whether a setting of the grid may change in the runs of a method.
 
-
-def stage_epochs(spec: Spec) -> list[int]:
-    """Return the epochs of each stage of a run."""
-    last = spec.method.last_epochs(spec.values) or spec.protocol.stage2_epochs
-    # A stage between the first and the last is a single pass.
-    stages = len(spec.method.stages)
-    return [spec.protocol.epochs, *[1] * (stages - 2), last][:stages]
+    What distinguishes a row from its family stays: an ablation must not become the method.
+    """
+    if key in ("data", "profile"):
+        return key == "data" or bool(method.profiles)
+    return key in {*Protocol.model_fields, *method.defaults()} - set(method.preset)
 
 
 def identify(plan: Plan, folder: Path | None = None) -> Plan:
@@ -239,7 +231,10 @@ def identify(plan: Plan, folder: Path | None = None) -> Plan:
         protocol = run.request["protocol"]
         key = f"{run.pixels} {protocol.get('fold')} {protocol['allow_leak']}"
         if key not in fingerprints:
-            fingerprints[key] = _fingerprint(plan, run.request)
+            try:
+                fingerprints[key] = _fingerprint(plan, run.request)
+            except LmdError as error:
+                fingerprints[key] = error
         fingerprint = fingerprints[key]
         if isinstance(fingerprint, LmdError):
             if folder is not None and not Run(folder / run.name).is_finished():
@@ -249,23 +244,19 @@ def identify(plan: Plan, folder: Path | None = None) -> Plan:
     return replace(plan, runs=runs)
 
 
-def _fingerprint(plan: Plan, request: Mapping[str, Any]) -> str | LmdError:
-    """The fingerprint of the data of a run, or why it cannot be trained on."""
+def _fingerprint(plan: Plan, request: Mapping[str, Any]) -> str:
     from lmd.data.dataset import plan_data
 
     for key, place in (("data", request["data"]), ("root", request["columns"].get("root"))):
         if place not in (None, "synthetic") and what_is(Path(place)) == MISSING:
-            return LmdError(
+            raise LmdError(
                 f"grid {plan.name}: {key} {place} does not exist; paths are relative to the grid "
                 "file, or to the current folder for a grid of lmd"
             )
     source = Source(request["data"], Columns.of(request["columns"]), request["skip_bad"])
-    try:
-        data = plan_data(source, Protocol.model_validate(request["protocol"]))
-    except LmdError as error:
-        return error
+    data = plan_data(source, Protocol.model_validate(request["protocol"]))
     if plan.trials and len(data.table.part("validation")) == 0:
-        return LmdError(
+        raise LmdError(
             f"grid {plan.name}: [trials] choose on the validation part, which is empty in "
             f"{request['data']}: give the data one, or remove [trials] from the grid"
         )

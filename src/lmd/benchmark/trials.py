@@ -58,7 +58,7 @@ class Choice(BaseModel):
     @property
     def sentence(self) -> str:
         """The setting, the chosen value and all candidates, as a table shows them."""
-        return f"{self.setting} {self.chosen} of {', '.join(one.label for one in self.trials)}"
+        return f"{self.setting} {self.chosen} of {', '.join(score.label for score in self.trials)}"
 
 
 class _File(BaseModel):
@@ -81,15 +81,14 @@ def pick(scores: Sequence[Score], default: str) -> str:
     >>> pick([a, b], "1"), pick([a, b.model_copy(update={"se": 0.1})], "1")
     ('2', '1')
     """
-    trained = [one for one in scores if one.balanced_accuracy is not None]
+    trained = [s for s in scores if s.balanced_accuracy is not None]
     if not trained:
-        raise LmdError(f"no value of the trials {[one.label for one in scores]} could be trained")
-    if any(one.label == default for one in trained):
+        raise LmdError(f"no value of the trials {[s.label for s in scores]} could be trained")
+    if any(s.label == default for s in trained):
         # Treat a gain equal to its standard error as no gain (rounding).
-        trained = [one for one in trained if (one.gain or 0.0) > (one.se or 0.0) + 1e-12]
-    if not trained:
-        return default
-    return max(trained, key=lambda one: one.balanced_accuracy or 0.0).label
+        trained = [s for s in trained if (s.gain or 0.0) > (s.se or 0.0) + 1e-12]
+    best = max(trained, key=lambda s: s.balanced_accuracy or 0.0, default=None)
+    return default if best is None else best.label
 
 
 def gain(run: Run, default: Run) -> tuple[float, float]:
@@ -110,8 +109,16 @@ def gain(run: Run, default: Run) -> tuple[float, float]:
 
 def trial_runs(plan: Plan, trial: Trial) -> list[PlannedRun]:
     """Return the runs of one trial, in the order of its values."""
-    mine = [run for run in plan.runs if (run.method, run.seed) == (trial.method, trial.seed)]
-    return [run for label in trial.values for run in mine if run.tuned == label]
+    by_label = {
+        run.tuned: run for run in plan.runs if (run.method, run.seed) == (trial.method, trial.seed)
+    }
+    return [by_label[label] for label in trial.values if label in by_label]
+
+
+def undecided(plan: Plan, choices: Choices) -> dict[str, Trial]:
+    """Return the rows that wait for a choice, with their trials."""
+    waiting = [trial for trial in plan.trials if trial.method not in choices]
+    return {key: trial for trial in waiting for key in trial.rows}
 
 
 def first_phase(plan: Plan, choices: Choices) -> list[PlannedRun]:
@@ -135,10 +142,25 @@ def settled(plan: Plan, choices: Choices) -> Plan:
     return replace(plan, runs=runs)
 
 
-def undecided(plan: Plan, choices: Choices) -> dict[str, Trial]:
-    """Return the rows that wait for a choice, with their trials."""
-    waiting = [trial for trial in plan.trials if trial.method not in choices]
-    return {key: trial for trial in waiting for key in trial.rows}
+def choices_path(folder: Path) -> Path:
+    """Return where a benchmark keeps its choices."""
+    return folder / "choices.json"
+
+
+def read_choices(plan: Plan, folder: Path) -> Choices:
+    """Read the choices in a benchmark's folder that were made from the trials of this plan."""
+    path = choices_path(folder)
+    if not plan.trials or not path.exists():
+        return {}
+    try:
+        file = _File.model_validate_json(path.read_bytes())
+    except (OSError, ValidationError) as error:
+        raise LmdError(
+            f"{path} cannot be read: {str(error).splitlines()[0]}; delete it, and it will be "
+            "written again from the trial runs"
+        ) from None
+    hashes = {trial.method: _hash(trial_runs(plan, trial)) for trial in plan.trials}
+    return {c.method: c for c in file.choices if c.asked == hashes.get(c.method)}
 
 
 def make_choices(plan: Plan, folder: Path, diverged: Collection[str] = ()) -> Choices:
@@ -158,43 +180,21 @@ def make_choices(plan: Plan, folder: Path, diverged: Collection[str] = ()) -> Ch
     return choices
 
 
-def read_choices(plan: Plan, folder: Path) -> Choices:
-    """Read the choices in a benchmark's folder that were made from the trials of this plan."""
-    path = choices_path(folder)
-    if not plan.trials or not path.exists():
-        return {}
-    try:
-        file = _File.model_validate_json(path.read_bytes())
-    except (OSError, ValidationError) as error:
-        raise LmdError(
-            f"{path} cannot be read: {str(error).splitlines()[0]}; delete it, and it will be "
-            "written again from the trial runs"
-        ) from None
-    asked = {trial.method: _hash(trial_runs(plan, trial)) for trial in plan.trials}
-    return {one.method: one for one in file.choices if one.asked == asked.get(one.method)}
-
-
-def choices_path(folder: Path) -> Path:
-    """Return where a benchmark keeps its choices."""
-    return folder / "choices.json"
-
-
 def _choose(plan: Plan, trial: Trial, folder: Path, diverged: Collection[str]) -> Choice | None:
     planned = trial_runs(plan, trial)
-    on_disk = {run.tuned: Run(folder / run.name) for run in planned}
-    finished = {label: run for label, run in on_disk.items() if run.is_finished()}
+    runs = {run.tuned: Run(folder / run.name) for run in planned}
+    finished = {label: run for label, run in runs.items() if run.is_finished()}
     ended = [run.tuned in finished or run.name in diverged for run in planned]
     if not finished or not all(ended):
         return None
     default = finished.get(trial.default)
     scores = []
     for run in planned:
-        score = Score(label=run.tuned, value=trial.values[run.tuned], run=run.name)
+        values: dict[str, float | None] = {}
         if mine := finished.get(run.tuned):
             better, se = gain(mine, default) if default is not None else (None, None)
             values = {"balanced_accuracy": _score(mine), "gain": better, "se": se}
-            score = score.model_copy(update=values)
-        scores.append(score)
+        scores.append(Score(label=run.tuned, value=trial.values[run.tuned], run=run.name, **values))
     return Choice(
         method=trial.method,
         setting=trial.setting,
@@ -207,13 +207,13 @@ def _choose(plan: Plan, trial: Trial, folder: Path, diverged: Collection[str]) -
 
 
 def _score(run: Run) -> float:
-    found = run.record.metrics.get("validation", {}).get(METRIC)
-    if found is None or found.value is None:
+    estimate = run.record.metrics.get("validation", {}).get(METRIC)
+    if estimate is None or estimate.value is None:
         raise LmdError(
             f"{run.path} has no balanced accuracy on a validation part, which [trials] needs: "
             "give the data a validation part, or remove [trials] from the grid"
         )
-    return found.value
+    return estimate.value
 
 
 def _hash(runs: Sequence[PlannedRun]) -> str:

@@ -14,10 +14,9 @@ from lmd.base.errors import LmdError
 from lmd.base.files import atomic_write, check_outside, locked, whole
 from lmd.base.text import complaints
 from lmd.benchmark.local import Local
-from lmd.benchmark.plan import Plan, PlannedRun, Point, Row
-from lmd.benchmark.planning import stage_epochs
-from lmd.benchmark.progress import open_board
-from lmd.benchmark.run import run_plan
+from lmd.benchmark.plan import Plan, Point, Row
+from lmd.benchmark.planning import plan_run
+from lmd.benchmark.run import open_board, run_plan
 from lmd.crossval.pooling import Final, write_pooled
 from lmd.data.source import Columns, Source
 from lmd.data.sources import open_table
@@ -137,20 +136,14 @@ def plan_folds(request: FoldsRequest) -> Plan:
     """Plan one run for each fold, and one on all images for ``refit``; settings are checked."""
     method = find_method(request.method)
     numbers = [*range(1, request.folds + 1), *([0] if request.final == "refit" else [])]
-    runs = []
-    for place, number in enumerate(numbers):
-        spec = _spec(request, {"fold": [number, request.folds]})
-        runs.append(
-            PlannedRun(
-                name=f"fold-{number}" if number else FINAL,
-                method=method.key,
-                point=place,
-                seed=spec.protocol.seed,
-                epochs=stage_epochs(spec),
-                request=spec.request.model_dump(mode="json"),
-                command=spec.command(),
-            )
+    runs = [
+        plan_run(
+            f"fold-{number}" if number else FINAL,
+            _spec(request, {"fold": [number, request.folds]}),
+            place,
         )
+        for place, number in enumerate(numbers)
+    ]
     return Plan(
         name=NAME,
         title=f"{request.folds} folds of {request.data}",

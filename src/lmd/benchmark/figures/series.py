@@ -12,8 +12,7 @@ from typing import Any
 
 from lmd.base.errors import LmdError
 from lmd.base.text import shorten, unknown
-from lmd.benchmark.grid import load_grid
-from lmd.benchmark.plan import Plan, read_plan
+from lmd.benchmark.plan import Plan, load_grid, read_plan
 from lmd.benchmark.tables.forms import HEADLINE
 from lmd.benchmark.tables.results import Entry, Estimate, RunResult
 from lmd.benchmark.trials import choices_path, read_choices, settled
