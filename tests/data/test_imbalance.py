@@ -8,9 +8,8 @@ import pytest
 
 from lmd.base.errors import LmdError
 from lmd.data.imbalance import imbalance_factor, official_counts, pareto_counts, subsample
-from lmd.data.sources.arrays import ArrayImages
 from lmd.data.splits import split
-from lmd.data.table import Table
+from lmd.data.table import ArrayImages, Table
 
 ISIC_2019 = [12875, 4522, 3323, 2624, 867, 628, 253, 239]
 # Computed with the rule of the released split at r = 100, 300 and 500.

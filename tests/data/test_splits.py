@@ -9,9 +9,8 @@ from toys import SHARED
 
 from lmd.base.errors import LmdError
 from lmd.data.sources import open_table
-from lmd.data.sources.arrays import ArrayImages
 from lmd.data.splits import check_no_leak, part_sizes, split
-from lmd.data.table import PARTS, Table
+from lmd.data.table import PARTS, ArrayImages, Table
 
 HAM = SHARED / "data" / "ham10000" / "HAM10000_metadata.csv"
 

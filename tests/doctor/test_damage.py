@@ -22,8 +22,8 @@ from lmd.base.errors import LmdError
 from lmd.base.progress import Display
 from lmd.data.cache import decode
 from lmd.data.sources import open_table
-from lmd.data.sources.folders import LOOP
 from lmd.data.splits import split
+from lmd.data.walk import LOOP
 from lmd.doctor import KINDS, Columns, Examination, as_json, examine, exit_code
 from lmd.doctor.page import write_doctor_page
 

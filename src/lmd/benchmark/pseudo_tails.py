@@ -14,9 +14,10 @@ from numpy.typing import NDArray
 
 from lmd.base.errors import LmdError
 from lmd.base.files import atomic_write, check_output
+from lmd.base.text import csv_text
 from lmd.data.imbalance import draw_groups
+from lmd.data.manifest import common_root, written_path
 from lmd.data.source import Source
-from lmd.data.sources.manifest import common_root, csv_bytes, written_path
 from lmd.data.splits import units_of
 from lmd.data.table import PARTS, FileImages, Table
 
@@ -111,7 +112,7 @@ def write_tasks(
         }
         columns |= {} if table.groups is None else {"group": table.groups}
         columns |= {"split": table.parts}
-        content = csv_bytes([*columns], zip(*columns.values(), strict=True))
+        content = csv_text([*columns], zip(*columns.values(), strict=True), exact=True).encode()
         atomic_write(path, content, parents=True)
     return paths
 

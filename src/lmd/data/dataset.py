@@ -9,9 +9,9 @@ from numpy.typing import NDArray
 from lmd.base.errors import LmdError
 from lmd.base.progress import Display
 from lmd.data.cache import decode
-from lmd.data.findings import Finding
 from lmd.data.imbalance import subsample
 from lmd.data.leaks import unused_groups
+from lmd.data.scan import Finding
 from lmd.data.source import Source
 from lmd.data.sources import scan_source
 from lmd.data.splits import fold_split, require_training, split, without_parts

@@ -10,8 +10,7 @@ from operator import attrgetter
 from pathlib import PurePosixPath
 
 from lmd.base.text import counted, shorten
-from lmd.data.findings import Finding, finding
-from lmd.data.sources.scan import Scan
+from lmd.data.scan import Finding, Scan, finding
 from lmd.data.splits import part_sizes
 from lmd.data.table import PARTS
 

@@ -1,6 +1,6 @@
 """The doctor: finds what is wrong with a data set, and writes a cleaned manifest."""
 
-from lmd.data.findings import KINDS, SEVERITIES, Finding
+from lmd.data.scan import KINDS, SEVERITIES, Finding
 from lmd.data.source import Columns
 from lmd.doctor.clean import Cleaned
 from lmd.doctor.examine import Examination, examine, quick_check

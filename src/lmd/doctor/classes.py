@@ -5,9 +5,8 @@ from collections import Counter, defaultdict
 from collections.abc import Iterator, Sequence
 from itertools import combinations
 
-from lmd.data.findings import Finding, finding
 from lmd.data.imbalance import imbalance_factor
-from lmd.data.sources.scan import Scan, class_order
+from lmd.data.scan import Finding, Scan, class_order, finding
 from lmd.data.splits import part_sizes
 from lmd.data.table import PARTS
 from lmd.scoring.proportions import wilson

@@ -15,9 +15,8 @@ import numpy as np
 from lmd.base.errors import LmdError
 from lmd.base.files import atomic_write
 from lmd.base.text import counted
-from lmd.data.findings import Finding, Severity, finding
-from lmd.data.sources.manifest import common_root, written_path
-from lmd.data.sources.scan import Case, Scan
+from lmd.data.manifest import common_root, written_path
+from lmd.data.scan import Case, Finding, Scan, Severity, finding
 from lmd.data.table import PARTS
 from lmd.doctor.classes import same_name
 from lmd.doctor.look import Look

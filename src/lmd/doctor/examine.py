@@ -12,15 +12,14 @@ from numpy.typing import NDArray
 
 from lmd.base.errors import LmdError
 from lmd.base.text import counted, printable, shorten
-from lmd.data.findings import SEVERITIES, Finding, finding
 from lmd.data.images import SUFFIXES, read_image
 from lmd.data.leaks import check_groups
+from lmd.data.scan import SEVERITIES, Finding, Scan, finding, scan_table
 from lmd.data.source import Columns
 from lmd.data.sources import scan_source
-from lmd.data.sources.folders import visible
-from lmd.data.sources.scan import Scan, scan_table
 from lmd.data.splits import split
 from lmd.data.table import Table
+from lmd.data.walk import visible
 from lmd.doctor.classes import Counts, check_classes, class_counts
 from lmd.doctor.clean import Cleaned, Sets, check_copies, clean, exact_copies, near_copies
 from lmd.doctor.look import Look, Tick, look_at_all

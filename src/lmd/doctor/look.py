@@ -17,7 +17,7 @@ from PIL import Image
 from lmd.base.errors import LmdError
 from lmd.base.files import FILE, MISSING, what_is
 from lmd.data.images import MAX_PIXELS, is_dicom, open_image, strips
-from lmd.data.sources.scan import Scan
+from lmd.data.scan import Scan
 from lmd.doctor.similar import MIN_SPREAD, perceptual_hash, thumbnail
 
 # Bytes of one value of each TIFF type; entry 0 does not exist.

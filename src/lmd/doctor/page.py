@@ -6,7 +6,7 @@ from typing import Any
 
 from lmd import __version__
 from lmd.base.files import atomic_write
-from lmd.data.findings import LISTS
+from lmd.data.scan import LISTS
 from lmd.data.table import PARTS
 from lmd.doctor import Cleaned, Examination, Finding, as_json
 from lmd.report.page import environment

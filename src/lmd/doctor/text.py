@@ -3,8 +3,8 @@
 from typing import Any
 
 from lmd.base.text import shorten
-from lmd.data.findings import LISTS, Finding
 from lmd.data.imbalance import imbalance_factor
+from lmd.data.scan import KINDS, LISTS, Finding
 from lmd.doctor.classes import totals
 from lmd.doctor.clean import Cleaned
 from lmd.doctor.examine import Examination
@@ -21,7 +21,7 @@ def exit_code(examination: Examination) -> int:
 
 def finding_lines(examination: Examination, found: Finding) -> list[str]:
     """The lines of one finding: title, sentence, images concerned, remedy."""
-    lines = [f"{found.title} [{found.kind}]", f"  {found.text}"]
+    lines = [f"{KINDS[found.kind][1]} [{found.kind}]", f"  {found.text}"]
     if found.sets:
         between = " + " if found.kind.startswith("group") else " = "
         for each in found.sets[:SHOWN]:
@@ -65,7 +65,7 @@ def as_json(examination: Examination, cleaned: Cleaned | None = None) -> dict[st
             {
                 "kind": found.kind,
                 "severity": found.severity,
-                "title": found.title,
+                "title": KINDS[found.kind][1],
                 "text": found.text,
                 "remedy": found.remedy,
                 "images": [examination.describe(i) for i in found.cases],

@@ -14,8 +14,8 @@ from PIL.Image import Image as PillowImage
 from lmd.base.distributed import choose_device
 from lmd.base.errors import LmdError
 from lmd.base.files import atomic_write
+from lmd.base.text import csv_text
 from lmd.data.source import Columns, Source
-from lmd.data.sources.manifest import csv_bytes
 from lmd.fit.spec import resolve
 from lmd.fit.train import train_spec
 from lmd.methods import DEFAULT, find_method
@@ -263,7 +263,8 @@ def write_source(
         paths = [str(Path(image).expanduser().resolve()) for image in images]
         columns = {"image": paths, "label": names.tolist(), **of}
         file = place / "images.csv"
-        atomic_write(file, csv_bytes([*columns], zip(*columns.values(), strict=True)))
+        text = csv_text([*columns], zip(*columns.values(), strict=True), exact=True)
+        atomic_write(file, text.encode())
         return Source(file, Columns(allow_outside=True))
     pixels = [fitted(image, f"image {i}", size).pixels for i, image in enumerate(images)]
     more = {f"{key}s": np.array(values, dtype=np.str_) for key, values in of.items()}

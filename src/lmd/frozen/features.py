@@ -10,8 +10,8 @@ from numpy.typing import NDArray
 
 from lmd.base.arrays import read_npz
 from lmd.base.errors import LmdError
-from lmd.data.sources.arrays import class_names, label_column
-from lmd.data.sources.scan import PART_NAMES, part_name, require_classes
+from lmd.data.scan import PART_NAMES, part_name, require_classes
+from lmd.data.sources import class_names, label_column
 from lmd.data.splits import check_no_leak, require_training
 from lmd.data.table import ArrayImages, Table
 from lmd.scoring.proportions import Kind

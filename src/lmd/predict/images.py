@@ -11,7 +11,7 @@ from lmd.base.errors import LmdError
 from lmd.base.files import FOLDER, MISSING, what_is
 from lmd.base.text import printable, shorten
 from lmd.data.images import Decoded, open_image, read_image, resize, rgb_pixels, unreadable
-from lmd.data.sources.folders import images_of, tree_below
+from lmd.data.walk import images_of, tree_below
 
 Image = str | Path | PillowImage | NDArray[np.uint8] | NDArray[np.uint16]
 Given = Image | LmdError  # an error stands for what cannot be read

@@ -13,12 +13,12 @@ from typing import Any
 
 from lmd.base.errors import LmdError
 from lmd.base.files import Content, atomic_write, check_output
-from lmd.base.text import shorten, unknown
+from lmd.base.text import csv_text, shorten, unknown
 from lmd.data.imbalance import imbalance_factor
-from lmd.data.sources.folders import files_below
-from lmd.data.sources.manifest import Finder, csv_bytes, read_csv
-from lmd.data.sources.scan import Case, Scan
+from lmd.data.manifest import Finder, read_csv
+from lmd.data.scan import Case, Scan
 from lmd.data.table import Table
+from lmd.data.walk import files_below
 
 Row = Mapping[str, str]
 # A split table, and the content of the file to write, which takes the path from the folder of that
@@ -255,7 +255,7 @@ class Download:
                 cell, name = self.cells[row], self.names[row]
                 image = cell if cell == name else (prefix / cell).as_posix()
                 rows.append([image, label, *([groups[row]] if groups else []), part])
-            return csv_bytes(header, rows)
+            return csv_text(header, rows, exact=True).encode()
 
         return table, manifest
 

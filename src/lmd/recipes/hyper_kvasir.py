@@ -6,8 +6,8 @@ from pathlib import Path
 
 from lmd.base.errors import LmdError
 from lmd.base.text import shorten
-from lmd.data.sources.folders import images_below
 from lmd.data.splits import split
+from lmd.data.walk import files_below, images_of
 from lmd.recipes import Download, Made, read_rows, require_distinct
 
 LABELS = "image-labels.csv"
@@ -47,7 +47,7 @@ def _tree(download: Download) -> Images:
     tracts = [folder for name in TRACTS for folder in sorted(root.rglob(name)) if folder.is_dir()]
     images: dict[str, tuple[str, str]] = {}
     for tract in tracts:
-        for path in images_below(tract):
+        for path in images_of(files_below(tract), tract):
             inside = path.relative_to(tract).parts
             if len(inside) != 3:
                 raise LmdError(f"image {path} is not in {tract}/CATEGORY/FINDING: move it there")

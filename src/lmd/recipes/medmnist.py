@@ -12,7 +12,7 @@ from numpy.typing import NDArray
 
 from lmd.base.errors import LmdError
 from lmd.data.imbalance import subsample
-from lmd.data.sources.arrays import MEDMNIST, scan_arrays
+from lmd.data.sources import MEDMNIST, scan_arrays
 from lmd.data.splits import require_training
 from lmd.data.table import PARTS, ArrayImages, Table
 from lmd.recipes import RECIPES, Download, Made

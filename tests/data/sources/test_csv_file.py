@@ -5,7 +5,7 @@ from pathlib import Path
 import pytest
 
 from lmd.base.errors import LmdError
-from lmd.data.sources.manifest import read_csv
+from lmd.data.manifest import read_csv
 from lmd.recipes import read_rows
 
 

@@ -11,7 +11,7 @@ from damage import DAMAGES, WHOLE, Damage, npz_bytes
 from patients import Patient, make_folders, make_patient
 
 from lmd.base.errors import LmdError
-from lmd.data.findings import Finding
+from lmd.data.scan import Finding
 from lmd.data.sources import open_table, scan_source
 from lmd.doctor import examine
 

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from lmd.base.errors import LmdError
-from lmd.data.sources.folders import LOOP, files_below, images_below, tree_below, visible
+from lmd.data.walk import LOOP, files_below, images_of, tree_below, visible
 
 
 def make_tree(root: Path) -> None:
@@ -28,7 +28,12 @@ def names(root: Path, paths: list[Path]) -> list[str]:
 
 def test_images_are_found_without_hidden_files_and_with_dicom(tmp_path: Path) -> None:
     make_tree(tmp_path)
-    assert names(tmp_path, images_below(tmp_path)) == ["a/1.JPG", "a/2.jpg", "a/IM0001", "b.png"]
+    assert names(tmp_path, images_of(files_below(tmp_path), tmp_path)) == [
+        "a/1.JPG",
+        "a/2.jpg",
+        "a/IM0001",
+        "b.png",
+    ]
 
 
 def test_files_of_a_folder_come_before_those_of_its_folders(tmp_path: Path) -> None:

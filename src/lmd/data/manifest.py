@@ -6,7 +6,7 @@ import os
 import posixpath
 import shlex
 from collections import defaultdict
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 from pathlib import Path, PurePosixPath, PureWindowsPath
@@ -14,13 +14,18 @@ from pathlib import Path, PurePosixPath, PureWindowsPath
 from lmd.base.errors import LmdError
 from lmd.base.files import FILE, what_is, whole
 from lmd.base.text import clipped, counted, near_miss, shorten
-from lmd.data.findings import Finding, finding
 from lmd.data.images import SUFFIXES
+from lmd.data.scan import Case, Finding, Scan, finding, part_name
 from lmd.data.source import Columns
-from lmd.data.sources.folders import images_of, tree_below
-from lmd.data.sources.scan import Case, Scan, part_name
+from lmd.data.walk import images_of, tree_below
 
 QUOTES = "Close the quotation mark, or write it twice inside a quoted cell."
+COLUMNS = ("image", "label", "group", "split")
+# Other common names of columns: a scan continues with them, training asks for the right name.
+GUESSES = {
+    "image": ("image", "image_id", "filename", "file_name", "file", "path", "image_path", "img"),
+    "label": ("label", "class", "dx", "diagnosis", "target", "category", "finding", "labels"),
+}
 
 
 @dataclass
@@ -36,27 +41,29 @@ class CsvFile:
 
 
 def read_csv(path: Path) -> CsvFile:
-    """Everything readable in a CSV file; the delimiter is a comma, semicolon or tab."""
+    """Read everything readable in a CSV file; the delimiter is a comma, semicolon or tab."""
     table = CsvFile()
     file = io.StringIO(_text(path, table), newline="")
     first = file.readline()
     file.seek(0)
     # Spreadsheets write semicolons in many countries.
-    reader = csv.reader(file, delimiter=max(",;\t", key=first.count))
+    delimiter = max(",;\t", key=first.count)
+    reader = csv.reader(file, delimiter=delimiter)
     long, swallowed, last = [], [], 0
     try:
         table.header = [cell.strip() for cell in next(reader, [])]
-        last = reader.line_num
+        last, columns = reader.line_num, len(table.header)
         for cells in reader:
             begin, last = last + 1, reader.line_num
-            if any(_swallows(cell, reader.dialect.delimiter, table.header) for cell in cells):
+            # A line within a cell that has as many cells as a line of the file.
+            inner = (line for cell in cells for line in cell.splitlines()[1:])
+            if any(line.count(delimiter) >= columns - 1 > 0 for line in inner):
                 swallowed.append(f"lines {begin} to {last}")
-            filled = [cell.strip() for cell in cells]
-            filled += [""] * (len(table.header) - len(cells))
+            filled = [cell.strip() for cell in cells] + [""] * (columns - len(cells))
             if any(filled):
-                table.lines.append((reader.line_num, filled))
-                if len(cells) > len(table.header):
-                    long.append(f"line {reader.line_num}")
+                table.lines.append((last, filled))
+                if len(cells) > columns:
+                    long.append(f"line {last}")
     except csv.Error as error:
         text = f"The file is not valid CSV from line {reader.line_num} on: {error}."
         table.findings.append(finding("source", text))
@@ -69,19 +76,6 @@ def read_csv(path: Path) -> CsvFile:
         text = counted(len(long), "{n} [line has|lines have] more cells than the header.")
         table.findings.append(finding("ragged_row", text, names=long))
     return table
-
-
-def _swallows(cell: str, delimiter: str, header: Sequence[str]) -> bool:
-    """Whether a line within a cell has as many cells as a line of the file."""
-    inner = cell.splitlines()[1:]
-    return any(line.count(delimiter) >= len(header) - 1 > 0 for line in inner)
-
-
-def csv_bytes(header: Sequence[str], rows: Iterable[Sequence[str]]) -> bytes:
-    """The content of a CSV file."""
-    text = io.StringIO(newline="")
-    csv.writer(text, lineterminator="\n").writerows([header, *rows])
-    return text.getvalue().encode()
 
 
 def _text(path: Path, table: CsvFile) -> str:
@@ -99,17 +93,15 @@ def _text(path: Path, table: CsvFile) -> str:
 
 @dataclass
 class Finder:
-    """Finds the files that names refer to; each folder is listed only once.
+    """Finds the files that names refer to: in the root, ``beside`` it, or in the folders below.
 
     ``unlisted`` are the folders of the search that cannot be listed, with the reason.
     """
 
     root: Path
     beside: tuple[Path, ...]
-    listings: dict[Path, tuple[dict[str, Path], dict[str, list[Path]]]] = field(
-        default_factory=dict
-    )
     unlisted: dict[Path, str] = field(default_factory=dict)
+    _listings: dict[Path, dict[str, list[Path]]] = field(default_factory=dict)
 
     @cached_property
     def places(self) -> list[Path]:
@@ -117,52 +109,46 @@ class Finder:
         return list(dict.fromkeys((self.root, *self.beside)))
 
     def find(self, name: str) -> list[Path]:
-        """The files that a name may refer to: none, one, or several."""
-        wanted = PurePosixPath(name)
+        """Return the files that a name may refer to: none, one, or several."""
+        path = PurePosixPath(name)
         for place in self.places:
-            whole, stems = self._listing((place / wanted).parent)
-            if wanted.name in whole:
-                return [whole[wanted.name]]
-            if wanted.name in stems:
-                return stems[wanted.name]
+            folder = (place / path).parent
+            if folder not in self._listings:  # each folder is listed only once
+                self._listings[folder] = self._files(folder)
+            if paths := self._listings[folder].get(path.name):
+                return paths
         return self._below.get(name, [])
 
-    def _listing(self, folder: Path) -> tuple[dict[str, Path], dict[str, list[Path]]]:
-        if folder not in self.listings:
-            whole: dict[str, Path] = {}
-            stems: dict[str, list[Path]] = defaultdict(list)
-            for name in self._names(folder):
-                file = folder / name
-                if what_is(file) == FILE:
-                    whole[name] = file
-                    if file.suffix.lower() in SUFFIXES:
-                        stems[file.stem].append(file)
-            self.listings[folder] = (whole, stems)
-        return self.listings[folder]
-
-    def _names(self, folder: Path) -> list[str]:
+    def _files(self, folder: Path) -> dict[str, list[Path]]:
+        """Return the files of a folder by name, and images also by stem."""
+        names: list[str] = []
         try:
-            return sorted(os.listdir(folder))  # noqa: PTH208
+            names = sorted(os.listdir(folder))  # noqa: PTH208
         except (FileNotFoundError, NotADirectoryError, ValueError):
-            return []
+            pass
         except OSError as error:
             self.unlisted[folder] = error.strerror or str(error)
-            return []
+        files = [file for name in names if what_is(file := folder / name) == FILE]
+        stems: dict[str, list[Path]] = defaultdict(list)
+        for file in files:
+            if file.suffix.lower() in SUFFIXES:
+                stems[file.stem].append(file)
+        return stems | {file.name: [file] for file in files}
 
     @cached_property
     def _below(self) -> dict[str, list[Path]]:
         """All images below the root, by name and by stem."""
-        found: dict[str, list[Path]] = defaultdict(list)
+        images: dict[str, list[Path]] = defaultdict(list)
         tree = tree_below(self.root)
         self.unlisted |= tree.unlisted
         for file in images_of([file for file in tree.files if what_is(file) == FILE], self.root):
             for name in {file.name, file.stem}:
-                found[name].append(file)
-        return found
+                images[name].append(file)
+        return images
 
 
 def common_root(root: Path, paths: Sequence[Path]) -> Path:
-    """The root of the data, or the nearest folder above it that contains all images."""
+    """Return the root of the data, or the nearest folder above it that contains all images."""
     top, places = whole(root), [whole(path) for path in paths]
     if all(path.is_relative_to(top) for path in places):
         return root
@@ -170,21 +156,14 @@ def common_root(root: Path, paths: Sequence[Path]) -> Path:
 
 
 def written_path(path: Path, root: Path) -> str:
-    """How a manifest refers to an image below its root."""
+    """Return how a manifest refers to an image below its root."""
     name = whole(path).relative_to(whole(root)).as_posix()
     # The manifest reader strips cells.
     return f"./{name}" if name != name.lstrip() else name
 
 
-# Other common names of columns: a scan continues with them, training asks for the right name.
-GUESSES = {
-    "image": ("image", "image_id", "filename", "file_name", "file", "path", "image_path", "img"),
-    "label": ("label", "class", "dx", "diagnosis", "target", "category", "finding", "labels"),
-}
-
-
 def scan_manifest(path: Path, columns: Columns) -> Scan:
-    """All lines of a CSV file with the images they refer to.
+    """Scan all lines of a CSV file with the images they refer to.
 
     An image is searched for in the root, in the folder of the CSV file and in ``images/`` beside
     it, with any known suffix if it has none; a bare name then in every folder below the root. An
@@ -200,10 +179,11 @@ def scan_manifest(path: Path, columns: Columns) -> Scan:
         return scan
     scan.grouped, scan.split = "group" in at, "split" in at
     finder = Finder(root, (path.parent, path.parent / "images"))
-    allow = columns.allow_outside
-    scan.cases = [_case(line, cells, at, finder, allow) for line, cells in table.lines]
+    for line, cells in table.lines:
+        values = {what: cells[i] for what, i in at.items()}
+        scan.cases.append(_case(line, values, finder, columns.allow_outside))
     conflicts = _mark_repeats(scan)
-    _add_findings(scan, finder, table.header[at["split"]] if scan.split else "", conflicts)
+    _report(scan, finder, table.header[at["split"]] if scan.split else "", conflicts)
     scan.spare = {
         name: [cells[i] for _, cells in table.lines]
         for i, name in enumerate(table.header)
@@ -213,30 +193,31 @@ def scan_manifest(path: Path, columns: Columns) -> Scan:
 
 
 def _layout(scan: Scan, header: list[str], columns: Columns) -> dict[str, int]:
-    """Which columns are image, label, group and split; a missing one becomes a finding."""
+    """Return the columns of image, label, group and split; a missing one becomes a finding."""
     at: dict[str, int] = {}
-    for what in ("image", "label", "group", "split"):
-        asked: str | None = getattr(columns, f"{what}_column")
-        name, needed = asked or what, what in GUESSES
-        found = column_of(name, header) if needed or asked != "" else None
-        if found is not None:
-            at[what] = found
-        elif needed or asked:
-            text = f"There is no column {name!r}; the columns are {_columns_shown(header)}."
+    for what in COLUMNS:
+        chosen: str | None = getattr(columns, f"{what}_column")
+        name, needed = chosen or what, what in GUESSES
+        place = column_of(name, header) if needed or chosen != "" else None
+        if place is None and (needed or chosen):
+            # A damaged file may have columns of any name and number.
+            shown = shorten([clipped(column, 40) for column in header], most=20)
+            text = f"There is no column {name!r}; the columns are {shown}."
             guesses = (column_of(word, header) for word in GUESSES.get(what, ()))
             guess = next((column for column in guesses if column is not None), None)
-            if guess is None and asked and (near := near_miss(asked, header)):
+            if guess is None and chosen and (near := near_miss(chosen, header)):
                 guess = header.index(near)
+            place = guess if needed else None
             perhaps = "" if guess is None else f" {shlex.quote(header[guess])}, if that is meant"
             remedy = f"Name the {what} column with --{what}-column{perhaps}."
             scan.findings.append(finding("columns", text, names=[name], remedy=remedy))
-            if guess is not None and needed:
-                at[what] = guess
+        if place is not None:
+            at[what] = place
     return at
 
 
 def column_of(name: str, header: Sequence[str]) -> int | None:
-    """The place of a column; its case is ignored unless two names differ only in that.
+    """Return the place of a column; ignore its case unless two names differ only in that.
 
     >>> column_of("image", ["Label", "IMAGE"]), column_of("a", ["A", "a"]), column_of("b", ["c"])
     (1, 1, None)
@@ -247,84 +228,68 @@ def column_of(name: str, header: Sequence[str]) -> int | None:
     return same[0] if len(same) == 1 else None
 
 
-def _columns_shown(header: list[str]) -> str:
-    """The names of columns, which may be of any length and number in a damaged file."""
-    return shorten([clipped(name, 40) for name in header], most=20)
-
-
-def _case(line: int, cells: list[str], at: dict[str, int], finder: Finder, allow: bool) -> Case:
-    written, label = cells[at["image"]], cells[at["label"]]
-    name = posixpath.normpath(written.replace("\\", "/")) if written else ""
-    name = _below(name, finder.root)
+def _case(line: int, values: dict[str, str], finder: Finder, allow: bool) -> Case:
+    name = posixpath.normpath(values["image"].replace("\\", "/")) if values["image"] else ""
+    if name.startswith("/"):  # an absolute path inside the root becomes relative to it
+        for folder in (Path(posixpath.normpath(finder.root.absolute())), finder.root.resolve()):
+            if Path(name).is_relative_to(folder):
+                name = Path(name).relative_to(folder).as_posix()
+                break
     drive = PureWindowsPath(name).drive
     allowed = allow or not (name.split("/")[0] == ".." or name.startswith("/") or drive)
-    found = finder.find(name) if name and allowed else []
-    word = cells[at["split"]] if "split" in at else ""
-    part = part_name(word) if "split" in at else ""
-    group = (cells[at["group"]] or f"image {name}") if "group" in at else ""
+    paths = finder.find(name) if name and allowed else []
+    part = part_name(values["split"]) if "split" in values else ""
+    group = (values["group"] or f"image {name}") if "group" in values else ""
     fault = detail = ""
     if not allowed:
         fault = "outside_root"
-    elif not label:
+    elif not values["label"]:
         fault = "unlabelled"
-    elif not found:
+    elif not paths:
         fault = "missing_file"
-    elif len(found) > 1:
-        fault, detail = "ambiguous_file", " or ".join(map(str, found))
+    elif len(paths) > 1:
+        fault, detail = "ambiguous_file", " or ".join(map(str, paths))
     elif part is None:
-        fault, detail = "unknown_split", repr(word)
-    path = found[0] if len(found) == 1 else None
-    return Case(name, label, group, part or "", path, line, fault, detail)
-
-
-def _below(name: str, root: Path) -> str:
-    """An absolute path inside the root, relative to it; any other name as it is."""
-    if not name.startswith("/"):
-        return name
-    for folder in (posixpath.normpath(root.absolute()), root.resolve()):
-        if Path(name).is_relative_to(folder):
-            return Path(name).relative_to(folder).as_posix()
-    return name
+        fault, detail = "unknown_split", repr(values["split"])
+    path = paths[0] if len(paths) == 1 else None
+    return Case(name, values["label"], group, part or "", path, line, fault, detail)
 
 
 def _mark_repeats(scan: Scan) -> list[list[int]]:
-    """Mark lines about the same file; returns those that contradict each other."""
+    """Mark lines about the same file, and return those that contradict each other."""
     by_file: dict[Path | None, list[int]] = defaultdict(list)
     for i in scan.usable():
         by_file[scan.cases[i].path].append(i)
     conflicts = []
     for same in by_file.values():
-        first = _with_group(scan.cases, same)
+        # The first line about a file has the group of the first that names one.
+        cases = [scan.cases[i] for i in same]
+        groups = (case.group for case in cases if case.group != f"image {case.name}")
+        first = replace(cases[0], group=next(groups, cases[0].group))
         differences = {i: _difference(first, scan.cases[i]) for i in same[1:]}
-        if any(differences.values()):
+        contradict = any(differences.values())
+        if contradict:
             conflicts.append(same)
             first = replace(first, fault="conflicting_rows")
         scan.cases[same[0]] = first
         for i, difference in differences.items():
-            fault = "conflicting_rows" if any(differences.values()) else "repeated_row"
+            fault = "conflicting_rows" if contradict else "repeated_row"
             detail = difference or f"line {first.line}"
             scan.cases[i] = replace(scan.cases[i], fault=fault, detail=detail)
     return conflicts
 
 
-def _with_group(cases: Sequence[Case], same: Sequence[int]) -> Case:
-    """The first of several lines about a file, with the group of the first that names one."""
-    named = (cases[i].group for i in same if cases[i].group != f"image {cases[i].name}")
-    first = cases[same[0]]
-    return replace(first, group=next(named, first.group))
-
-
 def _difference(first: Case, case: Case) -> str:
-    """How a line differs from the first line about the same file."""
+    """Return how a line differs from the first line about the same file."""
     for what in ("label", "part", "group"):
-        one, other = getattr(first, what), getattr(case, what)
+        value, other = getattr(first, what), getattr(case, what)
         # An empty group cell is no contradiction.
-        if one != other and not (what == "group" and other == f"image {case.name}"):
-            return f"{what} {other!r}, but {one!r} in line {first.line}"
+        if value != other and not (what == "group" and other == f"image {case.name}"):
+            return f"{what} {other!r}, but {value!r} in line {first.line}"
     return ""
 
 
-def _add_findings(scan: Scan, finder: Finder, split: str, conflicts: list[list[int]]) -> None:
+def _report(scan: Scan, finder: Finder, split: str, conflicts: list[list[int]]) -> None:
     places = " or ".join(map(str, finder.places))
     scan.report("outside_root", "{n} [path leaves|paths leave] the root.")
     scan.report("unlabelled", "{n} [line has|lines have] no label.")
@@ -341,6 +306,5 @@ def _add_findings(scan: Scan, finder: Finder, split: str, conflicts: list[list[i
     scan.report("repeated_row", "{n} [line repeats|lines repeat] another one.")
     if conflicts:
         text = "{n} [image has|images have] lines that differ in label, group or part."
-        scan.findings.append(
-            finding("conflicting_rows", counted(len(conflicts), text), sets=conflicts)
-        )
+        text = counted(len(conflicts), text)
+        scan.findings.append(finding("conflicting_rows", text, sets=conflicts))

@@ -1,0 +1,368 @@
+"""List all images of a source and what is wrong with it, however broken it is."""
+
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Literal
+
+import numpy as np
+from numpy.typing import NDArray
+
+from lmd.base.errors import LmdError
+from lmd.base.text import clipped, counted, shorten
+from lmd.data.table import ArrayImages, FileImages, Table
+
+Severity = Literal["error", "warning", "note"]
+SEVERITIES: tuple[Severity, ...] = ("error", "warning", "note")
+# Kinds of findings, with their titles and usual remedies, by their usual severity.
+_ERRORS = {
+    "refused": ("Training would stop", "Fix the errors below first."),
+    "source": ("Unreadable source", "Replace it with a complete copy."),
+    "encoding": ("Not UTF-8", "Save the file as CSV in UTF-8."),
+    "columns": ("Missing columns", "Name the columns with --image-column, …"),
+    "missing_file": (
+        "Missing files",
+        "Set --root to the folder of the images, or leave them out with --skip-bad.",
+    ),
+    "outside_root": (
+        "Paths outside the root",
+        "Write paths relative to the root, or use --allow-outside if you trust the manifest.",
+    ),
+    "ambiguous_file": ("Ambiguous names", "Write the path with folder and suffix."),
+    "unlabelled": (
+        "Images without a label",
+        "Fill in the label, or leave them out with --skip-bad.",
+    ),
+    "unknown_split": ("Unknown names of parts", "Use train, validation (or val) or test."),
+    "part_folders": (
+        "Part folders that cannot be used",
+        "Name all top folders train, validation or test, and put class folders into each.",
+    ),
+    "conflicting_rows": (
+        "Contradictory lines",
+        "Find out which line is right and remove the others.",
+    ),
+    "stray_image": (
+        "Images outside any class folder",
+        "Move them into the folder of their class, or leave them out with --skip-bad.",
+    ),
+    "empty_class_folder": (
+        "Empty class folders",
+        "Fill or remove them, or leave them out with --skip-bad.",
+    ),
+    "unlisted_folder": (
+        "Folders that cannot be listed",
+        "Make them readable, remove links in circles, or leave them out with --skip-bad.",
+    ),
+    "special_file": (
+        "Pipes, sockets and devices",
+        "Remove them, or leave them out with --skip-bad.",
+    ),
+    "one_class": ("Only one class", "Provide images of at least two classes."),
+    "too_few": ("Classes too small to split", "Merge each with another class, or remove it."),
+    "group_in_parts": ("Groups in several parts", "Put all images of a group into one part."),
+    "empty_file": ("Empty files", "Copy the originals again, or remove them."),
+    "truncated": ("Truncated files", "Copy the originals again, or remove them."),
+    "unreadable": ("Unreadable images", "Replace or remove them."),
+    "huge": ("Images too large to decode", "Make them smaller, or remove them."),
+    "duplicate_in_parts": ("The same image in several parts", "Keep each image in one part only."),
+    "conflicting_duplicates": (
+        "One image with several labels",
+        "Find out which label is right, or remove all.",
+    ),
+}
+_WARNINGS = {
+    "ragged_row": (
+        "Lines with too many cells",
+        "Put quotes around cells that contain the delimiter.",
+    ),
+    "repeated_row": ("Repeated lines", "Remove the repeats."),
+    "ignored_file": ("Images ignored because of their names", "Add the suffix of their format."),
+    "absent_in_part": ("Classes missing from a part", "Put images of every class into every part."),
+    "tiny_test": (
+        "Very small test classes",
+        "Rely on their intervals, collect more images, or cross-validate.",
+    ),
+    "class_name": ("One class under two names", "Use one spelling; --fix uses the most common."),
+    "class_spelling": ("Similar class names", "Rename one of them if they mean the same class."),
+    "end_missing": ("JPEG files without an end marker", "Check whether the last rows are missing."),
+    "tiny": ("Tiny images", "Check whether they are thumbnails."),
+    "one_colour": ("Blank images", "Remove them."),
+    "greyscale": (
+        "Grey images among colour images",
+        "Check whether being grey gives the class away.",
+    ),
+    "cmyk": ("CMYK images", "Convert them to RGB with their colour profile."),
+    "alpha": ("Transparent images", "Flatten them; otherwise transparent pixels become black."),
+    "wrong_suffix": ("Wrong suffixes", "Rename them; lmd goes by content, other tools may not."),
+    "frames": ("Several frames or pages", "Extract the right one; only the first is used."),
+    "duplicate": ("Exact duplicates", "Keep one of each."),
+    "near_duplicate": ("Near-duplicates", "Put them into one group, or keep one of them."),
+    "near_duplicate_in_parts": (
+        "Near-duplicates in several parts",
+        "Put similar images into the same part.",
+    ),
+    "near_duplicate_labels": (
+        "Near-duplicates with several labels",
+        "Check them: a label may be wrong.",
+    ),
+}
+_NOTES = {
+    "unlisted_file": ("Images not in the manifest", "Add them if they belong to the data set."),
+    "counts": ("Images per class", ""),
+    "imbalance": (
+        "Long tail",
+        "Judge models by balanced accuracy and by the recall of each class.",
+    ),
+    "groups": ("Groups", "Split by group; lmd does this whenever groups are known."),
+    "group_labels": (
+        "Groups with several classes",
+        "Normal for patients; for lesions, check the labels.",
+    ),
+    "group_hint": ("Possible groups", "If they are real, add a group column to a manifest."),
+    "palette": ("Palette images", "Check whether colours were lost."),
+    "deep": ("More than 8 bits", "Check that 8 bits of the full range suffice."),
+    "exif_rotated": (
+        "Images rotated by EXIF",
+        "lmd turns them upright; check that other tools do too.",
+    ),
+    "metadata": ("Corrupt metadata", "Check the orientation; the pixels can be read as usual."),
+}
+KINDS: dict[str, tuple[Severity, str, str]] = {
+    kind: (severity, title, remedy)
+    for severity, kinds in zip(SEVERITIES, (_ERRORS, _WARNINGS, _NOTES), strict=True)
+    for kind, (title, remedy) in kinds.items()
+}
+# Why an image cannot be used, by the kind of finding that says so.
+FAULTS = {
+    "missing_file": "not on disk",
+    "outside_root": "outside the root",
+    "ambiguous_file": "ambiguous name",
+    "unlabelled": "no label",
+    "unknown_split": "unknown part",
+    "repeated_row": "repeats another line",
+    "conflicting_rows": "contradicted by another line",
+    "stray_image": "outside any class folder",
+    "empty_class_folder": "empty class folder",
+    "unlisted_folder": "folder cannot be listed",
+    "special_file": "not a regular file",
+    "ignored_file": "not recognised as an image by its name",
+    "encoding": "name is not UTF-8",
+    "empty_file": "empty file",
+    "truncated": "truncated",
+    "unreadable": "unreadable",
+    "huge": "too large to decode",
+}
+# Findings whose names, beside the cases, are left out.
+NAMED = frozenset({"empty_class_folder", "unlisted_folder", "special_file"})
+# Errors that --skip-bad ignores.
+SKIPPABLE = NAMED | {"missing_file", "unlabelled", "stray_image"}
+# Kinds with files or lines as names; the text of other kinds contains the names already.
+LISTS = NAMED | {"unlisted_file", "ragged_row"}
+PART_NAMES = {
+    "train": "train",
+    "training": "train",
+    "val": "validation",
+    "valid": "validation",
+    "validation": "validation",
+    "test": "test",
+    "testing": "test",
+}
+
+
+@dataclass(frozen=True)
+class Finding:
+    """One finding: ``cases`` are indices of the affected images, ``sets`` those that belong
+    together (copies of one image, images of one group), ``names`` files, classes or columns.
+    """
+
+    kind: str
+    severity: Severity
+    text: str
+    remedy: str
+    cases: tuple[int, ...] = ()
+    sets: tuple[tuple[int, ...], ...] = ()
+    names: tuple[str, ...] = ()
+
+
+def finding(
+    kind: str,
+    text: str,
+    *,
+    cases: Iterable[int] = (),
+    sets: Iterable[Sequence[int]] = (),
+    names: Iterable[str] = (),
+    severity: Severity | None = None,
+    remedy: str | None = None,
+) -> Finding:
+    """Return a finding, by default with the usual severity and remedy of its kind."""
+    usual, _, advice = KINDS[kind]
+    together = tuple(map(tuple, sets))
+    concerned = tuple(cases) or tuple(i for same in together for i in same)
+    advice = advice if remedy is None else remedy
+    return Finding(kind, severity or usual, text, advice, concerned, together, tuple(names))
+
+
+def part_name(word: str) -> str | None:
+    """Return the part that a word in a source means, or ``None``.
+
+    >>> part_name("Val")
+    'validation'
+    """
+    return PART_NAMES.get(word.strip().lower())
+
+
+def class_order(names: Iterable[str]) -> tuple[str, ...]:
+    """Sort class names into the order of their index: numeric if all are numbers, else alphabetic.
+
+    >>> class_order(["10", "2", "2"])
+    ('2', '10')
+    """
+    distinct = set(names)
+    numbers = all(name.isascii() and name.isdecimal() for name in distinct)
+    return tuple(sorted(distinct, key=lambda name: (int(name) if numbers else 0, name)))
+
+
+def require_classes(labels: Iterable[str], source: object) -> None:
+    """Refuse a source with a single class."""
+    names = set(labels)
+    if len(names) == 1:
+        raise LmdError(
+            f"{source} has only one class ({names.pop()!r}): provide images of at least two classes"
+        )
+
+
+@dataclass(frozen=True)
+class Case:
+    """One image of a source; ``fault`` is the kind of finding that makes it unusable.
+
+    ``group`` and ``part`` are empty if the source has none; ``line`` counts from 1, in a manifest;
+    ``path`` is ``None`` if there is no file; ``detail`` explains the fault.
+    """
+
+    name: str
+    label: str
+    group: str = ""
+    part: str = ""
+    path: Path | None = None
+    line: int = 0
+    fault: str = ""
+    detail: str = ""
+
+    @property
+    def place(self) -> str:
+        """The line of the manifest and the name."""
+        line = f"line {self.line}: " if self.line else ""
+        return f"{line}{clipped(self.name) or '(no name)'}"
+
+    @property
+    def reason(self) -> str:
+        """Why the image cannot be used."""
+        return f"{FAULTS[self.fault]}{f' ({clipped(self.detail)})' if self.detail else ''}"
+
+
+@dataclass
+class Scan:
+    """``cases``: one for each image or line; ``findings``: what is wrong with the source.
+
+    Names are relative to ``root``; ``classes`` is set if the source defines their order; ``images``
+    or the ``original`` table have pixels that are not in files; ``spare`` are unused columns of a
+    manifest; ``others`` are files without the name of an image.
+    """
+
+    source: str
+    kind: str
+    root: Path | None = None
+    grouped: bool = False
+    split: bool = False
+    cases: list[Case] = field(default_factory=list)
+    findings: list[Finding] = field(default_factory=list)
+    classes: tuple[str, ...] | None = None
+    images: ArrayImages | None = None
+    original: Table | None = None
+    spare: dict[str, list[str]] = field(default_factory=dict)
+    others: list[Case] = field(default_factory=list)
+
+    def usable(self) -> list[int]:
+        """Return the indices of the cases without a fault."""
+        return [i for i, case in enumerate(self.cases) if not case.fault]
+
+    def report(self, kind: str, text: str, remedy: str | None = None) -> None:
+        """Add a finding for all cases with this fault, if any; for ``text`` see ``counted``."""
+        cases = [i for i, case in enumerate(self.cases) if case.fault == kind]
+        if cases:
+            text = counted(len(cases), text)
+            self.findings.append(finding(kind, text, cases=cases, remedy=remedy))
+
+    def read(self, i: int) -> NDArray[np.uint8] | None:
+        """Return RGB pixels ``(H, W, 3)`` of a case that is not a file."""
+        images = self.original or self.images
+        return None if images is None else images.read(i)
+
+    def table(self, *, skip_bad: bool = False) -> Table:
+        """Return the table of all images, or raise the first finding that is an error.
+
+        ``skip_bad`` leaves out missing and unlabelled images, images outside any class folder,
+        empty class folders, folders that cannot be listed, and pipes, sockets and devices;
+        ``Table.skipped`` lists them.
+        """
+        for found in self.findings:
+            if found.severity == "error" and not (skip_bad and found.kind in SKIPPABLE):
+                raise LmdError(self._refusal(found))
+        if self.original is not None:
+            return self.original
+        cases = [self.cases[i] for i in self.usable()]
+        if not cases:
+            raise LmdError(f"{self.source}: none of its images can be used")
+        labels = [case.label for case in cases]
+        require_classes(labels, self.source)
+        classes = self.classes or class_order(labels)
+        index = {name: i for i, name in enumerate(classes)}
+        files = tuple(case.path for case in cases if case.path is not None)
+        skipped = [f"{case.place}: {case.reason}" for case in self.cases if case.fault]
+        for found in self.findings:
+            if found.kind in NAMED:
+                skipped += [f"{name}: {FAULTS[found.kind]}" for name in found.names]
+        return Table(
+            ids=np.array([case.name for case in cases], dtype=np.str_),
+            labels=np.array([index[label] for label in labels], dtype=np.int64),
+            classes=classes,
+            images=self.images or FileImages(files, self.root or Path()),
+            rows=np.arange(len(cases), dtype=np.int64),
+            groups=np.array([c.group for c in cases], dtype=np.str_) if self.grouped else None,
+            parts=np.array([c.part for c in cases], dtype=np.str_) if self.split else None,
+            source=self.source,
+            kind=self.kind,
+            skipped=tuple(skipped),
+        )
+
+    def _refusal(self, found: Finding) -> str:
+        """Return one sentence: what is wrong, examples, and what to do."""
+        cases = (self.cases[i] for i in found.cases)
+        examples = [f"{c.place}: {c.detail}" if c.detail else c.place for c in cases]
+        if found.kind in LISTS:
+            examples += found.names
+        listed = f" ({shorten(examples)})" if examples else ""
+        remedy = f": {_clause(found.remedy)}" if found.remedy else ""
+        return f"{self.source}: {_clause(found.text)}{listed}{remedy}"
+
+
+def _clause(sentence: str) -> str:
+    """Return a sentence without its capital letter and full stop."""
+    return sentence[:1].lower() + sentence[1:].removesuffix(".")
+
+
+def scan_table(table: Table) -> Scan:
+    """Return the scan of a table."""
+    empty = [""] * len(table)
+    groups = empty if table.groups is None else table.groups.tolist()
+    parts = empty if table.parts is None else table.parts.tolist()
+    rows = zip(table.ids.tolist(), table.label_names().tolist(), groups, parts, strict=True)
+    return Scan(
+        source=table.source or table.kind,
+        kind=table.kind,
+        grouped=table.groups is not None,
+        split=table.parts is not None,
+        cases=[Case(*row) for row in rows],
+        original=table,
+    )
