@@ -21,8 +21,7 @@ from lmd.base.errors import LmdError
 from lmd.benchmark.figures.embedding import read_records
 from lmd.benchmark.local import environment
 from lmd.cli.commands import app
-from lmd.crossval.folds import cross_validate
-from lmd.crossval.pooling import write_pooled
+from lmd.crossval.folds import cross_validate, write_pooled
 from lmd.evaluation.external import evaluate_external
 from lmd.explain.features import build_index
 from lmd.export.export import export_onnx

@@ -11,7 +11,8 @@ from PIL import Image
 
 import lmd
 from lmd.base.errors import LmdError
-from lmd.crossval.pooling import Final, write_pooled
+from lmd.crossval.folds import write_pooled
+from lmd.crossval.record import Final
 from lmd.evaluation.external import evaluate_external
 from lmd.runs.folder import Run
 

@@ -102,7 +102,7 @@ def train(
 
 
 def _merged(settings: dict[str, Any], shortcuts: dict[str, Any]) -> dict[str, Any]:
-    """Return the settings with those that have an option; the same setting may not differ."""
+    """Join the settings with those that have an option; the same setting may not differ."""
     for key, value in shortcuts.items():
         if value is not None and settings.setdefault(key, value) != value:
             option = f"--{key.replace('_', '-')}"

@@ -1,11 +1,13 @@
 """Cross-validation of one method: its folds are trained side by side, and one report is made."""
 
+import shlex
 import shutil
 from collections.abc import Mapping, Sequence
 from functools import partial
 from pathlib import Path
 from typing import Any, Literal
 
+import numpy as np
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 from rich.console import Console
 
@@ -17,21 +19,44 @@ from lmd.benchmark.local import Local
 from lmd.benchmark.plan import Plan, Point, Row
 from lmd.benchmark.planning import plan_run
 from lmd.benchmark.run import open_board, run_plan
-from lmd.crossval.pooling import Final, write_pooled
+from lmd.crossval.record import Final, FoldRun, Folds
+from lmd.data.dataset import fingerprint
+from lmd.data.imbalance import imbalance_factor
 from lmd.data.source import Columns, Source
 from lmd.data.sources import open_table
 from lmd.data.splits import fold_notes, make_folds, without_parts
+from lmd.fit.recording import now, scored
 from lmd.fit.spec import Spec, resolve
 from lmd.fit.tracking import Tracking, checked_trackers
 from lmd.methods import DEFAULT, find_method
+from lmd.model import AVERAGE
+from lmd.predict.average import save_average
+from lmd.report.card import write_card
+from lmd.report.page import write_report
 from lmd.runs.folder import FINAL, RUN_FILES, Run
-from lmd.runs.protocol import Protocol
+from lmd.runs.predictions import PartPredictions, Predictions
+from lmd.runs.record import Record, TablePart
+from lmd.scoring.tiers import assign_tiers
 
 NAME = "folds.json"
+MODEL = ("model.safetensors", "model.json", "novelty.safetensors")
+SHARED = (
+    "Intervals take the images to be drawn at random, and the {n} models as given. Any two folds "
+    "share training images, so their models are not independent; how much the numbers would differ "
+    "with other training images, or with another seed, is not in the intervals, and cannot be "
+    "estimated without bias from folds (Bengio and Grandvalet 2004)."
+)
+SHIPPED: dict[Final, str] = {
+    "average": "The shipped model is the mean answer of the {n} models. It was not scored itself: "
+    "every image is in the training part of most of them.",
+    "refit": "The shipped model was trained on the images of all folds. It was not scored itself: "
+    "no image is left for that.",
+    "none": "No model is shipped; each fold has its own.",
+}
 
 
 class FoldsRequest(BaseModel):
-    """What a cross-validation was asked for, complete enough to continue; ``folds.json``."""
+    """The arguments of a cross-validation, complete enough to continue it; ``folds.json``."""
 
     model_config = ConfigDict(extra="forbid", frozen=True)
 
@@ -46,6 +71,12 @@ class FoldsRequest(BaseModel):
     columns: dict[str, Any] = {}
     skip_bad: bool = False
     images: bool = True
+
+    def spec(self, **fold: Any) -> Spec:
+        """Check the settings of one training."""
+        source = Source(self.data, Columns.of(self.columns), self.skip_bad)
+        settings, method = {**self.settings, **fold}, find_method(self.method)
+        return resolve(method, self.protocol, settings, self.profile, source, images=self.images)
 
 
 def cross_validate(
@@ -79,8 +110,6 @@ def cross_validate(
     trackers = checked_trackers(log)
     if world() > 1:
         raise LmdError("--folds cannot be used under torchrun: its trainings are processes already")
-    folder = Path(out) if out is not None else None
-    before = _read(folder) if resume and folder is not None else None
     arguments = {
         "data": None if data is None else str(data),
         "folds": folds,
@@ -93,30 +122,24 @@ def cross_validate(
         "skip_bad": skip_bad,
         "images": images,
     }
-    request = _complete(arguments, before)
-    if folder is None:
-        folder = default_folder(request)
-        before = _read(folder) if resume else None
-        if before is not None and final is None:
-            request = request.model_copy(update={"final": before.final})
-    if before is not None:
-        _check_same(folder, before, request)
-    elif (folder / NAME).exists() and not overwrite:
-        raise LmdError(
-            f"{folder} already holds a cross-validation: continue it with --resume, choose another "
-            "folder with --out, or replace it with --overwrite"
-        )
-    else:
-        if not (folder / NAME).exists():
-            Run.check_free(folder, overwrite=overwrite)
-        check_outside(folder, request.data)
-    plan, notes = plan_folds(request), _checked(request)
+    request, folder, begun = _open(arguments, out, resume, overwrite)
+    plan, spec = plan_folds(request), request.spec()
+    table = open_table(request.data, skip_bad=request.skip_bad, **request.columns)
+    table = without_parts(table, request.columns.get("split_column"))
+    make_folds(table, request.folds, spec.protocol.split_seed)  # refuses what cannot be divided
+    more = ["--folds", str(request.folds), "--final", request.final, "--out", str(folder)]
     with locked(folder, "training") as lock:
-        if before is None:
+        if not begun:
             _clear(folder)
         atomic_write(folder / NAME, (request.model_dump_json(indent=1) + "\n").encode())
-        board = open_board(Console(stderr=True, quiet=quiet))
-        outcome = run_plan(plan, folder, lambda: _local(folder, workers, lock, device), board)
+
+        def backend() -> Local:
+            local = Local(folder, workers, keep=(lock,), share=False)
+            if device != "auto":
+                local.devices = [device] * local.workers
+            return local
+
+        outcome = run_plan(plan, folder, backend, open_board(Console(stderr=True, quiet=quiet)))
         if outcome.failed:
             name, why = next(iter(outcome.failed.items()))
             raise LmdError(
@@ -124,8 +147,8 @@ def cross_validate(
                 f"Run `lmd train --resume --out {folder}` to train what is missing."
             )
         names = [run.name for run in plan.runs if run.name != FINAL]
-        command = _command(request, folder)
-        run = write_pooled(folder, names, request.final, notes, command)
+        notes = fold_notes(table, request.folds)
+        run = write_pooled(folder, names, request.final, notes, [*spec.command(), *more])
     say = partial(Console(stderr=True, quiet=quiet).print, markup=False, highlight=False)
     with Tracking(trackers, folder, run.record, say) as tracking:
         tracking.finish(run.record)
@@ -135,14 +158,11 @@ def cross_validate(
 def plan_folds(request: FoldsRequest) -> Plan:
     """Plan one run for each fold, and one on all images for ``refit``; settings are checked."""
     method = find_method(request.method)
-    numbers = [*range(1, request.folds + 1), *([0] if request.final == "refit" else [])]
+    names = {number: f"fold-{number}" for number in range(1, request.folds + 1)}
+    names |= {0: FINAL} if request.final == "refit" else {}
     runs = [
-        plan_run(
-            f"fold-{number}" if number else FINAL,
-            _spec(request, {"fold": [number, request.folds]}),
-            place,
-        )
-        for place, number in enumerate(numbers)
+        plan_run(name, request.spec(fold=[number, request.folds]), place)
+        for place, (number, name) in enumerate(names.items())
     ]
     return Plan(
         name=NAME,
@@ -158,29 +178,41 @@ def plan_folds(request: FoldsRequest) -> Plan:
     )
 
 
-def _spec(request: FoldsRequest, fold: Mapping[str, Any]) -> Spec:
-    """What one training is asked for."""
-    method = find_method(request.method)
-    source = Source(request.data, Columns.of(request.columns), request.skip_bad)
-    settings = {**request.settings, **fold}
-    return resolve(
-        method, request.protocol, settings, request.profile, source, images=request.images
-    )
-
-
-def default_folder(request: FoldsRequest) -> Path:
-    """``runs/DATA-METHOD-foldsN-seedN``, with the profile unless it is the default."""
-    profile = "" if request.profile == "default" else f"-{request.profile}"
-    seed = plan_folds(request).seeds[0]
-    stem = Path(request.data).stem
-    return Path("runs") / f"{stem}-{request.method}{profile}-folds{request.folds}-seed{seed}"
+def _open(
+    arguments: dict[str, Any], out: str | Path | None, resume: bool, overwrite: bool
+) -> tuple[FoldsRequest, Path, bool]:
+    """Return the complete request, its folder, and whether it has begun there and is resumed."""
+    folder = Path(out) if out is not None else None
+    before = _read(folder) if resume and folder is not None else None
+    request = _complete(arguments, before)
+    if folder is None:
+        stem, seed = Path(request.data).stem, request.spec().protocol.seed
+        profile = "" if request.profile == "default" else f"-{request.profile}"
+        name = f"{stem}-{request.method}{profile}-folds{request.folds}-seed{seed}"
+        folder = Path("runs") / name
+        before = _read(folder) if resume else None
+        if before is not None and arguments["final"] is None:
+            request = request.model_copy(update={"final": before.final})
+    if before is not None:
+        _check_same(folder, before, request)
+        return request, folder, True
+    if (folder / NAME).exists() and not overwrite:
+        raise LmdError(
+            f"{folder} already holds a cross-validation: continue it with --resume, choose another "
+            "folder with --out, or replace it with --overwrite"
+        )
+    if not (folder / NAME).exists():
+        Run.check_free(folder, overwrite=overwrite)
+    check_outside(folder, request.data)
+    return request, folder, False
 
 
 def _complete(arguments: dict[str, Any], before: FoldsRequest | None) -> FoldsRequest:
     """Complete the arguments with those ``before``, or the defaults.
 
-    Without data, everything that is not given is as it was before. Paths become absolute, so that
-    the cross-validation can be resumed from another folder.
+    Without data, all arguments that are left out are as before. Paths become absolute, so that the
+    cross-validation can be resumed from another folder; links stay, because images lie beside the
+    link of a manifest.
     """
     unset = {name: field.default for name, field in FoldsRequest.model_fields.items()}
     unset |= {"folds": None, "final": None}
@@ -201,13 +233,13 @@ def _complete(arguments: dict[str, Any], before: FoldsRequest | None) -> FoldsRe
     if "fold" in settings:
         raise LmdError("--set fold is one fold of a cross-validation: leave it out with --folds")
     if isinstance(settings.get("weights"), str) and "." in settings["weights"]:
-        settings["weights"] = _absolute(settings["weights"])
+        settings["weights"] = str(whole(settings["weights"]))
     if "root" in columns:
-        columns["root"] = _absolute(columns["root"])
+        columns["root"] = str(whole(columns["root"]))
     if values["data"] != "synthetic":
-        values["data"] = _absolute(values["data"])
+        values["data"] = str(whole(values["data"]))
     if (values.get("protocol") or "").endswith(".toml"):
-        values["protocol"] = _absolute(values["protocol"])
+        values["protocol"] = str(whole(values["protocol"]))
     try:
         return FoldsRequest.model_validate(values)
     except ValidationError as error:
@@ -215,25 +247,20 @@ def _complete(arguments: dict[str, Any], before: FoldsRequest | None) -> FoldsRe
         raise LmdError(message) from None
 
 
-def _absolute(path: str | Path) -> str:
-    # Links stay: images lie beside the link of a manifest, not beside what it points to.
-    return str(whole(path))
-
-
 def _read(folder: Path) -> FoldsRequest | None:
-    """What was asked for in a folder, or ``None`` if it has no cross-validation."""
-    place = folder / NAME
-    if not place.exists():
+    """Read the request in a folder, or ``None`` if it has no cross-validation."""
+    path = folder / NAME
+    if not path.exists():
         return None
     try:
-        return FoldsRequest.model_validate_json(place.read_bytes())
+        return FoldsRequest.model_validate_json(path.read_bytes())
     except (OSError, ValidationError) as error:
-        said = str(error).splitlines()[0]
-        raise LmdError(f"{place} cannot be read: {said}; restore it, or start again") from None
+        why = str(error).splitlines()[0]
+        raise LmdError(f"{path} cannot be read: {why}; restore it, or start again") from None
 
 
 def _check_same(folder: Path, before: FoldsRequest, request: FoldsRequest) -> None:
-    """Only the model at the end may be another one: it needs no other folds."""
+    """Check that only the model at the end is another one: it needs no other folds."""
     old, new = before.model_dump(exclude={"final"}), request.model_dump(exclude={"final"})
     changed = [f"{k}: {old[k]} → {new[k]}" for k in old if old[k] != new[k]]
     if changed:
@@ -246,35 +273,141 @@ def _check_same(folder: Path, before: FoldsRequest, request: FoldsRequest) -> No
 
 def _clear(folder: Path) -> None:
     """Remove an earlier cross-validation or run, and nothing else."""
-    places = [folder / "checkpoint"]
     runs = [*folder.glob("fold-*"), folder / FINAL]
     if not (folder / NAME).exists():  # a training may have replaced a cross-validation
         runs = [run for run in runs if (run / "record.json").exists()]
-    places += [*runs, *([folder / "logs"] if runs else [])]
-    for place in filter(Path.is_dir, places):
-        shutil.rmtree(place)
-    # What a folder is known by comes last, so that this can be done again after a kill.
+    logs = [folder / "logs"] if runs else []
+    for path in filter(Path.is_dir, (folder / "checkpoint", *runs, *logs)):
+        shutil.rmtree(path)
+    # The files that mark the folder come last, so that this can be done again after a kill.
     for name in sorted((*RUN_FILES, "plan.json"), key=lambda name: name in (NAME, "record.json")):
         (folder / name).unlink(missing_ok=True)
 
 
-def _checked(request: FoldsRequest) -> list[str]:
-    """Notes about small classes; data that cannot be divided into folds is refused here."""
-    protocol = Protocol.model_validate(plan_folds(request).runs[0].request["protocol"])
-    found = open_table(request.data, skip_bad=request.skip_bad, **request.columns)
-    table = without_parts(found, request.columns.get("split_column"))
-    make_folds(table, request.folds, protocol.split_seed)
-    return fold_notes(table, request.folds)
+def write_pooled(
+    folder: Path, names: Sequence[str], final: Final, notes: Sequence[str], command: Sequence[str]
+) -> Run:
+    """Write one run folder from the finished folds ``names`` in it; the record comes last but one.
+
+    ``notes`` are about the data; ``command`` are the words that repeat the cross-validation.
+    """
+    runs = [Run.open(folder / name) for name in names]
+    for run in runs[1:]:
+        if run.record.data.pixels != runs[0].record.data.pixels:
+            raise LmdError(
+                f"the images have changed between {runs[0].path.name} and {run.path.name} of "
+                f"{folder}, so that their answers are not of one data set: start again with "
+                "--overwrite"
+            )
+    predictions = _pooled(runs)
+    record = _record(folder, runs, predictions, final, notes, shlex.join(command))
+    # Nothing else that an earlier call may have shipped stays.
+    for name in (*MODEL, AVERAGE):
+        (folder / name).unlink(missing_ok=True)
+    if final == "average":
+        save_average(folder, list(names))
+    elif final == "refit":
+        # The weights come before their description: a folder with model.json is complete.
+        for name in (name for name in MODEL if (folder / FINAL / name).exists()):
+            atomic_write(folder / name, (folder / FINAL / name).read_bytes())
+    run = Run(folder)
+    run.write_predictions(predictions)
+    run.write_record(record)
+    write_report(run)
+    write_card(record, folder)
+    return run
 
 
-def _local(folder: Path, workers: int | None, lock: int, device: str) -> Local:
-    made = Local(folder, workers, keep=(lock,), share=False)
-    if device != "auto":
-        made.devices = [device] * made.workers
-    return made
+def _pooled(runs: Sequence[Run]) -> Predictions:
+    """Join the test predictions of all folds; groups, which stay whole, get new numbers."""
+    parts: list[PartPredictions] = []
+    groups: list[Any] = []
+    for run in runs:
+        part = run.predictions.parts.get("test") if run.predictions is not None else None
+        if part is None:
+            raise LmdError(f"{run.path} has no test predictions: train this fold again")
+        parts.append(part)
+        if part.groups is not None:
+            groups.append(part.groups + (int(groups[-1].max()) + 1 if groups else 0))
+    test = PartPredictions(
+        np.concatenate([part.ids for part in parts]),
+        np.concatenate([part.labels for part in parts]),
+        np.concatenate([part.probabilities for part in parts]),
+        np.concatenate(groups) if len(groups) == len(parts) else None,
+    )
+    if len(np.unique(test.ids)) < len(test.ids):
+        raise LmdError("some images are in the test part of two folds: train all folds again")
+    return Predictions(tuple(runs[0].record.data.classes), {"test": test})
 
 
-def _command(request: FoldsRequest, folder: Path) -> Sequence[str]:
-    """Return the words of the command that repeats the cross-validation."""
-    words = _spec(request, {}).command()
-    return [*words, "--folds", str(request.folds), "--final", request.final, "--out", str(folder)]
+def _record(
+    folder: Path,
+    runs: Sequence[Run],
+    predictions: Predictions,
+    final: Final,
+    notes: Sequence[str],
+    command: str,
+) -> Record:
+    records = [run.record for run in runs]
+    first, test = records[0], predictions.parts["test"]
+    classes = first.data.classes
+    tested = np.bincount(test.labels, minlength=len(classes))
+    trained = np.mean([r.data.counts["train"] for r in records], axis=0).round().astype(int)
+    protocol = {key: value for key, value in first.protocol.items() if key != "fold"}
+    labels = np.array(classes, dtype=np.str_)[test.labels]
+    factor = imbalance_factor(tested)
+    counts = {"train": trained, "validation": np.zeros_like(tested), "test": tested}
+    data = first.data.model_copy(
+        update={
+            "fingerprint": fingerprint(test.ids, labels, np.full(len(labels), "test")),
+            "counts": {part: numbers.tolist() for part, numbers in counts.items()},
+            "imbalance_factor": factor if np.isfinite(factor) else None,
+            "notes": _notes(records, final, notes),
+        }
+    )
+    record = first.replaced(
+        name=folder.name,
+        created=min(r.created for r in records),
+        command=command,
+        request=first.request.model_copy(update={"protocol": protocol}),
+        method=first.method.model_copy(update={"chosen": {}}),
+        protocol=protocol,
+        data=data,
+        tiers=assign_tiers(trained, classes, str(protocol["tiers"])),
+        # Each fold has a temperature of its own, which its probabilities contain.
+        model=first.model.model_copy(update={"temperature": 1.0}),
+        stages=[],
+        stage_1_from=None,
+        history=[],
+        novelty=None,
+        folds=Folds(runs=[_fold(run) for run in runs], final=final),
+        timings={f"training {r.name}": sum(s.seconds for s in r.stages) for r in records},
+        finished=now(),
+        status="finished",
+    )
+    return scored(record, predictions)
+
+
+def _notes(records: Sequence[Record], final: Final, notes: Sequence[str]) -> list[str]:
+    """Return what is true of all folds, and what to know about a cross-validation."""
+    n = len(records)
+    return [
+        *(note for note in records[0].data.notes if all(note in r.data.notes for r in records)),
+        f"Cross-validation with {n} folds: every image was tested once, by the model of the fold "
+        "that was not trained on it. The numbers of training images are means over the folds.",
+        SHARED.format(n=n),
+        "AUC compares probabilities across all images, which are of different models here.",
+        SHIPPED[final].format(n=n),
+        *notes,
+    ]
+
+
+def _fold(run: Run) -> FoldRun:
+    record = run.record
+    parts: tuple[TablePart, ...] = ("train", "validation", "test")
+    return FoldRun(
+        name=run.path.name,
+        images={part: sum(record.data.counts.get(part, [])) for part in parts},
+        temperature=record.model.temperature,
+        balanced_accuracy=record.metrics["test"]["balanced_accuracy"].value,
+    )

@@ -6,6 +6,8 @@ from pydantic import Field
 
 from lmd.scoring.estimates import Plain
 
+Final = Literal["average", "refit", "none"]
+
 
 class FoldRun(Plain):
     """One fold of a cross-validation, in a run folder of its own."""
@@ -22,7 +24,7 @@ class Folds(Plain):
     """A cross-validation: the test part of the record has every fold's test images."""
 
     runs: list[FoldRun] = Field(min_length=2)
-    final: Literal["average", "refit", "none"] = Field(
+    final: Final = Field(
         description="the shipped model: the mean answer of the folds' models, one model trained on "
         "all images, or none"
     )
