@@ -79,7 +79,7 @@ def last_stage(model: Model, task: Task, settings: dict[str, Any]) -> Stage:
     """The ICC stage of LMD with a newly initialised classifier."""
     torch.manual_seed(0)
     method = METHODS["lmd"]
-    *_, stage = method.stages_for(model, task, settings)
+    *_, stage = method.start(model, task, settings)
     return stage
 
 
@@ -104,7 +104,7 @@ def main() -> None:
         started = time.perf_counter()
         for j in range(iterations):
             generator = torch.Generator().manual_seed(j)
-            stage.start_epoch(FixedFeatures(found, j, iterations, generator), None)
+            stage.start_epoch(FixedFeatures(found, j, iterations, generator))
             spent = time.perf_counter() - started
             score = 100 * balanced_accuracy(model, *found["validation"])
             print(f"{name:<46} {j + 1:9}  {score:15.1f}  {spent:14.1f}", flush=True)

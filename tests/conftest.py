@@ -75,7 +75,7 @@ def make_trainer(tmp_path: Path) -> MakeTrainer:
         (tmp_path / folder / "checkpoint").mkdir(parents=True, exist_ok=True)
         return Trainer(
             model=model,
-            stages=lambda: wrap(method.stages_for(model, task, settings or {})),
+            stages=lambda: wrap(method.start(model, task, settings or {})),
             train=train,
             validation=toy_images((3,) * len(counts), seed=1),
             protocol=complete,

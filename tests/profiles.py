@@ -27,7 +27,7 @@ def data(counts=COUNTS, seed=0):
 def recipe(profile, key="lmd", counts=COUNTS, **given):
     model = small_model(len(counts))
     task = Task(torch.tensor(counts), 16)
-    return model, ROWS[key].stages_for(model, task, ROWS[key].settings(given, profile))
+    return model, ROWS[key].start(model, task, ROWS[key].settings(given, profile))
 
 
 def stage_one(profile, steps=100, **given):
@@ -37,7 +37,7 @@ def stage_one(profile, steps=100, **given):
     groups = prepare(stage)
     batch = data()
     epoch = FakeEpoch(stage.model, batch.views["weak"], batch.labels, total=steps)
-    stage.start_epoch(epoch, None)
+    stage.start_epoch(epoch)
     return stage, batch, torch.optim.SGD(groups, lr=LR[profile])
 
 

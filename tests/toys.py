@@ -55,7 +55,7 @@ QUICK: dict[str, dict[str, object]] = {"lmd": {"virtual_features": 200}}
 def quick(key: str) -> dict[str, object]:
     """Settings that make a method quick without changing what it does."""
     method = METHODS[key]
-    short = {"classifier_epochs": 2} if "classifier_epochs" in method.defaults() else {}
+    short = {"classifier_epochs": 2} if "classifier_epochs" in method.settings() else {}
     return short | QUICK.get(method.family or key, {})
 
 
@@ -204,7 +204,7 @@ class World:
         )
         head = CosineClassifier if method.head == "cosine" else nn.Linear
         self.model = Model(encoder, head(6, len(self.counts)))
-        return method.stages_for(self.model, self.task, settings)
+        return method.start(self.model, self.task, settings)
 
     def at(self, index: int = 0) -> FakeEpoch:
         steps = -(-len(self.train[1]) // self.batch_size)
@@ -223,7 +223,7 @@ class World:
             chosen = [order[i : i + self.batch_size] for order in orders]
             yield [
                 Batch(
-                    {v: images[c] + 0.1 * torch.randn_like(images[c]) for v in stage.view_names()},
+                    {v: images[c] + 0.1 * torch.randn_like(images[c]) for v in stage.views},
                     labels[c],
                 )
                 for c in chosen
@@ -234,7 +234,7 @@ class World:
     ) -> list[dict[str, float]]:
         torch.manual_seed(100 + index)
         epoch = self.at(index)
-        stage.start_epoch(epoch, optimizer)
+        stage.start_epoch(epoch)
         history = []
         for batches in self.batches(stage, stage.class_weights(epoch)):
             assert optimizer is not None

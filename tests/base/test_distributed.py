@@ -83,7 +83,7 @@ def make_trainer(key: str, folder: Path, stop: int | None = None) -> Trainer:
     (folder / "checkpoint").mkdir(parents=True, exist_ok=True)
 
     def stages() -> Any:
-        return method.stages_for(model, task, settings)
+        return method.start(model, task, settings)
 
     return Trainer(
         model=model,

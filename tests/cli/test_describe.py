@@ -39,7 +39,7 @@ def test_each_setting_is_whole_in_eighty_columns_and_can_be_typed(key: str) -> N
         assert f"      {setting.description}" in lines[at + 1 : at + 5]
     described = text.partition("\nsettings")[2].partition("\nprofile ")[0]
     given: dict[str, Any] = parse_settings(values_of(described))
-    assert resolve(METHODS[key], "demo", given).values == METHODS[key].defaults() | {
+    assert resolve(METHODS[key], "demo", given).values == METHODS[key].settings() | {
         name: value for name, value in given.items() if value is not None
     }
     assert " none" not in " ".join(values_of(described))

@@ -16,7 +16,7 @@ from lmd.frozen.fits import (
     regressions,
     streamed_cross_entropy,
 )
-from lmd.methods.balanced_softmax import balanced_softmax_loss
+from lmd.methods.supervised import balanced_softmax_loss
 
 COUNTS = (200, 60, 12)
 

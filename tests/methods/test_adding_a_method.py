@@ -43,7 +43,7 @@ def test_it_trains_in_two_stages_and_ships_a_plain_model(
     (method,) = example["METHODS"]
     assert method.settings({})["most"] == 0.3
     assert method.mix({}) == "uniform"
-    assert method.last_epochs({"classifier_epochs": 3}) == 3
+    assert method.outline({"classifier_epochs": 3})[-1].epochs == 3
     trainer = make_trainer(method)
     trainer.fit()
     assert {row["stage"] for row in trainer.history} == {1, 2}

@@ -66,8 +66,8 @@ class Recorded(Stage):
     def class_weights(self, run: object) -> list[torch.Tensor | None]:
         return [None]
 
-    def start_epoch(self, run: object, optimizer: object) -> None:
-        self.inner.start_epoch(run, optimizer)
+    def start_epoch(self, run: object) -> None:
+        self.inner.start_epoch(run)
 
     def step(self, optimizer: torch.optim.Optimizer, *batches: Batch) -> Terms:
         model, average = self.inner.model, self.inner.average

@@ -42,7 +42,7 @@ def test_balanced_mixup_mixes_the_second_stream_by_the_share_and_cuts_to_the_sho
     assert balanced is not None
     torch.testing.assert_close(balanced * world.task.class_counts, torch.ones(2))
     prepare(stage)
-    stage.start_epoch(world.at(), None)
+    stage.start_epoch(world.at())
     share = draw_share(0.7, torch.Generator().manual_seed(0))
     assert 0.05 < share < 0.95
     images, labels = world.train
@@ -71,7 +71,7 @@ def test_balanced_mixup_repeats_an_epoch_from_its_generator_alone() -> None:
     found = []
     for global_seed in (1, 2):
         torch.manual_seed(global_seed)
-        stage.start_epoch(world.at(5), None)
+        stage.start_epoch(world.at(5))
         found.append([stage.loss(batch, other)["loss"].item() for _ in range(3)])
     assert found[0] == found[1]
     assert len(set(found[0])) == 3

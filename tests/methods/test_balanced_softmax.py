@@ -6,9 +6,9 @@ from torch.nn import functional as F
 from toys import MakeTrainer, World, assert_same, inputs, weights_of
 
 from lmd.methods import METHODS, find_method, related
-from lmd.methods.balanced_softmax import balanced_softmax_loss
 from lmd.methods.logit_adjustment import adjust_logits
 from lmd.methods.stage import Batch, prepare
+from lmd.methods.supervised import balanced_softmax_loss
 
 
 def test_training_adds_the_prior_and_does_not_subtract_it() -> None:
@@ -24,7 +24,7 @@ def test_logit_adjustment_is_the_same_training_and_no_row_of_its_own(
     assert "logit_adjust" not in METHODS
     also = find_method("logit_adjust")
     assert also.title == "Logit adjustment"
-    assert also.defaults() == METHODS["balanced_softmax"].defaults()
+    assert also.settings() == METHODS["balanced_softmax"].settings()
     assert not related("logit_adjust", "lmd")
     found = []
     for method, tau in ((also, 1.0), (METHODS["balanced_softmax"], 1.0), (also, 0.5)):
@@ -53,9 +53,9 @@ def test_a_control_is_its_family_with_another_view_or_an_average(key: str) -> No
     assert row.title.startswith(plain.title)
     assert row.note.startswith("A control")
     assert row.mix({}) == plain.mix({})
-    assert row.defaults() == plain.defaults() | {"view": view, "average": average}
+    assert row.settings() == plain.settings() | {"view": view, "average": average}
     stage = World([9, 3]).to_stage(key, 0)
-    assert stage.view_names() == (("weak", "strong") if view == "both" else (view,))
+    assert stage.views == (("weak", "strong") if view == "both" else (view,))
 
 
 def test_two_views_have_half_the_loss_each_and_weak_ones_the_statistics() -> None:

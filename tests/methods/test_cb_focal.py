@@ -7,9 +7,9 @@ from torch.nn import functional as F
 from torch.optim import SGD
 from toys import World, gradient, inputs
 
-from lmd.methods.cb_focal import sigmoid_focal_loss
+from lmd.methods.focal import sigmoid_focal_loss
 from lmd.methods.stage import prepare
-from lmd.methods.weighting import class_balanced_weights
+from lmd.methods.supervised import class_balanced_weights
 
 
 def test_cb_focal_without_focus_and_weights_is_binary_cross_entropy() -> None:

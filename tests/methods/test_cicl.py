@@ -129,11 +129,11 @@ def test_cicl_takes_the_statistics_from_undistorted_images_once_each():
     stages = world.start("cicl")
     world.train_stage(next(stages))
     stage = next(stages)
-    assert (stage.view_names(), stage.epochs, stage.updates) == (("eval",), 1, False)
+    assert (stage.views, stage.epochs, stage.updates) == (("eval",), 1, False)
     assert stage.class_weights(world.at(0)) == [None]
     before = state(world.model)
     optimizer = optimise(stage)
-    stage.start_epoch(world.at(0), optimizer)
+    stage.start_epoch(world.at(0))
     images, labels = world.train
     cuts = torch.arange(len(labels)).split(4)
     for rows in cuts:

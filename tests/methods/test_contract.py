@@ -40,7 +40,7 @@ def test_paper_rows_are_all_there() -> None:
 @every_method
 def test_no_setting_has_the_name_of_one_of_the_protocols(key: str) -> None:
     """``--set NAME=VALUE`` must mean one thing."""
-    assert not set(METHODS[key].defaults()) & set(Protocol.model_fields)
+    assert not set(METHODS[key].settings()) & set(Protocol.model_fields)
 
 
 @every_method
@@ -60,7 +60,7 @@ def test_trains_stays_finite_and_ships_a_plain_model(key: str, make_trainer: Mak
     stages = [row["stage"] for row in trainer.history]
     assert len(set(stages)) == len(METHODS[key].stages)
     if len(set(stages)) > 1:
-        told = METHODS[key].last_epochs(METHODS[key].settings(quick(key)))
+        told = METHODS[key].outline(quick(key))[-1].epochs
         assert stages.count(stages[-1]) == (told or trainer.protocol.stage2_epochs)
 
 

@@ -96,7 +96,7 @@ def test_tau_norm_writes_the_best_tau_and_drops_the_bias():
     assert stage.trainable() == []
     assert stage.class_weights(world.at(0)) == []
     prepare(stage)
-    report = stage.start_epoch(world.at(0), None)
+    report = stage.start_epoch(world.at(0))
     features, labels = world.at(0).features(part="validation")
     expected = decoupling.choose_tau(weight, features, labels, decoupling.TAUS)
     assert (report["tau"], report["tau_recall"]) == expected
@@ -111,7 +111,7 @@ def test_tau_norm_writes_the_best_tau_and_drops_the_bias():
     assert recall == pytest.approx(report["tau_recall"])
     # Doing it twice is doing it once.
     once = state(shipped)
-    stage.start_epoch(world.at(0), None)
+    stage.start_epoch(world.at(0))
     assert same(state(shipped), once)
 
 
@@ -119,7 +119,7 @@ def test_tau_can_be_given():
     world = World([14, 5, 3])
     world.validation = (world.validation[0][:0], world.validation[1][:0])
     stage = world.to_stage("tau_norm", 1, tau=1.0)
-    assert stage.start_epoch(world.at(0), None) == {"tau": 1.0}
+    assert stage.start_epoch(world.at(0)) == {"tau": 1.0}
     assert stage.chosen() == {}
     lengths = world.model.classifier.weight.norm(dim=1)
     torch.testing.assert_close(lengths.detach(), torch.ones(3))

@@ -174,7 +174,7 @@ def test_gcl_with_mixup_trains_and_needs_a_cosine_classifier():
         for row in world.train_stage(stage):
             assert torch.tensor(row["loss"]).isfinite()
     with pytest.raises(LmdError, match=r"cosine classifier.*Linear"):
-        next(METHODS["gcl"].stages_for(small_model(), world.task, {}))
+        next(METHODS["gcl"].start(small_model(), world.task, {}))
 
 
 def test_the_profile_cifar_is_the_authors_script_for_it():
@@ -208,7 +208,7 @@ def test_the_easy_margin_leaves_cosines_up_to_zero_alone():
 
 
 def test_gcl_has_the_values_of_its_scripts_for_the_angular_form():
-    defaults = METHODS["gcl"].defaults()
+    defaults = METHODS["gcl"].settings()
     expected = {"epsilon": 0.5, "easy_margin": True, "form": "angular", "stage2_gamma": 1}
     expected |= {"margin": 0, "scale": 30, "stage2_margin": 0, "stage2_scale": 30}
     assert {key: defaults[key] for key in expected} == expected

@@ -9,7 +9,7 @@ from lmd.base.errors import LmdError
 from lmd.methods import METHODS
 from lmd.methods.ldam import LDAM, ldam_loss, ldam_margins
 from lmd.methods.stage import Task
-from lmd.methods.weighting import class_balanced_weights
+from lmd.methods.supervised import class_balanced_weights
 from lmd.model import CosineClassifier
 
 
@@ -42,7 +42,7 @@ def test_ldam_second_phase_is_a_weighted_mean() -> None:
 
 def test_ldam_refuses_a_linear_head_whose_logits_would_overflow_it() -> None:
     with pytest.raises(LmdError, match="needs a cosine classifier; it has Linear: build"):
-        next(METHODS["ldam_rs"].stages_for(small_model(2), Task(torch.tensor([5, 1]), 16), {}))
+        next(METHODS["ldam_rs"].start(small_model(2), Task(torch.tensor([5, 1]), 16), {}))
 
 
 def test_ldam_ships_its_scale_inside_the_classifier() -> None:
@@ -67,7 +67,7 @@ def test_ldam_balances_by_sampler_or_by_weights_but_never_by_both(rule: str) -> 
     assert isinstance(stage, LDAM)
     for index in range(10):
         epoch = world.at(index)
-        stage.start_epoch(epoch, None)
+        stage.start_epoch(epoch)
         (drawn,) = stage.class_weights(epoch)
         second = index >= 8
         resampled = drawn is not None and bool((drawn.std() > 0.5).item())

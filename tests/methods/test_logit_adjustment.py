@@ -56,7 +56,7 @@ def test_posthoc_adjustment_changes_the_bias_and_nothing_else() -> None:
     epoch = world.at()
     assert stage.epochs == 1
     assert stage.class_weights(epoch) == []
-    assert stage.start_epoch(epoch, None) == {"tau": 0.7}
+    assert stage.start_epoch(epoch) == {"tau": 0.7}
     assert stage.chosen() == {"tau": 0.7}
     after = world.model.state_dict()
     changed = {name for name in after if not torch.equal(after[name], before[name])}
@@ -70,11 +70,11 @@ def test_posthoc_adjustment_changes_the_bias_and_nothing_else() -> None:
 
 def test_posthoc_adjustment_twice_is_once() -> None:
     world, stage = posthoc([40, 4, 1], grid=(1.3,))
-    stage.start_epoch(world.at(), None)
+    stage.start_epoch(world.at())
     once = world.model.classifier.state_dict()["bias"].clone()
     resumed = PosthocAdjustment(world.model, torch.tensor([40, 4, 1]), (1.3,))
     resumed.load_state_dict(stage.state_dict())
-    resumed.start_epoch(world.at(), None)
+    resumed.start_epoch(world.at())
     torch.testing.assert_close(world.model.classifier.state_dict()["bias"], once)
 
 
@@ -82,7 +82,7 @@ def test_posthoc_adjustment_without_validation_takes_tau_one() -> None:
     world, stage = posthoc([40, 4, 1], grid=(0.0, 1.0, 2.0))
     world.validation = (world.train[0][:0], world.train[1][:0])
     epoch = world.at()
-    assert stage.start_epoch(epoch, None) == {"tau": 1.0}
+    assert stage.start_epoch(epoch) == {"tau": 1.0}
     bias = world.model.classifier.bias
     assert isinstance(bias, Tensor)
     assert bias.isfinite().all()
@@ -106,5 +106,5 @@ def test_posthoc_adjustment_finds_the_tail_that_cross_entropy_missed() -> None:
         logits = model.classifier(features)
         model.classifier.bias[1] -= (logits[:, 1] - logits[:, 0]).max() + 0.5
     assert recalls() == [1.0, 0.0]
-    stage.start_epoch(world.at(), None)
+    stage.start_epoch(world.at())
     assert sum(recalls()) > 1.9

@@ -11,13 +11,11 @@ from torch.nn import functional as F
 from toys import COSINE, COUNTS, LOGITS, gradient, inputs
 
 from lmd.methods.balanced_mixup import mixed_cross_entropy
-from lmd.methods.balanced_softmax import balanced_softmax_loss
-from lmd.methods.cb_focal import sigmoid_focal_loss
-from lmd.methods.focal import focal_loss
+from lmd.methods.focal import focal_loss, sigmoid_focal_loss
 from lmd.methods.ldam import ldam_loss, ldam_margins
+from lmd.methods.logit_adjustment import vs_loss
 from lmd.methods.seesaw import seesaw_loss
-from lmd.methods.vs_loss import vs_loss
-from lmd.methods.weighting import class_balanced_weights
+from lmd.methods.supervised import balanced_softmax_loss, class_balanced_weights
 
 Loss = Callable[[Tensor, Tensor, Tensor], Tensor]
 Row = list[float]

@@ -38,7 +38,7 @@ def factor(matrix: Tensor) -> Tensor:
 def take_steps(world: World, stage: Stage) -> int:
     """Start an epoch on the CPU, as a stage may read numbers there, then go on without any."""
     optimizer, epoch = optimise(stage), world.at()
-    stage.start_epoch(epoch, optimizer)
+    stage.start_epoch(epoch)
     weights = stage.class_weights(epoch)
     batches = list(world.batches(stage, weights))
     stage.to("meta")
@@ -74,7 +74,7 @@ def test_the_first_step_factorises_no_covariances(monkeypatch: pytest.MonkeyPatc
     settings = {**quick("lmd"), "last_e_step": True, "fdc_form": "difference"}
     stage = world.to_stage("lmd_with_icc", 1, **settings)
     optimizer, epoch = optimise(stage), world.at()
-    stage.start_epoch(epoch, optimizer)
+    stage.start_epoch(epoch)
     monkeypatch.setattr(gaussians, "cholesky", None)
     assert optimizer is not None
     terms = stage.step(optimizer, *next(world.batches(stage, stage.class_weights(epoch))))

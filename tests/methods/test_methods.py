@@ -92,13 +92,13 @@ def draw_batches(data: Data, stage: Stage, epoch: FakeEpoch, size: int) -> list[
 
 def train(key: str, counts: list[int], size: int) -> tuple[Model, Data]:
     model, data = build(len(counts), METHODS[key].head), Data(counts)
-    for stage in METHODS[key].stages_for(model, Task(torch.tensor(counts), WIDTH), {}):
+    for stage in METHODS[key].start(model, Task(torch.tensor(counts), WIDTH), {}):
         groups = prepare(stage)
         optimizer = SGD(groups, lr=0.02, momentum=0.9) if groups else None
         length = stage.epochs or 40
         for index in range(length):
             epoch = FakeEpoch(model, data.images, data.labels, index=index, total=length)
-            stage.start_epoch(epoch, optimizer)
+            stage.start_epoch(epoch)
             for batches in draw_batches(data, stage, epoch, size):
                 assert optimizer is not None
                 assert stage.step(optimizer, *batches)["loss"].isfinite()
@@ -126,10 +126,10 @@ def test_one_stage_learns_separable_classes(key: str, counts: list[int], size: i
 @pytest.mark.parametrize("key", ONE_STAGE)
 def test_the_first_stage_gives_each_parameter_a_gradient(key: str) -> None:
     model, data = build(3, METHODS[key].head), Data([20, 6, 1])
-    stage = next(METHODS[key].stages_for(model, Task(torch.tensor([20, 6, 1]), WIDTH), {}))
+    stage = next(METHODS[key].start(model, Task(torch.tensor([20, 6, 1]), WIDTH), {}))
     prepare(stage)
     epoch = FakeEpoch(model, data.images, data.labels)
-    stage.start_epoch(epoch, None)
+    stage.start_epoch(epoch)
     stage.loss(*draw_batches(data, stage, epoch, 27)[0])["loss"].backward()
     for name, parameter in model.named_parameters():
         assert parameter.grad is not None, name
@@ -153,7 +153,7 @@ def test_only_what_is_trainable_moves(key):
         if type(stage).__name__ == "Statistics":
             continue  # it moves BatchNorm's statistics alone (test_cicl.py)
         optimizer = optimise(stage)
-        stage.start_epoch(world.at(0), optimizer)
+        stage.start_epoch(world.at(0))
         before = {n: p.detach().clone() for n, p in stage.named_parameters()}
         trained = {
             id(p) for g in (optimizer.param_groups if optimizer else []) for p in g["params"]

@@ -52,7 +52,7 @@ class Gaussians(World):
         encoder = nn.Sequential(nn.Flatten(), nn.Linear(3, 6), nn.BatchNorm1d(6))
         head = CosineClassifier if METHODS[key].head == "cosine" else nn.Linear
         self.model = Model(encoder, head(6, 3))
-        return METHODS[key].stages_for(self.model, self.task, settings)
+        return METHODS[key].start(self.model, self.task, settings)
 
     def at(self, index: int = 0) -> FakeEpoch:
         found = super().at(index)

@@ -6,7 +6,7 @@ import pytest
 import torch
 from torch import nn
 
-from lmd.methods.sam import ascent, perturb, restore, still_statistics
+from lmd.methods.supervised import ascent, perturbed, still_statistics
 
 
 @pytest.fixture
@@ -37,25 +37,25 @@ def test_ascent_raises_a_linear_function_as_much_as_possible():
     assert (slope @ offset).item() == pytest.approx(2.0 * 5.0)
 
 
-def test_restore_gives_back_every_bit(parameters):
+def test_after_a_perturbation_every_bit_is_as_before(parameters):
     before = copy.deepcopy(parameters)
-    saved = perturb(parameters, [torch.full_like(p, 0.1) for p in parameters])
-    for p, b in zip(parameters, before, strict=True):
-        torch.testing.assert_close(p, b + 0.1)
-    restore(parameters, saved)
+    with perturbed(parameters, [torch.full_like(p, 0.1) for p in parameters]):
+        for p, b in zip(parameters, before, strict=True):
+            torch.testing.assert_close(p, b + 0.1)
     assert all(torch.equal(p, b) for p, b in zip(parameters, before, strict=True))
 
 
-def test_perturb_leaves_no_trace_in_the_graph():
+def test_a_perturbation_leaves_no_trace_in_the_graph():
     parameter = nn.Parameter(torch.ones(3))
-    restore([parameter], perturb([parameter], [torch.ones(3)]))
+    with perturbed([parameter], [torch.ones(3)]):
+        pass
     parameter.sum().backward()
     assert torch.equal(parameter.grad, torch.ones(3))
 
 
-def test_perturb_refuses_lists_of_different_lengths(parameters):
-    with pytest.raises(ValueError, match="shorter"):
-        perturb(parameters, parameters[:1])
+def test_lists_of_different_lengths_are_refused(parameters):
+    with pytest.raises(ValueError, match="shorter"), perturbed(parameters, parameters[:1]):
+        pass
 
 
 def test_statistics_stand_still_only_within():
@@ -89,7 +89,6 @@ def test_half_precision_sees_the_perturbed_weights():
     layer, inputs = nn.Linear(4, 1, bias=False), torch.ones(1, 4)
     with torch.autocast("cpu", dtype=torch.bfloat16):
         before = layer(inputs).item()
-        saved = perturb([layer.weight], [torch.ones(1, 4)])
-        assert layer(inputs).item() == pytest.approx(before + 4, abs=0.1)
-        restore([layer.weight], saved)
+        with perturbed([layer.weight], [torch.ones(1, 4)]):
+            assert layer(inputs).item() == pytest.approx(before + 4, abs=0.1)
         assert layer(inputs).item() == pytest.approx(before)

@@ -6,12 +6,14 @@ from pathlib import Path
 from typing import Annotated, Any, Literal
 
 import pytest
+import torch
+from toys import small_model
 
 import lmd
 from lmd.base.errors import LmdError
 from lmd.methods import METHODS
-from lmd.methods.method import Method
-from lmd.methods.settings import Candidates, NonNegative, Settings, Share, keywords_of
+from lmd.methods.method import Candidates, Method, NonNegative, Settings, Share
+from lmd.methods.stage import Task
 
 PROFILES = [(key, name) for key, row in METHODS.items() for name in ("default", *row.profiles)]
 
@@ -92,15 +94,16 @@ class Part(Settings):
 
 def grouped(
     model: Any, task: Any, *, kind: Annotated[Literal["a", "b"], "Which."] = "a", part: Part
-) -> Any: ...
+) -> Any:
+    return kind, part
 
 
 def test_a_settings_class_is_flattened_and_put_together_again() -> None:
-    keywords = keywords_of(grouped)
-    values = keywords.check({"width": 3, "kind": "b"}, "it")
+    method = Method("x", "X", grouped, "paper", ("one",))
+    values = method.check({"width": 3, "kind": "b"})
     assert values.model_dump() == {"kind": "b", "depth": 0.5, "width": 3.0}
-    assert keywords.arguments(values) == {"kind": "b", "part": Part(width=3.0)}
-    assert [s.rule for s in keywords.describe()] == [
+    assert method.start(small_model(), Task(torch.ones(2), 16), values) == ("b", Part(width=3.0))
+    assert [setting.rule for setting in method.describe()] == [
         "one of a, b",
         "a number from 0 to 1",
         "a number of at least 0, or null",

@@ -3,7 +3,7 @@
 import torch
 from toys import COUNTS
 
-from lmd.methods.vs_loss import vs_scales
+from lmd.methods.logit_adjustment import vs_scales
 
 
 def test_vs_scales_are_the_recorded_ones() -> None:

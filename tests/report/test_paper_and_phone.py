@@ -35,7 +35,7 @@ def page(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Browser]:
     for name, skill in (("lmd", 2.0), ("ce", 1.0)):
         make_run(folder / name, SKIN, skill=skill, title=name.upper())
     with edited(folder / "lmd") as record:
-        record["method"]["settings"] = METHODS["lmd"].defaults()  # with all its long names
+        record["method"]["settings"] = METHODS["lmd"].settings()  # with all its long names
     report_of(folder / "lmd", compare=[folder / "ce"])
     with opened(folder / "profile") as browser:
         browser.size(390, 844)

@@ -182,8 +182,8 @@ def test_the_decisions_of_the_study_are_settings_of_the_method(name: str) -> Non
     method, settings = find_method(plan["method"]), dict(plan["start"])
     method.settings(settings)
     for change in plan["change"]:
-        assert change["settings"].keys() <= method.defaults().keys()
-        assert change.get("needs", {}).keys() <= method.defaults().keys()
+        assert change["settings"].keys() <= method.settings().keys()
+        assert change.get("needs", {}).keys() <= method.settings().keys()
         method.settings(settings | change["settings"])
 
 

@@ -33,7 +33,7 @@ def test_row_22_last_ships_the_last_epoch_and_best_the_best(make_trainer: MakeTr
         def class_weights(self, epoch: Epoch) -> list[torch.Tensor | None]:
             return []
 
-        def start_epoch(self, epoch: Epoch, optimizer: object) -> None:
+        def start_epoch(self, epoch: Epoch) -> None:
             if epoch.index == 1:
                 torch.nn.init.zeros_(self.model.classifier.weight)
                 self.model.classifier.bias.data[:] = torch.tensor([0.0, 0.0, 0.0, 9.0])

@@ -72,7 +72,7 @@ def plan_grid(name: str | Path) -> Plan:
 
 def plan_run(name: str, spec: Spec, point: int) -> PlannedRun:
     """Plan a run with complete settings."""
-    last = spec.method.last_epochs(spec.values) or spec.protocol.stage2_epochs
+    last = spec.method.outline(spec.values)[-1].epochs or spec.protocol.stage2_epochs
     # A stage between the first and the last is a single pass.
     stages = len(spec.method.stages)
     return PlannedRun(
@@ -91,7 +91,7 @@ def _check_settings(grid: Grid, methods: Sequence[Method]) -> None:
     for _, profile in [("", grid.profile), *sweep_values(grid.sweep.get("profile", []))]:
         if profile not in profiles:
             raise LmdError(unknown("profile", str(profile), sorted(profiles)))
-    valid = set(Protocol.model_fields).union(*(method.defaults() for method in methods))
+    valid = set(Protocol.model_fields).union(*(method.settings() for method in methods))
     for part, keys in (("settings", grid.settings), ("sweep", grid.sweep)):
         for key in keys:
             if key not in valid and (part, key) not in (("sweep", "data"), ("sweep", "profile")):
@@ -216,7 +216,7 @@ def _applies(key: str, method: Method) -> bool:
     """
     if key in ("data", "profile"):
         return key == "data" or bool(method.profiles)
-    return key in {*Protocol.model_fields, *method.defaults()} - set(method.preset)
+    return key in {*Protocol.model_fields, *method.settings()} - set(method.preset)
 
 
 def identify(plan: Plan, folder: Path | None = None) -> Plan:

@@ -24,7 +24,7 @@ def describe(method: "Method") -> str:
     facts = {"paper": method.paper, "stages": " → ".join(method.stages), "note": method.note}
     lines = [f"{method.key}: {method.title}"]
     lines += [_wrapped(f"{name}: {text}", 2) for name, text in facts.items() if text]
-    defaults = method.defaults()
+    defaults = method.settings()
     settings = [
         (setting.name, defaults[setting.name], setting.rule, setting.description)
         for setting in method.describe()

@@ -14,8 +14,7 @@ from lmd.base.files import check_outside, clear_leftovers, locked
 from lmd.base.text import as_toml, as_typed, unknown
 from lmd.data.source import Source
 from lmd.methods import DEFAULT, METHODS, find_method
-from lmd.methods.method import Method
-from lmd.methods.settings import Settings
+from lmd.methods.method import Method, Settings
 from lmd.runs.folder import Run
 from lmd.runs.protocol import Protocol, load_protocol
 from lmd.runs.record import Request
@@ -145,7 +144,7 @@ def resolve(
     """
     shared = {k: v for k, v in given.items() if k in Protocol.model_fields}
     own = {k: v for k, v in given.items() if k not in Protocol.model_fields}
-    known = method.defaults()
+    known = method.settings()
     for key in own:
         if key not in known:
             there_are = f"the protocol and method {method.key!r} have"

@@ -209,7 +209,9 @@ def plan(spec: Spec) -> Dataset:
     """Open the data and check all that needs no pixels; several processes take turns."""
     dataset = in_turn(lambda: plan_data(spec.source, spec.protocol))
     parts = dataset.table.parts
-    if parts is None or "validation" in parts or not spec.method.needs_validation(spec.values):
+    if parts is None or "validation" in parts:
+        return dataset
+    if not any(stage.needs_validation for stage in spec.method.outline(spec.values)):
         return dataset
     tau = ", or set tau (1 normalises fully)" if "tau" in spec.values else ""
     raise LmdError(
@@ -291,7 +293,7 @@ def _first_line(ready: Ready) -> str:
     parts = ", ".join(f"{int(data.counts(p).sum())} {p}" for p in PARTS)
     epochs = counted(protocol.epochs, "{n} [epoch|epochs]")
     if len(method.stages) > 1:
-        later = method.last_epochs(ready.spec.values) or protocol.stage2_epochs
+        later = method.outline(ready.spec.values)[-1].epochs or protocol.stage2_epochs
         epochs += f", then {counted(later, '{n} [epoch|epochs]')} of stage 2"
     weights = {"none": "random weights", "imagenet": "ImageNet weights"}
     size = sum(p.numel() for p in ready.model.parameters())

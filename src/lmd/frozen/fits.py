@@ -12,7 +12,7 @@ from lmd.methods.decoupling import nearest_mean_classifier
 from lmd.methods.lmd.calibrate import Objective, enough_draws, minimise
 from lmd.methods.lmd.gaussians import ClassGaussians, level_scale, shrunk_moments
 from lmd.methods.lmd.selection import VirtualFeatures
-from lmd.methods.weighting import log_priors
+from lmd.methods.supervised import log_priors
 
 # Rows of features in one product.
 ROWS = 8192

@@ -1,18 +1,15 @@
 """Balanced-MixUp: images as they come, mixed with class-balanced ones."""
 
 import math
-from collections.abc import Mapping
 from typing import Annotated
 
 import torch
 from torch import Tensor
 from torch.nn import functional as F
-from torch.optim import Optimizer
 
-from lmd.methods.method import Method
-from lmd.methods.settings import Positive
+from lmd.methods.method import Method, Positive
 from lmd.methods.stage import Batch, Epoch, Stage, Stages, Task, Terms
-from lmd.methods.weighting import image_weights
+from lmd.methods.supervised import image_weights
 from lmd.model import Model
 
 PAPER = (
@@ -23,8 +20,7 @@ PAPER = (
 def mix(instance: Tensor, balanced: Tensor, share: float) -> Tensor:
     """``(1 - share) · instance + share · balanced``: λ is the share of the *balanced* batch.
 
-    Galdran et al., Balanced-MixUp for highly imbalanced medical image classification, MICCAI 2021,
-    Eq. 3; both of one shape.
+    Galdran et al., MICCAI 2021, Eq. 3; both of one shape.
     """
     return (1 - share) * instance + share * balanced
 
@@ -54,14 +50,13 @@ class BalancedMixup(Stage):
         """The instance stream, then the class-balanced stream."""
         return [None, self.weights]
 
-    def start_epoch(self, epoch: Epoch, optimizer: Optimizer | None) -> Mapping[str, float] | None:
+    def start_epoch(self, epoch: Epoch) -> None:
         """Take the generator that the loop seeds for this epoch."""
         self.generator = epoch.generator
-        return None
 
-    def loss(self, *batches: Batch) -> Terms:
+    def loss(self, batch: Batch, *others: Batch) -> Terms:
         """Soft cross-entropy on mixed images; both batches are cut to the shorter one."""
-        instance, balanced = batches
+        instance, (balanced,) = batch, others
         size = min(len(instance.labels), len(balanced.labels))
         share = draw_share(self.alpha, self.generator)
         images = mix(instance.views["label"][:size], balanced.views["label"][:size], share)
@@ -79,12 +74,4 @@ def balanced_mixup(
     yield BalancedMixup(model, image_weights(task.class_counts), alpha)
 
 
-METHODS = (
-    Method(
-        "bal_mixup",
-        "Bal-Mixup",
-        balanced_mixup,
-        PAPER,
-        ("Balanced-MixUp",),
-    ),
-)
+METHODS = (Method("bal_mixup", "Bal-Mixup", balanced_mixup, PAPER, ("Balanced-MixUp",)),)

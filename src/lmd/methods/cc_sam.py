@@ -11,13 +11,10 @@ import torch
 from torch import Tensor, nn
 from torch.func import functional_call
 from torch.nn import functional as F
-from torch.optim import Optimizer
 
-from lmd.methods.method import Method
-from lmd.methods.sam import ascent
-from lmd.methods.settings import NonNegative, RateFor64, Share, Stage2Epochs
+from lmd.methods.method import Method, NonNegative, RateFor64, Share, Stage2Epochs
 from lmd.methods.stage import Batch, Epoch, Options, Rate, Stage, Stages, Task, Terms
-from lmd.methods.weighting import image_weights
+from lmd.methods.supervised import ascent, draw_mixup, image_weights
 from lmd.model import Model
 
 
@@ -95,16 +92,6 @@ def shifted_loss(
     return torch.stack(losses).sum() / len(labels)
 
 
-def draw_mixup(alpha: float, batch: int) -> tuple[float, Tensor]:
-    """The larger share λ ~ Beta(α, α) and a partner for each image ``(B,)``.
-
-    Beta(α, α) is symmetric, so max(λ, 1 − λ) only decides which of a pair is called first: each
-    image keeps the larger share, and its own label is the best single one.
-    """
-    share = float(torch.distributions.Beta(alpha, alpha).sample())
-    return max(share, 1 - share), torch.randperm(batch)
-
-
 class ClassConditional(Stage):
     """``(1 − λ) · CE + λ ·`` the flat loss of the classifier, on the images as they come.
 
@@ -120,12 +107,13 @@ class ClassConditional(Stage):
         self.model, self.rho, self.flat_ratio, self.mixup = model, rho, flat_ratio, mixup
         self.register_buffer("counts", task.class_counts, persistent=False)
 
-    def loss(self, *batches: Batch) -> Terms:
+    def loss(self, batch: Batch, *others: Batch) -> Terms:
         """Cross-entropy and flat loss on the same features."""
-        (batch,) = batches
         images, labels = batch.views["label"], batch.labels
         if self.mixup > 0:
             share, order = draw_mixup(self.mixup, len(labels))
+            # Which of a pair comes first does not matter: an image keeps the larger share.
+            share = max(share, 1 - share)
             features = self.model.features(share * images + (1 - share) * images[order])
             logits = self.model.classifier(features)
             ce = share * F.cross_entropy(logits, labels)
@@ -154,14 +142,13 @@ class Shifted(Stage):
         self.register_buffer("strengths", shift_strengths(task.class_counts), persistent=False)
         self.register_buffer("alpha", torch.tensor(0.0))
 
-    def start_epoch(self, epoch: Epoch, optimizer: Optimizer | None) -> Mapping[str, float]:
+    def start_epoch(self, epoch: Epoch) -> Mapping[str, float]:
         """``α = min((t + 1) / T, limit)``."""
         self.alpha.fill_(min((epoch.index + 1) / epoch.total, self.limit))
         return {"alpha": float(self.alpha)}
 
-    def loss(self, *batches: Batch) -> Terms:
+    def loss(self, batch: Batch, *others: Batch) -> Terms:
         """Cross-entropy and shifted loss on the same features."""
-        (batch,) = batches
         classifier = self.model.classifier
         features = self.model.features(batch.views["label"])
         ce = F.cross_entropy(classifier(features), batch.labels)
@@ -188,14 +175,8 @@ def cc_sam(
     classifier by about as much, so stage 1 is cross-entropy in effect, as it is in their code.
     """
     yield ClassConditional(model, task, rho=rho, flat_ratio=flat_ratio, mixup=mixup)
-    yield Shifted(
-        model,
-        task,
-        limit,
-        weights=image_weights(task.class_counts),
-        epochs=classifier_epochs,
-        lr=Rate(classifier_lr, 64),
-    )
+    weights, lr = image_weights(task.class_counts), Rate(classifier_lr, 64)
+    yield Shifted(model, task, limit, weights=weights, epochs=classifier_epochs, lr=lr)
 
 
 METHODS = (

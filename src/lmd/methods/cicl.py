@@ -4,7 +4,6 @@ Marrakchi et al., Fighting Class Imbalance with Contrastive Learning, MICCAI 202
 of Khosla et al., Supervised Contrastive Learning, NeurIPS 2020.
 """
 
-from collections.abc import Mapping
 from typing import Annotated, ClassVar
 
 import torch
@@ -12,12 +11,9 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 from torch.optim import Optimizer
 
-from lmd.methods.method import Method
-from lmd.methods.sam import NORMS
-from lmd.methods.settings import Count, Positive
+from lmd.methods.method import Count, Method, Positive
 from lmd.methods.stage import Batch, Epoch, ParameterGroups, Rate, Stage, Stages, Task, Terms
-from lmd.methods.supervised import Supervised
-from lmd.methods.weighting import image_weights
+from lmd.methods.supervised import NORMS, Supervised, image_weights
 from lmd.model import Model
 
 
@@ -56,7 +52,7 @@ class Contrastive(Stage):
     are drawn with probability 1/K, which also works for batches smaller than K.
     """
 
-    views: ClassVar[tuple[str, ...]] = ("strong", "strong2")
+    views = ("strong", "strong2")
 
     def __init__(
         self, model: Model, task: Task, temperature: float, base_temperature: float, projection: int
@@ -67,9 +63,8 @@ class Contrastive(Stage):
         dim = task.feature_dim
         self.head = nn.Sequential(nn.Linear(dim, dim), nn.ReLU(), nn.Linear(dim, projection))
 
-    def loss(self, *batches: Batch) -> Terms:
+    def loss(self, batch: Batch, *others: Batch) -> Terms:
         """The contrastive loss of both views, which pass through the encoder together."""
-        (batch,) = batches
         views = len(self.views)
         features = self.model.features(torch.cat([batch.views[name] for name in self.views]))
         projected = self.head(features).unflatten(0, (views, -1)).transpose(0, 1)
@@ -88,7 +83,7 @@ class Statistics(Stage):
     No weight changes.
     """
 
-    views: ClassVar[tuple[str, ...]] = ("eval",)
+    views = ("eval",)
     updates: ClassVar[bool] = False
     epochs = 1
 
@@ -102,10 +97,9 @@ class Statistics(Stage):
         """The encoder: it has to be in train mode, but is not updated."""
         return list(self.model.encoder.parameters())
 
-    def start_epoch(self, epoch: Epoch, optimizer: Optimizer | None) -> Mapping[str, float] | None:
+    def start_epoch(self, epoch: Epoch) -> None:
         """Count the images from here."""
         self.seen = 0
-        return None
 
     @torch.no_grad()
     def step(self, optimizer: Optimizer, *batches: Batch) -> Terms:

@@ -11,20 +11,10 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 from torch.nn.utils import parametrize
-from torch.optim import Optimizer
 
-from lmd.methods.method import Method
-from lmd.methods.settings import (
-    Candidates,
-    NonNegative,
-    Positive,
-    RateFor512,
-    Stage2Decay,
-    Stage2Epochs,
-)
-from lmd.methods.stage import Epoch, Rate, Stage, Stages, Task
-from lmd.methods.supervised import Supervised
-from lmd.methods.weighting import image_weights
+from lmd.methods.method import Candidates, Method, NonNegative, Positive, Stage2Epochs
+from lmd.methods.stage import Epoch, Stage, Stages, Task
+from lmd.methods.supervised import Retraining, Supervised, image_weights
 from lmd.model import Model
 from lmd.scoring.metrics import mean_recall
 
@@ -40,15 +30,16 @@ def tau_normalise(weight: Tensor, tau: float) -> Tensor:
 def choose_tau(
     weight: Tensor, features: Tensor, labels: Tensor, taus: Sequence[float]
 ) -> tuple[float, float]:
-    """The τ whose classifier has the best mean recall, and that recall; the smallest τ of equals.
+    """Return the τ with the best mean recall, and that recall; of equals, the smallest τ.
 
     ``weight (K, C)``, ``features (N, C)``, ``labels (N,)``.
     """
-    logits = (features @ tau_normalise(weight, tau).T for tau in taus)
-    true = labels.numpy(force=True)
-    scores = [mean_recall(true, each.argmax(1).numpy(force=True)) for each in logits]
-    best = max(range(len(scores)), key=lambda i: (scores[i], -taus[i]))
-    return taus[best], scores[best]
+    true, recalls = labels.numpy(force=True), {}
+    for tau in taus:
+        predicted = (features @ tau_normalise(weight, tau).T).argmax(1)
+        recalls[tau] = mean_recall(true, predicted.numpy(force=True))
+    best = max(taus, key=lambda tau: (recalls[tau], -tau))
+    return best, recalls[best]
 
 
 def nearest_mean_classifier(
@@ -100,8 +91,8 @@ class TauNorm(Stage):
         self.register_buffer("best", torch.tensor(float("nan"), dtype=torch.float64))
 
     @torch.no_grad()
-    def start_epoch(self, epoch: Epoch, optimizer: Optimizer | None) -> Mapping[str, float]:
-        """Chooses τ on the validation part unless it was given, and applies it."""
+    def start_epoch(self, epoch: Epoch) -> Mapping[str, float]:
+        """Choose τ on the validation part unless it was given, and apply it."""
         report: dict[str, float] = {}
         tau = self.tau
         if tau is None:
@@ -129,7 +120,7 @@ class NearestMean(Stage):
         self.model, self.scale = model, scale
 
     @torch.no_grad()
-    def start_epoch(self, epoch: Epoch, optimizer: Optimizer | None) -> None:
+    def start_epoch(self, epoch: Epoch) -> None:
         """Class means of the training features, each image once."""
         features, labels = epoch.features()
         classes = len(self.model.classifier.weight)
@@ -140,20 +131,13 @@ class NearestMean(Stage):
 @torch.no_grad()
 def write(model: Model, weight: Tensor, bias: Tensor | None) -> None:
     """Put ``weight (K, C)`` and ``bias (K,)`` (``None``: zero) into the linear classifier."""
-    own = model.classifier.bias
+    target = model.classifier.bias
     model.classifier.weight.copy_(weight)
-    if isinstance(own, Tensor):
-        own.copy_(torch.zeros_like(own) if bias is None else bias)
+    if isinstance(target, Tensor):
+        target.copy_(torch.zeros_like(target) if bias is None else bias)
 
 
-def crt(
-    model: Model,
-    task: Task,
-    *,
-    classifier_epochs: Stage2Epochs = 10,
-    classifier_lr: RateFor512 = 0.2,
-    classifier_weight_decay: Stage2Decay = 5e-4,
-) -> Stages:
+def crt(model: Model, task: Task, *, budget: Retraining) -> Stages:
     """Classifier re-training: a fresh classifier on class-balanced images.
 
     The authors draw four images of each class in turn; here each draw has a class with
@@ -162,15 +146,8 @@ def crt(
     """
     yield Supervised(model)
     model.classifier.reset_parameters()
-    yield Supervised(
-        model,
-        part=model.classifier,
-        weights=image_weights(task.class_counts),
-        weight_decay=classifier_weight_decay,
-        epochs=classifier_epochs,
-        lr=Rate(classifier_lr, 512),
-        schedule="cosine",
-    )
+    weights = image_weights(task.class_counts)
+    yield Supervised(model, part=model.classifier, **budget.options(weights=weights))
 
 
 def tau_norm(
@@ -185,14 +162,13 @@ def tau_norm(
     yield TauNorm(model, tau=tau, taus=taus)
 
 
-def lws(
-    model: Model,
-    task: Task,
-    *,
-    classifier_epochs: Stage2Epochs = 5,
-    classifier_lr: RateFor512 = 0.2,
-    classifier_weight_decay: Stage2Decay = 5e-4,
-) -> Stages:
+class Rescaling(Retraining):
+    """The budget of LWS: that of cRT, but for the epochs."""
+
+    classifier_epochs: Stage2Epochs = 5
+
+
+def lws(model: Model, task: Task, *, budget: Rescaling) -> Stages:
     """Learnable weight scaling: one factor per class on the frozen logits.
 
     The budget of stage 2 is the authors': 5 epochs, otherwise that of cRT. During training the
@@ -205,15 +181,8 @@ def lws(
     names = [name for name, _ in classifier.named_parameters()]
     for name in names:
         parametrize.register_parametrization(classifier, name, scale)
-    yield Supervised(
-        model,
-        part=scale,
-        weights=image_weights(task.class_counts),
-        weight_decay=classifier_weight_decay,
-        epochs=classifier_epochs,
-        lr=Rate(classifier_lr, 512),
-        schedule="cosine",
-    )
+    weights = image_weights(task.class_counts)
+    yield Supervised(model, part=scale, **budget.options(weights=weights))
     for name in names:
         parametrize.remove_parametrizations(classifier, name)
 
@@ -252,13 +221,7 @@ METHODS = (
         ("cross-entropy", "τ-normalisation"),
         note="τ is chosen on the validation part, so validation scores are optimistic.",
     ),
-    Method(
-        "lws",
-        "Decoupling (LWS)",
-        lws,
-        PAPER,
-        ("cross-entropy", "learnable weight scaling"),
-    ),
+    Method("lws", "Decoupling (LWS)", lws, PAPER, ("cross-entropy", "learnable weight scaling")),
     Method(
         "ncm",
         "Decoupling (NCM)",

@@ -2,27 +2,19 @@
 
 Li et al., Flat-Aware Cross-Stage Distilled Framework for Imbalanced Medical Image Classification,
 MICCAI 2022. Neither code nor formulas were available: this is built from the paper's title and
-from descriptions by others. Stage 1 is sharpness-aware (``lmd.methods.sam``); stage 2 fine-tunes
+from descriptions by others. Stage 1 is sharpness-aware; stage 2 fine-tunes
 the classifier on class-balanced images and stays near the stage-1 classifier by distillation.
 """
 
 import copy
-from typing import Annotated, Unpack
+from typing import Annotated
 
 from torch import Tensor
 from torch.nn import functional as F
 
-from lmd.methods.method import Method
-from lmd.methods.settings import (
-    NonNegative,
-    Positive,
-    RateFor512,
-    Stage2Decay,
-    Stage2Epochs,
-)
-from lmd.methods.stage import Batch, Options, Rate, Stage, Stages, Task, Terms
-from lmd.methods.supervised import Supervised
-from lmd.methods.weighting import image_weights
+from lmd.methods.method import Method, NonNegative, Positive
+from lmd.methods.stage import Batch, Stage, Stages, Task, Terms
+from lmd.methods.supervised import Retraining, Supervised, image_weights
 from lmd.model import Model
 
 
@@ -44,17 +36,17 @@ class Distilled(Stage):
     """The classifier alone on class-balanced images, with the stage-1 classifier as teacher."""
 
     def __init__(
-        self, model: Model, distill: float, temperature: float, **options: Unpack[Options]
+        self, model: Model, task: Task, distill: float, temperature: float, budget: Retraining
     ) -> None:
-        super().__init__(model.classifier, **options)
+        weights = image_weights(task.class_counts)
+        super().__init__(model.classifier, **budget.options(weights=weights))
         self.model = model
         # The encoder is frozen, so teacher and student share it.
         self.teacher = copy.deepcopy(model.classifier)
         self.distill, self.temperature = distill, temperature
 
-    def loss(self, *batches: Batch) -> Terms:
+    def loss(self, batch: Batch, *others: Batch) -> Terms:
         """Cross-entropy plus ``distill`` times the distillation loss."""
-        (batch,) = batches
         features = self.model.features(batch.views["label"])
         logits = self.model.classifier(features)
         ce = F.cross_entropy(logits, batch.labels)
@@ -69,9 +61,7 @@ def fcd(
     rho: Annotated[NonNegative, "Radius of the sharpness-aware step of stage 1."] = 0.05,
     distill: Annotated[NonNegative, "Weight of the distillation loss in stage 2."] = 0.5,
     temperature: Annotated[Positive, "Temperature of the distillation."] = 2.0,
-    classifier_epochs: Stage2Epochs = 10,
-    classifier_lr: RateFor512 = 0.2,
-    classifier_weight_decay: Stage2Decay = 5e-4,
+    budget: Retraining,
 ) -> Stages:
     """A flat stage 1, then the classifier fine-tuned, class-balanced and distilled.
 
@@ -80,16 +70,7 @@ def fcd(
     classifier of stage 1, to stay in the basin that stage 1 has found.
     """
     yield Supervised(model, rho=rho)
-    yield Distilled(
-        model,
-        distill,
-        temperature,
-        weights=image_weights(task.class_counts),
-        weight_decay=classifier_weight_decay,
-        epochs=classifier_epochs,
-        lr=Rate(classifier_lr, 512),
-        schedule="cosine",
-    )
+    yield Distilled(model, task, distill, temperature, budget)
 
 
 METHODS = (

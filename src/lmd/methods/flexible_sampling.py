@@ -11,11 +11,9 @@ from typing import Annotated
 
 from torch import Tensor
 
-from lmd.methods.method import Method
-from lmd.methods.settings import Positive, RateFor512, Stage2Decay, Stage2Epochs
-from lmd.methods.stage import Epoch, Rate, Stages, Task
-from lmd.methods.supervised import Supervised
-from lmd.methods.weighting import image_weights
+from lmd.methods.method import Method, Positive
+from lmd.methods.stage import Epoch, Stages, Task
+from lmd.methods.supervised import Retraining, Supervised, image_weights
 from lmd.model import Model
 
 Epsilon = Annotated[Positive, "Added to each recall; small values make draws swing."]
@@ -34,21 +32,19 @@ def difficulty_weights(recall: Tensor, epsilon: float) -> Tensor:
     return weights / weights.sum()
 
 
-def recall_weights(epoch: Epoch, epsilon: float, counts: Tensor | None) -> Tensor | None:
-    """Weights ``(K,)`` from the validation recall, if there is one yet, over ``counts (K,)``."""
+def recall_weights(
+    epoch: Epoch, epsilon: float, counts: Tensor, combine: bool, first: bool = False
+) -> Tensor | None:
+    """Return weights ``(K,)`` from the validation recall, if there is one yet.
+
+    ``combine`` divides them by ``counts (K,)``; ``first`` balances the classes in the first epoch.
+    """
+    if first and epoch.index == 0:
+        return image_weights(counts)
     if epoch.val_recall is None:
         return None
     weights = difficulty_weights(epoch.val_recall, epsilon)
-    return weights if counts is None else weights * image_weights(counts).to(weights)
-
-
-def balanced_then_recall_weights(
-    epoch: Epoch, epsilon: float, counts: Tensor, combine: bool
-) -> Tensor | None:
-    """Class-balanced weights ``(K,)`` in the first epoch, and those of the recall afterwards."""
-    if epoch.index == 0:
-        return image_weights(counts)
-    return recall_weights(epoch, epsilon, counts if combine else None)
+    return weights * image_weights(counts).to(weights) if combine else weights
 
 
 def fs(
@@ -63,9 +59,9 @@ def fs(
     The weights belong to images, so large classes still dominate by their number, as in MONICA.
     ``epsilon`` is ours: MONICA divides by a recall that may be 0.
     """
-    counts = task.class_counts if combine_with_inverse_count else None
-    draw = partial(recall_weights, epsilon=epsilon, counts=counts)
-    yield Supervised(model, draw=draw, balanced=combine_with_inverse_count)
+    combine = combine_with_inverse_count
+    draw = partial(recall_weights, epsilon=epsilon, counts=task.class_counts, combine=combine)
+    yield Supervised(model, draw=draw, balanced=combine)
 
 
 def fs_crt(
@@ -74,9 +70,7 @@ def fs_crt(
     *,
     epsilon: Epsilon = 0.05,
     combine_with_inverse_count: Combine = False,
-    classifier_epochs: Stage2Epochs = 10,
-    classifier_lr: RateFor512 = 0.2,
-    classifier_weight_decay: Stage2Decay = 5e-4,
+    budget: Retraining,
 ) -> Stages:
     """Cross-entropy, then a fresh classifier alone with the sampler that follows the recall.
 
@@ -85,22 +79,11 @@ def fs_crt(
     """
     yield Supervised(model)
     model.classifier.reset_parameters()
+    combine = combine_with_inverse_count
     draw = partial(
-        balanced_then_recall_weights,
-        epsilon=epsilon,
-        counts=task.class_counts,
-        combine=combine_with_inverse_count,
+        recall_weights, epsilon=epsilon, counts=task.class_counts, combine=combine, first=True
     )
-    yield Supervised(
-        model,
-        part=model.classifier,
-        weight_decay=classifier_weight_decay,
-        epochs=classifier_epochs,
-        lr=Rate(classifier_lr, 512),
-        schedule="cosine",
-        draw=draw,
-        balanced=combine_with_inverse_count,
-    )
+    yield Supervised(model, part=model.classifier, draw=draw, **budget.options(balanced=combine))
 
 
 # Draws by recall leave large classes dominant, so the class mix is nearer to the training part's.

@@ -5,29 +5,24 @@ angular form), and Long-Tailed Visual Recognition via Gaussian Clouded Logit Adj
 (the cosine form). Both need a cosine classifier.
 """
 
+from collections.abc import Callable
 from functools import partial
-from typing import Annotated, Literal, Protocol, Unpack
+from typing import Annotated, Literal, Unpack
 
 import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from lmd.methods.method import Method
-from lmd.methods.settings import NonNegative, Positive, RateFor64, Stage2Epochs
+from lmd.methods.method import Method, NonNegative, Positive, RateFor64, Stage2Epochs
 from lmd.methods.stage import Batch, Options, Rate, Stage, Stages, Task, Terms
-from lmd.methods.supervised import cosine_classifier
-from lmd.methods.weighting import image_weights
+from lmd.methods.supervised import cosine_classifier, draw_mixup, image_weights
 from lmd.model import Model
 
 Form = Literal["angular", "cosine"]
 
 
-class Criterion(Protocol):
-    """A GCL loss with its hyper-parameters bound."""
-
-    def __call__(self, cosine: Tensor, labels: Tensor, counts: Tensor, noise: Tensor) -> Tensor:
-        """``(B, K)``, ``(B,)``, ``(K,)``, ``(B, K)`` → the mean loss."""
-        ...
+# A loss of cosines ``(B, K)``, labels ``(B,)``, counts ``(K,)`` and noise ``(B, K)``.
+Criterion = Callable[[Tensor, Tensor, Tensor, Tensor], Tensor]
 
 
 def cloud_sizes(counts: Tensor) -> Tensor:
@@ -123,14 +118,12 @@ class Clouded(Stage):
         self.criterion, self.mixup = criterion, mixup
         self.register_buffer("counts", task.class_counts, persistent=False)
 
-    def loss(self, *batches: Batch) -> Terms:
+    def loss(self, batch: Batch, *others: Batch) -> Terms:
         """The GCL loss with fresh noise."""
-        (batch,) = batches
         images, labels = batch.views["label"], batch.labels
         if self.mixup == 0:
             return {"loss": self._clouded(self._cosine(images), labels)}
-        share = float(torch.distributions.Beta(self.mixup, self.mixup).sample())
-        order = torch.randperm(len(labels))
+        share, order = draw_mixup(self.mixup, len(labels))
         cosine = self._cosine(share * images + (1 - share) * images[order])
         first, second = self._clouded(cosine, labels), self._clouded(cosine, labels[order])
         return {"loss": share * first + (1 - share) * second}

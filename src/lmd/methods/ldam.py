@@ -1,22 +1,22 @@
 """LDAM: margins that grow as classes shrink, with resampling or deferred re-weighting."""
 
-from collections.abc import Mapping
+import math
 from typing import Annotated, Literal
 
 import torch
 from torch import Tensor
 from torch.nn import functional as F
-from torch.optim import Optimizer
 
-from lmd.methods.method import Method
-from lmd.methods.settings import BelowOne, NonNegative, Positive, Share
+from lmd.methods.method import BelowOne, Method, NonNegative, Positive, Share
 from lmd.methods.stage import Batch, Epoch, Stage, Stages, Task, Terms
-from lmd.methods.supervised import cosine_classifier
-from lmd.methods.weighting import balances_by, class_balanced_weights, deferred
+from lmd.methods.supervised import balances_by, class_balanced_weights, cosine_classifier
 from lmd.model import Model
 
 Rule = Literal["rs", "drs", "drw"]
-PAPER = "Cao et al., Learning imbalanced datasets with label-distribution-aware margin loss"
+PAPER = (
+    "Cao et al., Learning imbalanced datasets with label-distribution-aware margin loss, "
+    "NeurIPS 2019"
+)
 
 
 def ldam_margins(counts: Tensor, max_margin: float) -> Tensor:
@@ -38,6 +38,19 @@ def ldam_loss(
     """
     margin = F.one_hot(labels, cosine.shape[1]) * margins[labels][:, None]
     return F.cross_entropy(scale * (cosine - margin), labels, weight=weight)
+
+
+def deferred(epoch: int, epochs: int, fraction: float) -> bool:
+    """Return whether the second phase of deferred re-weighting has begun, in epoch 0, 1, …
+
+    Cao et al., NeurIPS 2019, Algorithm 1: with fraction 0.8 it begins at epoch 160 of 200. A run
+    of any length has a second phase unless the fraction is 1.
+
+    >>> [deferred(epoch, 5, 0.8) for epoch in range(5)]
+    [False, False, False, False, True]
+    """
+    # The small number keeps products such as 0.29 * 100 from falling one epoch short.
+    return epoch >= math.floor(fraction * epochs + 1e-9)
 
 
 class LDAM(Stage):
@@ -71,24 +84,20 @@ class LDAM(Stage):
 
     def class_weights(self, epoch: Epoch) -> list[Tensor | None]:
         """One stream: by effective number where the rule resamples in this epoch."""
-        resample = self.rule == "rs" or (self.rule == "drs" and self._second_phase(epoch))
+        late = deferred(epoch.index, epoch.total, self.defer)
+        resample = self.rule == "rs" or (self.rule == "drs" and late)
         return [self.balance if resample else None]
 
-    def start_epoch(self, epoch: Epoch, optimizer: Optimizer | None) -> Mapping[str, float] | None:
+    def start_epoch(self, epoch: Epoch) -> None:
         """Switch the class weights of the loss on where re-weighting was deferred to here."""
-        reweight = self.rule == "drw" and self._second_phase(epoch)
+        reweight = self.rule == "drw" and deferred(epoch.index, epoch.total, self.defer)
         self.weight.copy_(self.balance if reweight else torch.ones_like(self.balance))
-        return None
 
-    def loss(self, *batches: Batch) -> Terms:
+    def loss(self, batch: Batch, *others: Batch) -> Terms:
         """LDAM loss on the cosines of the label view."""
-        (batch,) = batches
         cosine = self.classifier.cosine(self.model.features(batch.views["label"]))
         loss = ldam_loss(cosine, batch.labels, self.margins, self.scale, self.weight)
         return {"loss": loss}
-
-    def _second_phase(self, epoch: Epoch) -> bool:
-        return deferred(epoch.index, epoch.total, self.defer)
 
 
 def ldam(
@@ -118,7 +127,7 @@ METHODS = (
         "ldam_rs",
         "LDAM-RS",
         ldam,
-        f"{PAPER}, NeurIPS 2019",
+        PAPER,
         ("LDAM",),
         head="cosine",
         note="Resampling by effective number from the first epoch; rule=drw defers re-weighting.",
@@ -128,7 +137,7 @@ METHODS = (
         "ldam_drw",
         "LDAM-DRW",
         ldam,
-        f"{PAPER}, NeurIPS 2019",
+        PAPER,
         ("LDAM",),
         head="cosine",
         preset={"rule": "drw"},

@@ -7,8 +7,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from lmd.methods.method import Method
-from lmd.methods.settings import NonNegative, Positive
+from lmd.methods.method import Method, NonNegative, Positive
 from lmd.methods.stage import Stages, Task
 from lmd.methods.supervised import Supervised, cosine_classifier
 from lmd.model import Model
@@ -68,9 +67,8 @@ def seesaw(
     configurations in MMDetection have a normalised head of temperature 20 (``seesaw_norm``).
     """
     if temperature is not None:
-        cosine_classifier(
-            model, temperature, "leave 'temperature' out, or use method 'seesaw_norm'"
-        )
+        remedy = "leave 'temperature' out, or use method 'seesaw_norm'"
+        cosine_classifier(model, temperature, remedy)
     yield Supervised(model, Seesaw(len(task.class_counts), p, q), balanced=True)
 
 

@@ -8,7 +8,7 @@ sub-modules, so that ``state_dict()`` is a complete checkpoint.
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
-from typing import Any, ClassVar, Literal, Protocol, TypedDict
+from typing import Any, ClassVar, Literal, Protocol, TypedDict, Unpack
 
 import torch
 from torch import Tensor, nn
@@ -49,7 +49,7 @@ class Rate:
 
 
 class Options(TypedDict, total=False):
-    """How ``Stage`` trains; a stage with arguments of its own hands them on as ``**options``."""
+    """How ``Stage`` trains; a subclass passes them on as ``**options``."""
 
     weights: Tensor | None
     weight_decay: float | None
@@ -61,7 +61,7 @@ class Options(TypedDict, total=False):
 
 @dataclass(frozen=True)
 class Batch:
-    """``views[name] (B, 3, H, W)`` for each of ``Stage.view_names()``, and ``labels (B,)``.
+    """``views[name] (B, 3, H, W)`` for each of ``Stage.views``, and ``labels (B,)``.
 
     If several processes share a batch, each has a slice of the views, but all labels and all
     encoder features. A stage that combines images before the encoder cannot run that way.
@@ -120,49 +120,35 @@ class Stage(nn.Module):
     ``needs_validation`` cannot do without validation images.
     """
 
-    views: ClassVar[tuple[str, ...]] = ("label",)
+    views: tuple[str, ...] = ("label",)
     updates: ClassVar[bool] = True
     epochs: int | None = None
     lr: Rate | None = None
     schedule: Schedule | None = None
+    weight_decay: float | None = None
     balanced: bool = False
     needs_validation: bool = False
     weights: Tensor | None
     # ``with self.clock("teacher"):`` books the time inside; the loop puts its own clock here.
     clock: Callable[[str], AbstractContextManager[Any]] = nullcontext
 
-    def __init__(
-        self,
-        part: nn.Module | None = None,
-        *,
-        weights: Tensor | None = None,
-        weight_decay: float | None = None,
-        epochs: int | None = None,
-        lr: Rate | None = None,
-        schedule: Schedule | None = None,
-        balanced: bool | None = None,
-    ) -> None:
+    def __init__(self, part: nn.Module | None = None, **options: Unpack[Options]) -> None:
         super().__init__()
-        self.part, self.weight_decay = part, weight_decay
-        if balanced is None and weights is not None:
-            balanced = True
+        self.part = part
+        self.register_buffer("weights", options.pop("weights", None), persistent=False)
         # A class may have values of its own, which only a given value replaces.
-        given = {"epochs": epochs, "lr": lr, "schedule": schedule, "balanced": balanced}
-        vars(self).update({name: value for name, value in given.items() if value is not None})
-        self.register_buffer("weights", weights, persistent=False)
+        defaults = {} if self.weights is None else {"balanced": True}
+        values = {name: value for name, value in options.items() if value is not None}
+        vars(self).update(defaults | values)
 
     @property
     def name(self) -> str:
         """The stage as progress and history call it."""
         return type(self).__name__
 
-    def view_names(self) -> tuple[str, ...]:
-        """``views``; overridden where a setting decides."""
-        return self.views
-
     def trainable(self) -> ParameterGroups:
         """Parameters, or groups of them with their own ``lr``; empty: the loop trains nothing."""
-        if not self.view_names():
+        if not self.views:
             return []
         parameters = list((self if self.part is None else self.part).parameters())
         if self.weight_decay is None:
@@ -176,22 +162,18 @@ class Stage(nn.Module):
         replacement, an image of class k with weight ``w[k]``, so ``1 / counts`` balances the
         classes. An empty list: no batches this epoch.
         """
-        return [self.weights] if self.view_names() else []
+        return [self.weights] if self.views else []
 
-    def start_epoch(self, epoch: Epoch, optimizer: Optimizer | None) -> Mapping[str, float] | None:
+    def start_epoch(self, epoch: Epoch) -> Mapping[str, float] | None:
         """Called before the batches of an epoch; returned numbers go into the history."""
 
     def chosen(self) -> Mapping[str, float]:
         """Values that the stage chose on validation; if there is one, they go into the record."""
         return {}
 
-    def loss(self, *batches: Batch) -> Terms:
+    def loss(self, batch: Batch, *others: Batch) -> Terms:
         """Named terms from one batch of each stream; ``"loss"`` is minimised."""
         raise NotImplementedError
-
-    def forward(self, *batches: Batch) -> Terms:
-        """The same as ``loss``, for wrappers that call ``forward``."""
-        return self.loss(*batches)
 
     def backward(self, loss: Tensor) -> None:
         """Compute the gradients of a loss; processes that share a batch get the mean of theirs."""
@@ -201,7 +183,7 @@ class Stage(nn.Module):
     def step(self, optimizer: Optimizer, *batches: Batch) -> Terms:
         """One update. Overridden only where one backward pass is not enough."""
         optimizer.zero_grad(set_to_none=True)
-        terms: Terms = self(*batches)
+        terms = self.loss(*batches)
         with self.clock("backward and update"):
             self.backward(terms["loss"])
             optimizer.step()
@@ -218,7 +200,7 @@ def prepare(stage: Stage) -> ParameterGroups:
     statistics of a frozen encoder would still change.
     """
     groups = stage.trainable()
-    trained = {id(p) for group in groups for p in _parameters(group)}
+    trained = {id(p) for g in groups for p in (g["params"] if isinstance(g, dict) else [g])}
     for parameter in stage.parameters():
         parameter.requires_grad_(id(parameter) in trained)
     stage.train()
@@ -227,7 +209,3 @@ def prepare(stage: Stage) -> ParameterGroups:
         if parameters and not any(id(p) in trained for p in parameters):
             module.eval()
     return groups
-
-
-def _parameters(group: nn.Parameter | dict[str, Any]) -> list[nn.Parameter]:
-    return list(group["params"]) if isinstance(group, dict) else [group]

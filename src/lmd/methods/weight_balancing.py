@@ -13,11 +13,9 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 from torch.optim import Optimizer
 
-from lmd.methods.method import Method
-from lmd.methods.settings import BelowOne, NonNegative, RateFor64, Share, Stage2Epochs
+from lmd.methods.method import BelowOne, Method, NonNegative, RateFor64, Share, Stage2Epochs
 from lmd.methods.stage import Batch, Epoch, Options, Rate, Stage, Stages, Task, Terms
-from lmd.methods.supervised import PerClass, Supervised
-from lmd.methods.weighting import balances_by, class_balanced_weights
+from lmd.methods.supervised import PerClass, Supervised, balances_by, class_balanced_weights
 from lmd.model import Model
 
 Loss = Literal["softmax_bce", "cross_entropy"]
@@ -60,11 +58,7 @@ class MaxNorm(Stage):
     left: Tensor
 
     def __init__(
-        self,
-        model: Model,
-        criterion: nn.Module,
-        threshold: float,
-        **options: Unpack[Options],
+        self, model: Model, criterion: nn.Module, threshold: float, **options: Unpack[Options]
     ) -> None:
         super().__init__(model.classifier, **options)
         self.model, self.criterion = model, criterion
@@ -72,14 +66,13 @@ class MaxNorm(Stage):
         self.register_buffer("radius", max_norm_radius(weight, threshold))
         self.register_buffer("left", torch.tensor(0))
 
-    def start_epoch(self, epoch: Epoch, optimizer: Optimizer | None) -> Mapping[str, float]:
+    def start_epoch(self, epoch: Epoch) -> Mapping[str, float]:
         """Count the steps down from here; the radius goes into the history."""
         self.left.fill_(epoch.steps)
         return {"radius": float(self.radius)}
 
-    def loss(self, *batches: Batch) -> Terms:
+    def loss(self, batch: Batch, *others: Batch) -> Terms:
         """The class-balanced loss."""
-        (batch,) = batches
         return {"loss": self.criterion(self.model(batch.views["label"]), batch.labels)}
 
     def step(self, optimizer: Optimizer, *batches: Batch) -> Terms:

@@ -25,7 +25,7 @@ from torch.optim import Optimizer
 from lmd.base.errors import LmdError
 from lmd.base.files import atomic_write, waiting_for
 from lmd.base.text import shorten
-from lmd.methods.settings import Settings
+from lmd.methods.method import Settings
 from lmd.methods.stage import Rate, Stage
 from lmd.model import Model
 

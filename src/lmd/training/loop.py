@@ -217,7 +217,7 @@ class TrainerEpoch:
 
 def views_seen(stage: Stage, protocol: Protocol) -> dict[str, str]:
     """Each view that the stage asks for, and the one that is made for it."""
-    return {n: protocol.views if n == "label" else n for n in stage.view_names()}
+    return {n: protocol.views if n == "label" else n for n in stage.views}
 
 
 def train_batches(
@@ -333,7 +333,7 @@ class StageTraining:
         name = f"stage {self.index + 1} {self.stage.name} {epoch + 1}/{self.epochs}"
         trainer.display.start(name, run.steps)
         with self.clock("start of epoch"):
-            means = dict(self.stage.start_epoch(run, self.optimizer) or {})
+            means = dict(self.stage.start_epoch(run) or {})
             # Different machines round differently; here they get the same values again.
             agree(list(self.stage.state_dict().values()))
         means |= train_batches(run, self.stage, self.optimizer, self.path)

@@ -59,7 +59,7 @@ def test_the_m_step_moves_the_classifier_and_nothing_of_the_encoder():
     for settings in ({}, {"m_step": "sgd", "m_lr": 0.1, "virtual_features": 50}, {"vfc": False}):
         stage, _, epoch, _ = setup(**settings)
         before = snapshot(stage.model)
-        numbers = stage.start_epoch(epoch, None)
+        numbers = stage.start_epoch(epoch)
         assert moved(before, stage.model) == ["classifier.weight", "classifier.bias"], settings
         assert all(math.isfinite(v) for v in numbers.values())
         assert all(p.grad is None for p in stage.parameters())
@@ -68,7 +68,7 @@ def test_the_m_step_moves_the_classifier_and_nothing_of_the_encoder():
 def test_the_e_step_moves_the_encoder_and_nothing_of_the_classifier():
     stage, groups, epoch, batch = setup(encoder_lr=0.01)
     optimizer = torch.optim.SGD(groups, lr=1.0)
-    stage.start_epoch(epoch, optimizer)
+    stage.start_epoch(epoch)
     before = snapshot(stage.model)
     moments = snapshot(stage.gaussians)
     stage.step(optimizer, batch)
@@ -81,7 +81,7 @@ def test_the_e_step_moves_the_encoder_and_nothing_of_the_classifier():
 
 def test_cross_entropy_reaches_the_encoder_through_the_frozen_classifier():
     stage, _, epoch, batch = setup(lambda_e=0.0)
-    stage.start_epoch(epoch, None)
+    stage.start_epoch(epoch)
     terms = stage.loss(batch)
     assert set(terms) == {"loss", "ce"}
     terms["loss"].backward()
@@ -98,7 +98,7 @@ def test_cross_entropy_reaches_the_encoder_through_the_frozen_classifier():
 
 def test_the_loss_is_cross_entropy_plus_weighted_fdc():
     stage, _, epoch, batch = setup(lambda_e=0.3)
-    stage.start_epoch(epoch, None)
+    stage.start_epoch(epoch)
     terms = stage.loss(batch)
     assert set(terms) == {"loss", "ce", "psi", "phi"}
     torch.testing.assert_close(terms["loss"], terms["ce"] + 0.3 * (terms["psi"] - terms["phi"]))
@@ -112,22 +112,22 @@ def test_calibration_once_has_one_epoch_and_no_batches():
     assert stage.epochs == 1
     assert stage.class_weights(epoch) == []
     assert not any(m.training for m in stage.model.modules())
-    assert stage.start_epoch(epoch, None)["m_loss"] > 0
+    assert stage.start_epoch(epoch)["m_loss"] > 0
 
 
 def test_the_m_step_calibrates():
     stage, _, epoch, _ = setup(counts=(60, 20, 12))
     before = F.cross_entropy(stage.model.classifier(epoch.features()[0].clone()), epoch.labels)
-    stage.start_epoch(epoch, None)
+    stage.start_epoch(epoch)
     after = F.cross_entropy(stage.model.classifier(epoch.features()[0].clone()), epoch.labels)
     assert after < before
 
 
 def test_regularisers_are_chosen_once_and_kept():
     stage, _, epoch, _ = setup(**CHOOSE)
-    numbers = stage.start_epoch(epoch, None)
+    numbers = stage.start_epoch(epoch)
     assert epoch.asked.count(("natural", "validation")) == 1
-    again = stage.start_epoch(epoch, None)
+    again = stage.start_epoch(epoch)
     assert epoch.asked.count(("natural", "validation")) == 1
     assert numbers["shrinkage"] == again["shrinkage"] == stage.chosen()["shrinkage"]
     assert numbers["weight_penalty"] == again["weight_penalty"] == stage.chosen()["weight_penalty"]
@@ -137,11 +137,11 @@ def test_regularisers_without_validation_images_or_as_given():
     empty = torch.zeros(0, 3, 8, 8), torch.zeros(0, dtype=torch.long)
     stage, _, epoch, _ = setup(**CHOOSE)
     epoch.validation = empty
-    numbers = stage.start_epoch(epoch, None)
+    numbers = stage.start_epoch(epoch)
     assert numbers["shrinkage"] == 0.5
     assert numbers["weight_penalty"] > 0
     stage, _, epoch, _ = setup(shrinkage=0.25, weight_penalty=0.125)
-    numbers = stage.start_epoch(epoch, None)
+    numbers = stage.start_epoch(epoch)
     assert (numbers["shrinkage"], numbers["weight_penalty"]) == (0.25, 0.125)
     assert stage.chosen() == {}
     assert ("natural", "validation") not in epoch.asked
@@ -149,12 +149,12 @@ def test_regularisers_without_validation_images_or_as_given():
 
 def test_sampling_of_both_steps():
     stage, _, epoch, _ = setup(m_sampling="natural", e_sampling="balanced")
-    stage.start_epoch(epoch, None)
+    stage.start_epoch(epoch)
     assert epoch.asked[0] == ("natural", "train")
     (weights,) = stage.class_weights(epoch)
     torch.testing.assert_close(weights * torch.tensor(COUNTS), torch.ones(3))
     stage, _, epoch, _ = setup()
-    stage.start_epoch(epoch, None)
+    stage.start_epoch(epoch)
     assert epoch.asked[0] == ("balanced", "train")
     assert stage.class_weights(epoch) == [None]
 
@@ -170,7 +170,7 @@ def test_moments_of_all_views():
         return features + {"eval": 0.0, "weak": 1.0, "strong": 2.0}[view], labels
 
     epoch.features = shifted
-    stage.start_epoch(epoch, None)
+    stage.start_epoch(epoch)
     assert seen == ["eval", "weak", "strong"]
     plain, labels = draw()
     expected = torch.stack([plain[labels == k].mean(0) + 1 for k in range(3)])
@@ -187,7 +187,7 @@ def test_a_first_draw_that_misses_a_class_takes_its_images():
         return features[kept], labels[kept]
 
     epoch.features = unlucky
-    stage.start_epoch(epoch, None)
+    stage.start_epoch(epoch)
     features, labels = draw("natural")
     torch.testing.assert_close(stage.gaussians.mean[2], features[labels == 2].mean(0))
 
@@ -199,7 +199,7 @@ def test_a_checkpoint_in_the_middle_changes_nothing(m_step):
     def train_epoch(stage, groups, epoch, batch, number):
         optimizer = torch.optim.SGD(groups, lr=1.0)
         epoch.index, epoch.generator = number, torch.Generator().manual_seed(number)
-        stage.start_epoch(epoch, optimizer)
+        stage.start_epoch(epoch)
         stage.step(optimizer, batch)
 
     stage, groups, epoch, batch = setup(**settings)
@@ -215,7 +215,7 @@ def test_a_checkpoint_in_the_middle_changes_nothing(m_step):
 
 def test_half_precision_keeps_distances_in_float32():
     stage, _, epoch, batch = setup()
-    stage.start_epoch(epoch, None)
+    stage.start_epoch(epoch)
     with torch.autocast("cpu", dtype=torch.bfloat16):
         terms = stage.loss(batch)
     assert terms["psi"].dtype == terms["loss"].dtype == torch.float32
@@ -226,7 +226,7 @@ def test_half_precision_keeps_distances_in_float32():
 def test_only_a_linear_classifier_will_do():
     model = Model(small_model().encoder, CosineClassifier(16, 3))
     with pytest.raises(LmdError, match=r"^model.classifier: LMD needs a linear classifier"):
-        ICC(model, Task(torch.tensor(COUNTS), 16))
+        ICC(model, Task(torch.tensor(COUNTS), 16), ICCSettings())
 
 
 def test_too_many_virtual_features_are_refused():
@@ -245,6 +245,6 @@ def test_the_views_of_a_single_image_are_not_the_spread_of_its_class():
         return features[rows] + {"eval": 0.0, "weak": 0.01, "strong": -0.01}[view], labels[rows]
 
     epoch.features = one_image
-    stage.start_epoch(epoch, None)
+    stage.start_epoch(epoch)
     own = [float(c.trace()) for c in stage.gaussians.covariance]
     assert min(own[:2]) < own[2] < max(own[:2])

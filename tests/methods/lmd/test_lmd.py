@@ -44,7 +44,7 @@ def test_every_profile_sets_all_that_is_ours():
 def test_a_cosine_classifier_is_refused_before_any_training():
     model = Model(small_model(4).encoder, CosineClassifier(16, 4))
     with pytest.raises(LmdError, match="needs a linear classifier"):
-        next(ROWS["lmd"].stages_for(model, Task(torch.tensor(COUNTS), 16), {}))
+        next(ROWS["lmd"].start(model, Task(torch.tensor(COUNTS), 16), {}))
 
 
 @every_profile
@@ -60,7 +60,7 @@ def test_every_row_trains_with_a_class_of_one_image(key, profile):
         optimizer = torch.optim.SGD(groups, lr=LR[profile]) if groups else None
         for index in range(epoch.total):
             epoch.index = index
-            stage.start_epoch(epoch, optimizer)
+            stage.start_epoch(epoch)
             for _ in stage.class_weights(epoch):
                 terms = stage.step(optimizer, batch)
                 assert all(torch.isfinite(term) for term in terms.values())
@@ -81,14 +81,14 @@ def test_the_classifier_of_stage_1_is_averaged_with_that_of_virtual_features():
     alone, _, epoch, _ = stage_two("corrected")
     with torch.no_grad():
         kept = alone.model.classifier.weight.clone()
-    alone.start_epoch(epoch, None)
+    alone.start_epoch(epoch)
     stage, _, epoch, _ = stage_two("corrected", classifier="averaged")
     with torch.no_grad():
         stage.model.classifier.weight.copy_(kept)
         stage.anchor.copy_(kept)
         stage.anchor_bias.fill_(3.0)
         stage.model.classifier.bias.copy_(alone.anchor_bias)
-    stage.start_epoch(epoch, None)
+    stage.start_epoch(epoch)
     found, virtual = stage.model.classifier, alone.model.classifier
     torch.testing.assert_close(found.weight, (virtual.weight + kept) / 2)
     torch.testing.assert_close(found.bias, (virtual.bias + 3) / 2)
@@ -99,10 +99,10 @@ def test_a_classifier_that_is_kept_stays_under_a_large_penalty():
         "corrected", classifier="kept", weight_penalty=1e6, shrinkage=0.5
     )
     before = stage.model.classifier.weight.detach().clone()
-    stage.start_epoch(epoch, None)
+    stage.start_epoch(epoch)
     torch.testing.assert_close(stage.model.classifier.weight.detach(), before, rtol=0, atol=1e-4)
     stage, _, epoch, _ = stage_two("corrected", weight_penalty=1e6, shrinkage=0.5)
-    stage.start_epoch(epoch, None)
+    stage.start_epoch(epoch)
     assert stage.model.classifier.weight.abs().max() < 1e-4
 
 
@@ -119,7 +119,7 @@ def test_the_teacher_may_go_on_to_stage_2():
 def test_levels_widen_the_features_and_leave_the_logits_alone():
     model, _ = build_model("resnet8", "none", 4, image_size=16)
     settings = ROWS["lmd"].settings({"levels": 2, "classifier": "kept"})
-    stages = ROWS["lmd"].stages_for(model, Task(torch.tensor(COUNTS), 128), settings)
+    stages = ROWS["lmd"].start(model, Task(torch.tensor(COUNTS), 128), settings)
     next(stages)
     images = torch.randn(2, 3, 16, 16)
     with torch.no_grad():
@@ -152,8 +152,8 @@ def test_stage_1_without_rrl_is_that_of_the_controls():
     for key, given in rows.items():
         ours = next(recipe("corrected", "lmd_wo_rrl", **given)[1])
         control = find_method(key)
-        theirs = next(control.stages_for(small_model(4), task, control.settings({})))
-        assert ours.view_names() == theirs.view_names()
+        theirs = next(control.start(small_model(4), task, control.settings({})))
+        assert ours.views == theirs.views
         assert ours.horizon == theirs.horizon
         torch.testing.assert_close(ours.class_weights(epoch), theirs.class_weights(epoch))
         torch.testing.assert_close(ours.loss(batch)["loss"], theirs.loss(batch)["loss"])
@@ -165,7 +165,7 @@ def test_sharp_steps_without_rrl_go_with_two_views_and_with_an_average(given):
     _, stages = recipe("corrected", "lmd_wo_rrl", sam=0.05, **given)
     stage = next(stages)
     optimizer = torch.optim.SGD(prepare(stage), lr=0.01)
-    stage.start_epoch(FakeEpoch(stage.model, batch.views["weak"], batch.labels), optimizer)
+    stage.start_epoch(FakeEpoch(stage.model, batch.views["weak"], batch.labels))
     terms = stage.step(optimizer, batch)
     assert terms["flat"] > terms["loss"]
 
@@ -181,11 +181,11 @@ def test_ablations():
     assert (list(groups), stage.epochs, stage.class_weights(epoch)) == ([], 1, [])
 
     stage, _, epoch, batch = stage_two("corrected", "lmd_wo_fdc", **QUICK)
-    stage.start_epoch(epoch, None)
+    stage.start_epoch(epoch)
     assert set(stage.loss(batch)) == {"loss", "ce"}
 
     stage, _, epoch, batch = stage_two("corrected", "lmd_wo_vfc", weight_penalty=0.05)
-    stage.start_epoch(epoch, None)
+    stage.start_epoch(epoch)
     features, labels = epoch.drawn[0]
     layer = stage.model.classifier
     weight = layer.weight.detach().clone().requires_grad_()

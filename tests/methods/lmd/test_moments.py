@@ -81,7 +81,7 @@ def test_the_e_step_with_bounded_fdc_and_still_statistics():
     images = torch.randn(41, 3, 8, 8, generator=torch.Generator().manual_seed(0))
     epoch = FakeEpoch(model, images, labels, total=3, steps=1)
     optimizer = torch.optim.SGD(groups, lr=1.0)
-    stage.start_epoch(epoch, optimizer)
+    stage.start_epoch(epoch)
     statistics = [b.clone() for b in model.encoder.buffers()]
     terms = stage.step(optimizer, Batch({"label": images}, labels))
     torch.testing.assert_close(terms["loss"], terms["ce"] + 0.5 * terms["fdc"])
@@ -97,7 +97,7 @@ def test_the_e_step_sees_the_prior():
     labels = torch.arange(3).repeat_interleave(COUNTS)
     stage = ICC(model, Task(COUNTS, 16), ICCSettings(**settings))
     prepare(stage)
-    stage.start_epoch(FakeEpoch(model, images, labels, total=3, steps=1), None)
+    stage.start_epoch(FakeEpoch(model, images, labels, total=3, steps=1))
     with torch.no_grad():
         found = stage.loss(Batch({"label": images}, labels))["loss"]
         logits = model.classifier(model.encoder(images)) + (COUNTS / 41).log()

@@ -22,7 +22,7 @@ def test_row_11_images_of_the_m_step(profile, monkeypatch):
         return update(self, features, labels, step, adjust)
 
     monkeypatch.setattr(ClassGaussians, "update", watched)
-    stage.start_epoch(run, None)
+    stage.start_epoch(run)
     assert run.asked == [("balanced", "train")]
     features, _ = run.drawn[0]
     assert len(features) == 301
@@ -42,8 +42,8 @@ def test_row_12_moments_and_what_is_drawn_from_them(profile, monkeypatch):
         return batches(self, *args)
 
     monkeypatch.setattr(ClassGaussians, "batches", watched)
-    stage.start_epoch(run, None)
-    stage.start_epoch(run, None)
+    stage.start_epoch(run)
+    stage.start_epoch(run)
     ridge = 0.0 if profile == "paper" else 1e-2
     raw = [class_moments(f, y, 3, ridge) for f, y in run.drawn]
     average = [(a + b) / 2 for a, b in zip(*raw, strict=True)]
@@ -57,7 +57,7 @@ def test_row_12_moments_and_what_is_drawn_from_them(profile, monkeypatch):
 @every_profile
 def test_row_12_a_class_with_one_image_has_the_pooled_covariance(profile):
     stage, _, run, _ = stage_two(profile, **QUICK)
-    stage.start_epoch(run, None)
+    stage.start_epoch(run)
     spread = stage.gaussians.covariance.diagonal(dim1=1, dim2=2).sum(1)
     ridge = 0.0 if profile == "paper" else 16 * 1e-2
     assert spread[3] - ridge > 0.3 * (spread[:3].mean() - ridge)
@@ -67,7 +67,7 @@ def test_row_12_a_class_with_one_image_has_the_pooled_covariance(profile):
 def test_row_13_average_of_moments(profile):
     stage, _, run, _ = stage_two(profile, counts=(30, 10, 4), **QUICK)
     for _ in range(4):
-        stage.start_epoch(run, None)
+        stage.start_epoch(run)
     means = [class_moments(f, y, 3)[0] for f, y in run.drawn]
     torch.testing.assert_close(stage.gaussians.mean, sum(means) / 4)
     assert stage.gaussians.decay == 0.999
@@ -89,7 +89,7 @@ def test_row_14_number_of_virtual_features(profile, monkeypatch):
 
     sgd_pass = icc.sgd_pass
     monkeypatch.setattr(icc, "sgd_pass", watched)
-    stage.start_epoch(run, None)
+    stage.start_epoch(run)
     assert torch.cat([y for _, y in seen]).bincount().tolist() == [700] * 4
     assert max(n for n, _ in seen) == 352
 
@@ -108,7 +108,7 @@ def test_row_15_optimiser_of_the_m_step(profile, monkeypatch):
             "solve",
             lambda *a, **k: solved.append(solve(*a, **k)) or solved[-1],
         )
-        numbers = stage.start_epoch(run, None)
+        numbers = stage.start_epoch(run)
         assert numbers["m_grad_norm"] < 1e-3
         torch.testing.assert_close(stage.model.classifier.weight.double(), solved[0].weight)
         return
@@ -128,7 +128,7 @@ def test_row_15_optimiser_of_the_m_step(profile, monkeypatch):
     monkeypatch.setattr(ClassGaussians, "batches", watched)
     start = layer.weight.detach().clone()
     for _ in range(2):  # one optimiser for all EM iterations: its momentum is kept
-        stage.start_epoch(run, None)
+        stage.start_epoch(run)
     for features, labels in taken:
         optimizer.zero_grad()
         F.cross_entropy(layer(features), labels).backward()
@@ -141,7 +141,7 @@ def test_row_15_optimiser_of_the_m_step(profile, monkeypatch):
 @every_profile
 def test_row_15_regularisers_of_the_argmin(profile):
     stage, _, run, _ = stage_two(profile, counts=(30, 10, 4), m_step="argmin")
-    numbers = stage.start_epoch(run, None)
+    numbers = stage.start_epoch(run)
     if profile == "corrected":
         assert ("natural", "validation") in run.asked
     else:  # neither the paper nor the released code has any
@@ -152,7 +152,7 @@ def test_row_15_regularisers_of_the_argmin(profile):
 @every_profile
 def test_row_16_label_loss_of_the_e_step(profile):
     stage, _, run, batch = stage_two(profile, **QUICK, lambda_e=0.0)
-    stage.start_epoch(run, None)
+    stage.start_epoch(run)
     terms = stage.loss(batch)
     logits = stage.model(batch.views["weak"])
     terms["loss"].backward()
@@ -186,7 +186,7 @@ def naive_fdc(stage, batch, literal):
 @every_profile
 def test_row_17_sign_of_fdc(profile):
     stage, _, run, batch = stage_two(profile, **QUICK)
-    stage.start_epoch(run, None)
+    stage.start_epoch(run)
     stage.lambda_e = 0.5
     terms = stage.loss(batch)
     label = terms["gce" if profile == "official" else "ce"]
@@ -199,7 +199,7 @@ def test_row_17_sign_of_fdc(profile):
 @every_profile
 def test_row_18_distance(profile):
     stage, _, run, batch = stage_two(profile, **QUICK)
-    stage.start_epoch(run, None)
+    stage.start_epoch(run)
     terms = stage.loss(batch)
     psi, phi = naive_fdc(stage, batch, literal=profile == "paper")
     torch.testing.assert_close(terms["psi"], psi, rtol=1e-3, atol=1e-4)
@@ -209,7 +209,7 @@ def test_row_18_distance(profile):
 @every_profile
 def test_row_19_repulsion_has_no_bound(profile):
     stage, _, run, _ = stage_two(profile, **QUICK)
-    stage.start_epoch(run, None)
+    stage.start_epoch(run)
     # Two classes, one wide and one narrow: far from both, Phi grows beyond every bound.
     narrow = torch.eye(16) * (100.0 if profile == "paper" else 0.01)
     stage.gaussians.covariance[1:] = narrow

@@ -41,7 +41,7 @@ def batch(seed=0, n=6):
 def lend(stage, **length):
     images = batch()
     epoch = FakeEpoch(stage.model, images.views["weak"], images.labels, **length)
-    stage.start_epoch(epoch, None)
+    stage.start_epoch(epoch)
 
 
 def started(epochs=1, steps=10, **settings):

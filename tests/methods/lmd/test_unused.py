@@ -52,7 +52,7 @@ def test_unused_settings_change_nothing(parts: dict[str, object]) -> None:
 def test_the_description_names_the_part(switch: str) -> None:
     needing = {
         name
-        for name, needs in LMD.unused(LMD.defaults()).items()
+        for name, needs in LMD.unused(LMD.settings()).items()
         if switch.partition("=")[0] in needs
     }
     begins = {one.name: one.description.partition(":")[0] for one in LMD.describe()}

@@ -124,7 +124,7 @@ def trace_stages(method: Method, settings: Mapping[str, Any]) -> list[Trace]:
     traces: list[Trace] = []
     with torch.random.fork_rng(devices=[]):
         try:
-            stages = method.stages_for(model, task, settings)
+            stages = method.start(model, task, settings)
             for stage, titles in zip(stages, method.stages, strict=False):
                 # Of a title such as "label loss or RRL", what the stage is, or the first of them.
                 titled = [t for t in titles.split(" or ") if t.lower() == stage.name.lower()]
@@ -144,11 +144,11 @@ def _trace(stage: Stage, title: str, model: Model) -> Trace:
     optimizer = torch.optim.SGD(groups, lr=0.1) if groups else None
     epoch = _Epoch(model.classifier.in_features)
     before = _clone(stage.state_dict())
-    trace.numbers = list(stage.start_epoch(epoch, optimizer) or ())
+    trace.numbers = list(stage.start_epoch(epoch) or ())
     trace.reads = list(dict.fromkeys(epoch.reads))
     moved = [name for name in _changed(before, stage.state_dict()) if "." in name]
     trace.updates = list(dict.fromkeys(_owner(name) for name in moved))
-    streams, names = len(stage.class_weights(epoch)), stage.view_names()
+    streams, names = len(stage.class_weights(epoch)), stage.views
     if not streams or not names or optimizer is None:
         return trace
     probe = _Probe(stage)

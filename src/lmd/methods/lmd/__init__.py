@@ -8,28 +8,21 @@ setting, with the number of its row in ``docs/paper-vs-code.md``.
 
 from typing import Annotated, Any
 
-from torch import Tensor
 from torch.nn import functional as F
 
 from lmd.methods.lmd.icc import ICC, ICCSettings, check_model
 from lmd.methods.lmd.rrl import RRL, RRLSettings
-from lmd.methods.method import Method
-from lmd.methods.settings import Needs
+from lmd.methods.method import Method, Needs
 from lmd.methods.stage import Stage, Stages, Task
-from lmd.methods.supervised import Criterion, PerClass, Supervised, View
-from lmd.methods.weighting import log_priors
+from lmd.methods.supervised import Criterion, PerClass, Supervised, View, balanced_softmax_loss
 from lmd.model import Model
-
-
-def _corrected(logits: Tensor, labels: Tensor, offset: Tensor) -> Tensor:
-    return F.cross_entropy(logits + offset, labels)
 
 
 def _plain(model: Model, task: Task, settings: RRLSettings) -> Stage:
     """Stage 1 without RRL: its label loss alone, with sharpness-aware steps if asked for."""
     criterion: Criterion = F.cross_entropy
     if settings.tau:
-        criterion = PerClass(_corrected, settings.tau * log_priors(task.class_counts))
+        criterion = PerClass(balanced_softmax_loss, task.class_counts, tau=settings.tau)
     # The weak view is the protocol's, as for every other row.
     view: View = "label" if settings.ce_view == "weak" else settings.ce_view
     weights = settings.image_weights(task.class_counts)

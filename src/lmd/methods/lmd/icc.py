@@ -6,13 +6,12 @@ through the frozen classifier, with Feature Distribution Consistency.
 """
 
 from collections.abc import Mapping
-from typing import Annotated, ClassVar, Literal
+from typing import Annotated, Literal
 
 import torch
 from pydantic import Field
 from torch import Tensor, nn
 from torch.nn import functional as F
-from torch.optim import Optimizer
 
 from lmd.base.errors import LmdError
 from lmd.methods.lmd.calibrate import enough_draws, pays, sgd_pass, virtual_pass
@@ -36,10 +35,9 @@ from lmd.methods.lmd.selection import (
     VirtualFeatures,
     choose,
 )
-from lmd.methods.sam import NORMS
-from lmd.methods.settings import BelowOne, Count, Needs, NonNegative, Positive, Settings, Share
+from lmd.methods.method import BelowOne, Count, Needs, NonNegative, Positive, Settings, Share
 from lmd.methods.stage import Batch, Epoch, ParameterGroups, Stage, Task, Terms
-from lmd.methods.weighting import image_weights, log_priors
+from lmd.methods.supervised import NORMS, image_weights, log_priors
 from lmd.model import Model
 
 Depth = Annotated[int, Field(ge=0)]
@@ -194,7 +192,6 @@ class ICC(Stage):
     first iteration where they are ``"validation"``.
     """
 
-    views: ClassVar[tuple[str, ...]] = ("label",)
     class_counts: Tensor
     anchor: Tensor
     anchor_bias: Tensor
@@ -271,7 +268,7 @@ class ICC(Stage):
         return [image_weights(self.class_counts) if balanced else None]
 
     @torch.no_grad()
-    def start_epoch(self, epoch: Epoch, optimizer: Optimizer | None) -> Mapping[str, float]:
+    def start_epoch(self, epoch: Epoch) -> Mapping[str, float]:
         """The M step: features, moments, virtual features, classifier."""
         features, labels = self._draw(epoch)
         self.gaussians.update(features, labels, int(self.iteration), self._honest)
@@ -420,9 +417,8 @@ class ICC(Stage):
         with torch.enable_grad():
             return choose(problem, *guess, (features, labels), shrinkages, penalties, anchor)
 
-    def loss(self, *batches: Batch) -> Terms:
+    def loss(self, batch: Batch, *others: Batch) -> Terms:
         """The E step: terms ``loss``, ``ce`` (or ``gce``) and those of FDC."""
-        (batch,) = batches
         with self.clock("student"):
             features = self.model.features(batch.views["label"])
         given = self.settings

@@ -5,28 +5,33 @@ relations among samples and the relations among channels must agree between the 
 """
 
 import copy
-from collections.abc import Mapping
-from typing import Annotated, ClassVar, Literal
+from contextlib import nullcontext
+from typing import Annotated, Literal
 
 import torch
 from torch import Tensor
 from torch.nn import functional as F
 from torch.optim import Optimizer
 
-from lmd.methods.sam import sharp_backward, still_statistics
-from lmd.methods.settings import Needs, NonNegative, Settings, Share
+from lmd.methods.method import Needs, NonNegative, Settings, Share
 from lmd.methods.stage import Batch, Epoch, Stage, Task, Terms
-from lmd.methods.supervised import View, averaging_decay, both_views, follow, horizon_limit
-from lmd.methods.weighting import image_weights, log_priors
+from lmd.methods.supervised import (
+    View,
+    averaging_decay,
+    balanced_softmax_loss,
+    both_views,
+    follow,
+    horizon_limit,
+    image_weights,
+    sharp_step,
+    still_statistics,
+)
 from lmd.model import Model
 
 Gram = Literal["normalised", "raw"]
 Divisor = Literal["channels", "samples"]
-Teacher = Literal["copy", "own"]
 Direction = Literal["teacher_student", "student_teacher"]
-Kept = Literal["student", "teacher"]
 Sampling = Literal["natural", "balanced"]
-
 
 WITH_RRL = Needs(rrl=True)
 
@@ -64,7 +69,7 @@ class RRLSettings(Settings):
     ] = 0.5
     sam: Annotated[NonNegative, "Radius of sharpness-aware steps; 0: none (row 29)."] = 0.0
     teacher: Annotated[
-        Teacher, "a copy of the student, or with its own head (row 7).", WITH_RRL
+        Literal["copy", "own"], "a copy of the student, or with its own head (row 7).", WITH_RRL
     ] = "copy"
     ema_horizon: Annotated[
         Share | None, "horizon of the teacher's average / all steps (row 7).", WITH_RRL
@@ -76,7 +81,9 @@ class RRLSettings(Settings):
         True
     )
     keep: Annotated[
-        Kept, "what goes on to stage 2; the teacher of the last epoch (row 30).", WITH_RRL
+        Literal["student", "teacher"],
+        "what goes on to stage 2; the teacher of the last epoch (row 30).",
+        WITH_RRL,
     ] = "student"
 
     def image_weights(self, counts: Tensor) -> Tensor | None:
@@ -137,26 +144,24 @@ class RRL(Stage):
     ``train`` mode with its own BatchNorm statistics.
     """
 
-    views: ClassVar[tuple[str, ...]] = ("weak", "strong", "label")
-    log_priors: Tensor
+    views = ("weak", "strong", "label")
+    counts: Tensor
 
-    def __init__(self, model: Model, task: Task, settings: RRLSettings | None = None) -> None:
-        given = settings or RRLSettings()
+    def __init__(self, model: Model, task: Task, settings: RRLSettings) -> None:
         # The teacher is not trained: it follows.
-        super().__init__(model, weights=given.image_weights(task.class_counts))
-        self.settings = given
-        self.register_buffer("log_priors", log_priors(task.class_counts), persistent=False)
-        self.own = self.settings.teacher == "own"
+        super().__init__(model, weights=settings.image_weights(task.class_counts))
+        self.settings = settings
+        self.register_buffer("counts", task.class_counts, persistent=False)
+        self.own = settings.teacher == "own"
         self.model = model
         self.teacher = copy.deepcopy(model)
         if self.own:
             self.teacher.classifier.reset_parameters()
         self.done = self.total = 0  # steps, counted from the start of the stage
 
-    def start_epoch(self, epoch: Epoch, optimizer: Optimizer | None) -> Mapping[str, float] | None:
+    def start_epoch(self, epoch: Epoch) -> None:
         """Count the steps: the warm-up and the teacher's horizon are shares of them."""
         self.done, self.total = epoch.index * epoch.steps, epoch.total * epoch.steps
-        return None
 
     def _warmup_steps(self) -> int:
         steps = round(self.settings.warmup * self.total)
@@ -165,32 +170,29 @@ class RRL(Stage):
 
     def label_loss(self, logits: Tensor, labels: Tensor) -> Tensor:
         """Cross-entropy of ``z + tau ln pi``: ``(B, K)``, ``(B,)`` → scalar."""
-        return F.cross_entropy(logits + self.settings.tau * self.log_priors, labels)
+        return balanced_softmax_loss(logits, labels, self.counts, self.settings.tau)
 
-    def loss(self, *batches: Batch) -> Terms:
+    def loss(self, batch: Batch, *others: Batch) -> Terms:
         """Terms ``loss``, ``ce``, ``sample``, ``channel``, ``prob``; the last three 0 at first."""
-        (batch,) = batches
         if self.done < self._warmup_steps():
             with self.clock("student"):
                 ce = self._label_loss_alone(batch)
             zero = torch.zeros_like(ce)
             return {"loss": ce, "ce": ce, "sample": zero, "channel": zero, "prob": zero}
         both = self.settings.ce_view == "both"
-        view = batch.views["weak" if both else self.settings.ce_view]
         weak, strong = batch.views["weak"], batch.views["strong"]
+        view = weak if both else batch.views[self.settings.ce_view]
         with self.clock("student"):
             if view is not strong:
                 ce = self.label_loss(self.model(view), batch.labels)
-                # Evaluation sees undistorted images: the running statistics are of weak views.
-                with still_statistics(self.model):
-                    features = self.model.features(strong)
-                    logits = self.model.classifier(features)
-                if both:
-                    ce = (ce + self.label_loss(logits, batch.labels)) / 2
-            else:
+            # Evaluation sees undistorted images: the running statistics are of ``view``.
+            with nullcontext() if view is strong else still_statistics(self.model):
                 features = self.model.features(strong)
                 logits = self.model.classifier(features)
+            if view is strong:
                 ce = self.label_loss(logits, batch.labels)
+            elif both:
+                ce = (ce + self.label_loss(logits, batch.labels)) / 2
         return {"ce": ce} | self._consistency(ce, features, logits, weak)
 
     def _label_loss_alone(self, batch: Batch) -> Tensor:
@@ -207,46 +209,36 @@ class RRL(Stage):
         with self.clock("teacher"), torch.no_grad():
             goal = self.teacher.features(weak)
             goal_logits = self.teacher.classifier(goal)
+        settings = self.settings
         # Gram matrices are differences of large sums: never in half precision.
         with self.clock("losses"), torch.autocast(features.device.type, enabled=False):
             z, goal = _full(features), _full(goal)
-            given = self.settings
-            if given.centre:
+            if settings.centre:
                 z, goal = z - z.mean(0), goal - goal.mean(0)
-            sample = sample_relation_loss(z, goal, given.gram)
-            channel = channel_relation_loss(z, goal, given.gram, given.channel_divisor)
-            prob = probability_loss(_full(logits), _full(goal_logits), given.kl)
-            alike = given.relations * (sample + channel) + given.probabilities * prob
-            loss = ce + given.lambda_1 * alike
+            sample = sample_relation_loss(z, goal, settings.gram)
+            channel = channel_relation_loss(z, goal, settings.gram, settings.channel_divisor)
+            prob = probability_loss(_full(logits), _full(goal_logits), settings.kl)
+            alike = settings.relations * (sample + channel) + settings.probabilities * prob
+            loss = ce + settings.lambda_1 * alike
         return {"loss": loss, "sample": sample, "channel": channel, "prob": prob}
 
     def step(self, optimizer: Optimizer, *batches: Batch) -> Terms:
         """One update of the student, then of the teacher."""
-        if not self.own and self.done == self._warmup_steps():
+        # An own teacher follows from the first step, a copy from the end of the warm-up.
+        since = self.done - (0 if self.own else self._warmup_steps())
+        if since == 0 and not self.own:
             self.teacher.load_state_dict(self.model.state_dict())
-        terms = self._sharp_step(optimizer, *batches) if self.settings.sam else None
-        terms = terms or super().step(optimizer, *batches)
-        with self.clock("teacher"):
-            self._follow()
+        if radius := self.settings.sam:
+            ce = self._label_loss_alone(*batches)
+            terms = sharp_step(self, self.model, optimizer, radius, ce, *batches)
+        else:
+            terms = super().step(optimizer, *batches)
+        if since >= 0:
+            with self.clock("teacher"):
+                horizon, limit = self.settings.ema_horizon, self.settings.ema_decay
+                if horizon is not None:
+                    limit = horizon_limit(horizon, self.total)
+                decay = averaging_decay(since, limit, ramp=self.settings.ema_ramp)
+                follow(self.teacher, self.model, decay, buffers=not self.own)
         self.done += 1
         return terms
-
-    def _sharp_step(self, optimizer: Optimizer, batch: Batch) -> Terms:
-        """One update with the gradient at the weights where the label loss is sharpest."""
-        loss = self._label_loss_alone(batch)
-        optimizer.zero_grad(set_to_none=True)
-        self.backward(loss)
-        terms = sharp_backward(self, self.model, optimizer, self.settings.sam, batch)
-        optimizer.step()
-        return terms
-
-    def _follow(self) -> None:
-        """Move the teacher towards the student."""
-        t = self.done - (0 if self.own else self._warmup_steps())
-        if t < 0:
-            return
-        horizon, limit = self.settings.ema_horizon, self.settings.ema_decay
-        if horizon is not None:
-            limit = horizon_limit(horizon, self.total)
-        decay = averaging_decay(t, limit, ramp=self.settings.ema_ramp)
-        follow(self.teacher, self.model, decay, buffers=not self.own)
