@@ -9,7 +9,7 @@ import pytest
 from typer.testing import CliRunner
 
 from lmd.base.errors import LmdError
-from lmd.benchmark.pseudo_tails import PseudoTail, pseudo_tails, write_tasks
+from lmd.benchmark.choose import PseudoTail, pseudo_tails, write_tasks
 from lmd.cli.commands import app
 from lmd.data.sources import open_table
 from lmd.data.splits import check_no_leak, split

@@ -1,76 +1,213 @@
-"""Which method to use on one's own data: candidates compared on pseudo-tails of it."""
+"""Which method to use on one's own data: candidates compared on pseudo-tails of it.
+
+A rare class has too few validation images to choose methods or settings on. In a pseudo-tail, a
+frequent class plays the rare one: trained on a few images, it is as hard to learn, and its other
+images form a large held-out part. Test images of the data set are never used.
+"""
 
 import hashlib
 import json
-from collections.abc import Callable, Sequence
-from dataclasses import asdict, dataclass
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from statistics import fmean
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
-from numpy.typing import NDArray
 
 from lmd.base.errors import LmdError
-from lmd.base.files import atomic_write, check_outside, whole
-from lmd.base.text import as_toml
-from lmd.benchmark.pseudo_tails import HELD_OUT, images_root, pseudo_tails, write_tasks
-from lmd.benchmark.tables.results import Results, RunResult
+from lmd.base.files import atomic_write, check_output, check_outside, whole
+from lmd.base.text import as_toml, csv_text
 from lmd.data.dataset import fingerprint
+from lmd.data.imbalance import draw_groups
+from lmd.data.manifest import common_root, written_path
 from lmd.data.source import Source
 from lmd.data.sources import scan_source
-from lmd.data.splits import split
-from lmd.data.table import Table
-from lmd.methods import find_method
-from lmd.runs.protocol import Protocol, load_protocol
-from lmd.scoring.proportions import interval
+from lmd.data.splits import split, units_of
+from lmd.data.table import PARTS, FileImages, Table
+from lmd.runs.protocol import load_protocol
+from lmd.scoring.proportions import Floats, interval
+
+if TYPE_CHECKING:
+    from lmd.benchmark.tables.results import Results, RunResult
 
 METRIC = "balanced_accuracy"
+# With fewer held-out images a recall says little: one image of forty changes it by 2.5 points.
+HELD_OUT = 40
+TASKS = 3
 Blocks = Sequence[tuple[int, int]]  # a task and a seed
 
 
 @dataclass(frozen=True)
-class Candidate:
-    """A method on all complete blocks (a task with a seed).
+class PseudoTail:
+    """One task: a split table and the classes that play the tail, the rarest first.
 
-    ``behind`` is its mean minus that of the best method, with its interval; ``best`` the share of
-    resamples in which it comes first; ``minutes`` the time of one training.
+    ``warnings`` name classes whose counts whole groups changed much.
     """
 
-    key: str
-    title: str
-    mean: float
-    behind: float
-    low: float
-    high: float
-    best: float
-    minutes: float
+    table: Table
+    rarest: tuple[str, ...]
+    warnings: tuple[str, ...] = ()
+
+
+def pseudo_tails(
+    table: Table, tasks: int | None = None, *, seed: int = 0, held_out: int = HELD_OUT
+) -> list[PseudoTail]:
+    """Make tasks of the training and validation images of a split table.
+
+    Three by default, or as many as the classes allow. A class takes part if it keeps at least
+    ``held_out`` images when it plays the rarest one. The counts are those of the real task, evenly
+    by rank, but each class keeps at least an eighth of its images for testing. The most frequent
+    class always stays the head. In task j the j-th of the others plays the rarest class, the next
+    one the second rarest, and the rest keep their order. Groups stay whole, so a class may have
+    fewer images to test on, but at least half of ``held_out``.
+    """
+    if table.parts is None:
+        raise LmdError("pseudo-tails need a table with parts: split it first")
+    if tasks is not None and tasks < 1:
+        raise LmdError(f"tasks is {tasks}; expected 1 or more")
+    if len(table.classes) < 3:
+        raise LmdError(
+            f"pseudo-tails need three classes or more; the data has {len(table.classes)}"
+        )
+    train, validation = (table.part(part).counts() for part in PARTS[:2])
+    pool = table.take(table.parts != "test")
+    available = pool.counts()
+    rarest = int(train.min()), int(validation[np.argmin(train)])
+    donors = [int(k) for k in np.argsort(-available, kind="stable")]
+    donors = [k for k in donors if available[k] >= sum(rarest) + held_out]
+    if len(donors) < 3:
+        raise LmdError(
+            f"pseudo-tails need three classes with at least {sum(rarest) + held_out} training and "
+            f"validation images ({rarest[0]} + {rarest[1]} as in the rarest class, {held_out} to "
+            f"test on); there are {len(donors)}: collect more images, or use a smaller --held-out"
+        )
+    head, *others = donors
+    if tasks is not None and tasks > len(others):
+        raise LmdError(
+            f"tasks is {tasks}, but only {len(others)} classes can play the rarest: use --tasks "
+            f"{len(others)}"
+        )
+    ranked = np.argsort(-train, kind="stable")
+    places = ranked[np.round(np.linspace(0, len(ranked) - 1, len(donors))).astype(int)]
+    counts = [(int(train[k]), int(validation[k])) for k in places]
+    drawn = []
+    for j in range(tasks or min(TASKS, len(others))):
+        rare = [others[(j + 1) % len(others)], others[j]]
+        roles = [head, *(k for k in others if k not in rare), *rare]
+        drawn.append(_task(pool, roles, counts, held_out, f"{seed}/{j}"))
+    return drawn
+
+
+def _task(
+    pool: Table, roles: Sequence[int], counts: Sequence[tuple[int, int]], held_out: int, salt: str
+) -> PseudoTail:
+    """Draw whole groups for one class after another, the rarest first.
+
+    ``roles`` are the classes from the head to the rarest, with their training and validation
+    ``counts``. If groups have several classes, images that would exceed a count are left out.
+    """
+    _, members, held = units_of(pool)
+    places = np.full(len(held), "", dtype="<U10")  # of groups that have been drawn
+    parts = np.full(len(pool), "", dtype="<U10")
+    expected = {}
+    for k, role in reversed(list(zip(roles, counts, strict=True))):
+        rows = np.flatnonzero(pool.labels == k)
+        room = len(rows) - max(held_out, len(rows) // 8)
+        # A class that is too small for its role has fewer images, a fifth for validation.
+        train = min(role[0], max(1, 4 * room // 5))
+        validation = min(role[1], room - train)
+        expected[pool.classes[k]] = train
+        parts[rows] = "test"
+        for part, count in (("train", train), ("validation", validation), ("test", held_out)):
+            here = rows[places[members[rows]] == part]  # came with a rarer class
+            free = rows[places[members[rows]] == ""]
+            chosen, short = here.tolist(), count - len(here)
+            if short > 0 and len(free):
+                drawn = draw_groups(pool, free, short, f"{part} {salt}")
+                if part == "validation" and len(free) - len(drawn) < held_out / 2:
+                    drawn = []  # too few would be left to test on
+                places[members[drawn]] = part
+                chosen += drawn
+            elif short < 0 and part != "test":
+                parts[here] = ""
+                chosen = draw_groups(pool, here, count, f"{part} {salt}") if count else []
+            parts[chosen] = part
+    # The group of these was drawn later, for a more frequent class.
+    parts[(parts == "test") & np.isin(places[members], PARTS[:2])] = ""
+    taken = pool.take(parts != "")
+    names = tuple(pool.classes[k] for k in sorted(roles))
+    labels = np.searchsorted(sorted(roles), taken.labels).astype(np.int64)
+    table = replace(taken, labels=labels, classes=names, parts=parts[parts != ""])
+    rarest = tuple(pool.classes[k] for k in roles[:-3:-1])
+    return PseudoTail(table, rarest, tuple(_check(table, expected, held_out)))
+
+
+def _check(task: Table, expected: Mapping[str, int], held_out: int) -> Iterator[str]:
+    """Warn of counts that whole groups changed much.
+
+    An ``LmdError`` if groups are so large that a class has nothing to train or test on.
+    """
+    for name, train, _, test, _ in task.part_counts()[:-1]:
+        if train == 0 or test < held_out / 2:
+            raise LmdError(
+                f"no pseudo-tail could be made: with whole groups, class {name!r} would have "
+                f"{train} images to train and {test} to test on, where {held_out} are asked for; "
+                "use a smaller --held-out or fewer tasks, or compare methods on more patients"
+            )
+        if train > 1.5 * expected[name] or test < 0.75 * held_out:
+            yield (
+                f"with whole groups, class {name!r} has {train} images to train on, where "
+                f"{expected[name]} would be as in the data, and {test} to test on"
+            )
+
+
+def _paths(table: Table) -> tuple[Path, ...]:
+    if not isinstance(table.images, FileImages):
+        raise LmdError("pseudo-tails need image files: give a folder or a manifest, not arrays")
+    return table.images.paths
+
+
+def images_root(table: Table, source: Source) -> Path:
+    """Return the folder that manifests of tasks start from: the data's, or one above all images."""
+    data = Path(source.data).expanduser()
+    root = Path(source.columns.root or (data if data.is_dir() else data.parent))
+    return common_root(root, [_paths(table)[row] for row in table.rows])
+
+
+def write_tasks(
+    tasks: Sequence[PseudoTail], folder: Path, root: Path, *, overwrite: bool = False
+) -> list[Path]:
+    """Write one manifest for each task; images keep the names that they have below ``root``."""
+    files = _paths(tasks[0].table)
+    paths = [folder / f"task-{j + 1}.csv" for j in range(len(tasks))]
+    existing = [path for path in paths if path.exists()]
+    if existing and not overwrite:
+        raise LmdError(
+            f"{existing[0]} exists: choose another folder, or replace it with --overwrite"
+        )
+    check_output(paths[0], "--out")
+    for path in set(folder.glob("task-*.csv")) - set(paths):
+        path.unlink()  # of an earlier call with more tasks
+    for path, task in zip(paths, tasks, strict=True):
+        table = task.table
+        assert table.parts is not None
+        images = [written_path(files[row], root) for row in table.rows]
+        columns: dict[str, Any] = {"image": images, "label": table.label_names()}
+        columns |= {} if table.groups is None else {"group": table.groups}
+        columns |= {"split": table.parts}
+        content = csv_text([*columns], zip(*columns.values(), strict=True), exact=True).encode()
+        atomic_write(path, content, parents=True)
+    return paths
 
 
 @dataclass(frozen=True)
 class ChoiceGrid:
-    """A study's grid file and the classes it excludes as too small."""
+    """A study's grid file, the classes it excludes as too small, and warnings about its tasks."""
 
     grid: Path
     left_out: tuple[str, ...]
-
-
-def write_answer(
-    study: ChoiceGrid, candidates: Sequence[Candidate], blocks: Blocks, planned: int
-) -> Path:
-    """Write what the study says so far to ``choice.json``: every candidate, the best first."""
-    answer = {
-        "use": candidates[0].key,
-        "metric": METRIC,
-        "blocks": len(blocks),
-        "planned": planned,
-        "tasks": len({task for task, _ in blocks}),
-        "classes_left_out": list(study.left_out),
-        "candidates": [asdict(candidate) for candidate in candidates],
-    }
-    path = study.grid.with_name("choice.json")
-    atomic_write(path, (json.dumps(answer, indent=1) + "\n").encode())
-    return path
+    warnings: tuple[str, ...]
 
 
 def write_study(
@@ -82,14 +219,24 @@ def write_study(
     seeds: int,
     protocol: str | None,
     held_out: int = HELD_OUT,
-    warn: Callable[[str], object] = lambda text: None,
 ) -> ChoiceGrid:
     """Write pseudo-tails of the data and a grid of the candidates on them.
 
     The test part is never used: it is left out before the tasks are drawn. Re-running on the same
-    data continues with the new candidates, seeds and tasks. ``warn`` gets warnings.
+    data continues with the new candidates, seeds and tasks.
     """
-    rules = _checked(methods, protocol)
+    from lmd.methods import find_method
+
+    for name in methods:
+        find_method(name)
+    if len(set(methods)) < len(methods):
+        raise LmdError(f"--methods must differ from one another; they are {', '.join(methods)}")
+    rules = load_protocol(protocol)
+    if rules.imbalance is not None:
+        raise LmdError(
+            "pseudo-tails have the class counts of the data, so the protocol cannot thin them out: "
+            "remove imbalance from it, or make a manifest with that imbalance first"
+        )
     check_outside(folder, str(source.data))
     table = split(
         scan_source(source.data, source.columns).table(skip_bad=source.skip_bad),
@@ -111,9 +258,12 @@ def write_study(
             "command, or choose another folder with --out"
         )
     drawn = pseudo_tails(table, tasks, held_out=held_out)
-    for j, task in enumerate(drawn):
-        for warning in task.warnings:
-            warn(f"task {j + 1}: {warning}")
+    # The classes of a task are not all that the protocol's tiers may name.
+    base: dict[str, Any] = {"tiers": "thirds"}
+    if protocol is not None:
+        # The paths of a grid start from its own folder.
+        path = str(Path(protocol).resolve()) if protocol.endswith(".toml") else protocol
+        base = {"base": path, **base}
     outside = ", allow_outside = true" if columns.get("allow_outside") else ""
     lines = [
         *about,
@@ -121,7 +271,7 @@ def write_study(
         f"methods = {as_toml(list(methods))}",
         f"seeds = {as_toml(list(range(seeds)))}",
         f"reference = {as_toml(methods[0])}",
-        f"protocol = {as_toml(_protocol(protocol))}",
+        f"protocol = {as_toml(base)}",
         *(["skip_bad = true"] if source.skip_bad else []),
         f"columns = {{ root = {as_toml(str(root))}{outside} }}",
         "[sweep.data]",
@@ -131,45 +281,42 @@ def write_study(
     if not grid.exists() or grid.read_text(encoding="utf-8") != text:
         write_tasks(drawn, folder / "tasks", root, overwrite=True)
         atomic_write(grid, text.encode())
-    taking_part = drawn[0].table.classes
-    return ChoiceGrid(grid, tuple(name for name in table.classes if name not in taking_part))
-
-
-def _checked(methods: Sequence[str], protocol: str | None) -> Protocol:
-    """The protocol; what no training could follow is refused before anything is written."""
-    for name in methods:
-        find_method(name)
-    if len(set(methods)) < len(methods):
-        raise LmdError(f"--methods must differ from one another; they are {', '.join(methods)}")
-    rules = load_protocol(protocol)
-    if rules.imbalance is not None:
-        raise LmdError(
-            "pseudo-tails have the class counts of the data, so the protocol cannot thin them out: "
-            "remove imbalance from it, or make a manifest with that imbalance first"
-        )
-    return rules
-
-
-def _protocol(protocol: str | None) -> dict[str, Any]:
-    """The protocol of the tasks, whose classes are not all that the tiers may name."""
-    if protocol is None:
-        return {"tiers": "thirds"}
-    # The paths of a grid start from its own folder.
-    base = str(Path(protocol).resolve()) if protocol.endswith(".toml") else protocol
-    return {"base": base, "tiers": "thirds"}
+    return ChoiceGrid(
+        grid,
+        tuple(name for name in table.classes if name not in drawn[0].table.classes),
+        tuple(f"task {j + 1}: {text}" for j, task in enumerate(drawn) for text in task.warnings),
+    )
 
 
 def _identity(table: Table) -> str:
-    """A hash of what the tasks are drawn from."""
+    """Hash what the tasks are drawn from."""
     assert table.parts is not None
-    found = fingerprint(table.ids, table.label_names(), table.parts)
+    identity = fingerprint(table.ids, table.label_names(), table.parts)
     if table.groups is None:
-        return found
+        return identity
     lines = sorted(f"{i}\t{g}" for i, g in zip(table.ids, table.groups, strict=True))
-    return hashlib.sha256("\n".join([found, *lines]).encode()).hexdigest()
+    return hashlib.sha256("\n".join([identity, *lines]).encode()).hexdigest()
 
 
-def compare(results: Results, *, seed: int = 0) -> tuple[list[Candidate], Blocks]:
+@dataclass(frozen=True)
+class Candidate:
+    """A method on all complete blocks (a task with a seed).
+
+    ``behind`` is its mean minus that of the best method, with its interval; ``best`` the share of
+    resamples in which it comes first; ``minutes`` the time of one training.
+    """
+
+    key: str
+    title: str
+    mean: float
+    behind: float
+    low: float
+    high: float
+    best: float
+    minutes: float
+
+
+def compare(results: "Results", *, seed: int = 0) -> tuple[list[Candidate], Blocks]:
     """Return the candidates, best first, and the complete blocks that they were compared on.
 
     A mean is that over tasks, of the mean over the seeds of each. Every resample draws tasks with
@@ -177,56 +324,63 @@ def compare(results: Results, *, seed: int = 0) -> tuple[list[Candidate], Blocks
     intervals speak of other tasks and other images. With one task they speak of its images alone.
     """
     keys = [row.key for row in results.plan.rows]
-    blocks = _complete_blocks(results, keys)
+    finished: dict[tuple[int, int], dict[str, RunResult]] = {}
+    for (key, task), entry in results.entries.items():
+        for run in entry.runs:
+            finished.setdefault((task, run.seed), {})[key] = run
+    blocks = {block: runs for block, runs in finished.items() if set(runs) == set(keys)}
     if not blocks:
         raise LmdError(
             "no task was finished by every method within the budget: repeat the command to "
             "continue, or give a larger --budget, fewer --methods or fewer epochs"
         )
-    tasks = sorted({point for point, _ in blocks})
-    # (method, task): mean over the seeds of a task, of the values and of each resample.
-    values = np.array([[_mean(blocks, t, k) for t in tasks] for k in keys])
-    draws = np.array([[_mean_draws(blocks, t, k) for t in tasks] for k in keys])
-    chosen = np.random.default_rng(seed).integers(len(tasks), size=(draws.shape[2], len(tasks)))
-    resampled = draws[:, chosen, np.arange(draws.shape[2])[:, None]].mean(axis=2)
-    means = values.mean(axis=1)
-    top = int(np.argmax(means))
+    tasks = sorted({task for task, _ in blocks})
+    seeds = [[[r[k] for (t, _), r in blocks.items() if t == task] for task in tasks] for k in keys]
+    # The means over the seeds of each method and task, of the values and of each resample.
+    values = np.array([[_mean_value(runs) for runs in row] for row in seeds]).mean(axis=1)
+    draws = np.array([[_mean_draws(runs) for runs in row] for row in seeds])
+    count = draws.shape[2]
+    chosen = np.random.default_rng(seed).integers(len(tasks), size=(count, len(tasks)))
+    resampled = draws[:, chosen, np.arange(count)[:, None]].mean(axis=2)
+    top = int(np.argmax(values))
     # Rows that are equal in a resample share it.
     first = resampled >= resampled.max(axis=0) - 1e-12
     wins = (first / first.sum(axis=0)).mean(axis=1)
     candidates = []
     for i, row in enumerate(results.plan.rows):
-        behind = float(means[i] - means[top])
+        behind = float(values[i] - values[top])
         low, high = interval(resampled[i] - resampled[top], behind)
         runs = [block[row.key] for block in blocks.values()]
         minutes = fmean(sum(s.seconds for s in run.record.stages) / 60 for run in runs)
         candidates.append(
-            Candidate(row.key, row.title, means[i], behind, low, high, float(wins[i]), minutes)
+            Candidate(row.key, row.title, values[i], behind, low, high, float(wins[i]), minutes)
         )
-    return sorted(candidates, key=lambda one: -one.mean), sorted(blocks)
+    return sorted(candidates, key=lambda candidate: -candidate.mean), sorted(blocks)
 
 
-def _complete_blocks(
-    results: Results, keys: Sequence[str]
-) -> dict[tuple[int, int], dict[str, RunResult]]:
-    """The runs of each (task, seed) that every method has finished."""
-    blocks: dict[tuple[int, int], dict[str, RunResult]] = {}
-    for (key, point), entry in results.entries.items():
-        for run in entry.runs:
-            blocks.setdefault((point, run.seed), {})[key] = run
-    return {block: runs for block, runs in blocks.items() if set(runs) == set(keys)}
-
-
-def _mean(blocks: dict[tuple[int, int], dict[str, RunResult]], task: int, key: str) -> float:
-    values = [
-        runs[key].recorded(METRIC).value for (point, _), runs in blocks.items() if point == task
-    ]
+def _mean_value(runs: "Sequence[RunResult]") -> float:
+    values = (run.recorded(METRIC).value for run in runs)
     return fmean(value for value in values if value is not None)
 
 
-def _mean_draws(
-    blocks: dict[tuple[int, int], dict[str, RunResult]], task: int, key: str
-) -> NDArray[np.float64]:
-    drawn = [runs[key].draws(METRIC) for (point, _), runs in blocks.items() if point == task]
-    mean: NDArray[np.float64] = np.stack(drawn).mean(axis=0)
+def _mean_draws(runs: "Sequence[RunResult]") -> Floats:
+    mean: Floats = np.stack([run.draws(METRIC) for run in runs]).mean(axis=0)
     return mean
+
+
+def write_answer(
+    study: ChoiceGrid, candidates: Sequence[Candidate], blocks: Blocks, planned: int
+) -> Path:
+    """Write what the study says so far to ``choice.json``: every candidate, the best first."""
+    answer = {
+        "use": candidates[0].key,
+        "metric": METRIC,
+        "blocks": len(blocks),
+        "planned": planned,
+        "tasks": len({task for task, _ in blocks}),
+        "classes_left_out": list(study.left_out),
+        "candidates": [asdict(candidate) for candidate in candidates],
+    }
+    path = study.grid.with_name("choice.json")
+    atomic_write(path, (json.dumps(answer, indent=1) + "\n").encode())
+    return path

@@ -4,7 +4,7 @@ import shlex
 import time
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 from rich.console import Console
@@ -57,6 +57,7 @@ def benchmark(
         dry_run: List the runs and their state without training.
     """
     from lmd.base.files import locked
+    from lmd.benchmark.local import Backend, Local
     from lmd.benchmark.planning import identify, plan_grid
     from lmd.benchmark.run import open_board, run_plan
     from lmd.benchmark.trials import read_choices, settled, undecided
@@ -69,11 +70,17 @@ def benchmark(
         return
     try:
         with locked(folder) as lock:
-            start = partial(_backend, folder, ray, workers, lock, share)
+
+            def start() -> Backend:
+                if ray is None:
+                    return Local(folder, workers, keep=(lock,), share=share)
+                from lmd.benchmark.on_ray import OnRay
+
+                return OnRay(folder, ray, workers, share=share)
+
             outcome = run_plan(plan, folder, start, open_board())
     except KeyboardInterrupt:
-        said = f"stopped: run the same command again to continue from the last epochs in {folder}"
-        typer.secho(said, fg="yellow", err=True)
+        _warn(f"stopped: run the same command again to continue from the last epochs in {folder}")
         raise typer.Exit(130) from None
     before, now = len(outcome.earlier), len(outcome.finished)
     choices = read_choices(plan, folder)
@@ -83,16 +90,49 @@ def benchmark(
     for choice in choices.values():
         typer.echo(f"chosen on validation: {choice.method}: {choice.sentence}")
     for name, why in outcome.diverged.items():
-        typer.secho(f"diverged: {name}: {why}", fg="yellow", err=True)
+        _warn(f"diverged: {name}: {why}")
     for key, trial in undecided(plan, choices).items():
-        said = f"waits: {key}: the trials of {trial.method} are not all finished"
-        typer.secho(said, fg="yellow", err=True)
+        _warn(f"waits: {key}: the trials of {trial.method} are not all finished")
     for name, why in outcome.failed.items():
-        typer.secho(f"failed: {name}: {why}", fg="red", err=True)
+        _warn(f"failed: {name}: {why}", "red")
     where = f" --runs {out}" if out is not None else ""
     typer.secho(f"\nFor the table: lmd table {file}{where}", bold=True)
     if outcome.failed:
         raise typer.Exit(1)
+
+
+def _warn(text: str, colour: str = "yellow") -> None:
+    typer.secho(text, fg=colour, err=True)
+
+
+def _preview(plan: "Plan", folder: Path, workers: int | None) -> None:
+    """List the runs of both phases with their state, and how long they will take."""
+    from lmd.benchmark.local import Local
+    from lmd.benchmark.plan import inspect
+    from lmd.benchmark.run import Clock, when
+    from lmd.benchmark.trials import RULE, read_choices, settled, trial_runs, undecided
+
+    disk, choices = inspect(plan, folder), read_choices(plan, folder)
+    waiting, final = undecided(plan, choices), settled(plan, choices).runs
+    trials = [run for trial in plan.trials for run in trial_runs(plan, trial)]
+    if trials:
+        typer.echo(f"Phase 1: trials with seed {plan.trials[0].seed}. {RULE}")
+        for run in trials:
+            typer.echo(f"{disk[run.name].status:<9} {run.name}")
+        typer.echo("Phase 2: all seeds with the chosen values")
+    for run in final:
+        status: str = disk[run.name].status
+        name = run.name
+        if (trial := waiting.get(run.method)) is not None:
+            status, name = "waiting", f"{run.method}-{trial.setting}=?-seed{run.seed}"
+        typer.echo(f"{status:<9} {name}")
+    wanted = {run.name: run for run in trials if run.method in waiting}
+    wanted |= {run.name: run for run in final}
+    missing = [run for name, run in wanted.items() if disk[name].status != "finished"]
+    seconds = {name: state.seconds for name, state in disk.items() if state.seconds}
+    slots = Local(folder, workers).slots()
+    left = when(Clock(plan, seconds).remaining(missing, {}, slots)) if missing else "all done"
+    typer.echo(f"{len(wanted) - len(missing)} of {len(wanted)} runs are finished; {left}")
 
 
 def table(
@@ -115,7 +155,7 @@ def table(
             methods.
     """
     from lmd.base.files import atomic_write, check_output
-    from lmd.benchmark.plan import load_grid
+    from lmd.benchmark.plan import grid_hash, load_grid, read_plan
     from lmd.benchmark.tables import make_tables, read_results
 
     if out is not None:
@@ -123,7 +163,11 @@ def table(
     folder = (runs or Path("runs") / load_grid(file).name).resolve()
     if not folder.is_dir():
         raise LmdError(f"no benchmark in {folder}: run `lmd benchmark {file}` or use --runs")
-    plan = _plan(file, folder)
+    plan = read_plan(folder)
+    if plan is None or plan.source != grid_hash(file):  # planning again would load torch
+        from lmd.benchmark.planning import identify, plan_grid
+
+        plan = identify(plan_grid(file))
     results = read_results(plan, folder, resamples=resamples)
     _resample(results, form)
     text = make_tables(results, form=form, format=format)
@@ -134,42 +178,8 @@ def table(
         typer.echo(f"Wrote the table to {out}", err=True)
 
 
-def _preview(plan: "Plan", folder: Path, workers: int | None) -> None:
-    """List the runs of both phases with their state, and how long they will take."""
-    from lmd.benchmark.local import Local
-    from lmd.benchmark.plan import inspect
-    from lmd.benchmark.run import Clock, when
-    from lmd.benchmark.trials import RULE, read_choices, settled, trial_runs, undecided
-
-    disk = inspect(plan, folder)
-    choices = read_choices(plan, folder)
-    tried = [run for trial in plan.trials for run in trial_runs(plan, trial)]
-    if tried:
-        typer.echo(f"Phase 1: trials with seed {plan.trials[0].seed}. {RULE}")
-    for run in tried:
-        typer.echo(f"{disk[run.name].status:<9} {run.name}")
-    if tried:
-        typer.echo("Phase 2: all seeds with the chosen values")
-    waiting = undecided(plan, choices)
-    final = settled(plan, choices).runs
-    for run in final:
-        trial = waiting.get(run.method)
-        if trial is None:
-            typer.echo(f"{disk[run.name].status:<9} {run.name}")
-        else:
-            typer.echo(f"{'waiting':<9} {run.method}-{trial.setting}=?-seed{run.seed}")
-    tried = [run for run in tried if run.method in waiting]
-    wanted = {run.name: run for run in (*tried, *final)}
-    missing = [run for name, run in wanted.items() if disk[name].status != "finished"]
-    seconds = {name: found.seconds for name, found in disk.items() if found.seconds}
-    slots = Local(folder, workers).slots()
-    left = when(Clock(plan, seconds).remaining(missing, {}, slots)) if missing else "all done"
-    typer.echo(f"{len(wanted) - len(missing)} of {len(wanted)} runs are finished; {left}")
-
-
 def _resample(results: "Results", form: str | None) -> None:
     """Draw the resamples that a table needs, which may take minutes, with a bar on a terminal."""
-    from rich.console import Console
     from rich.progress import Progress
 
     from lmd.benchmark.tables.forms import drawn_metrics
@@ -179,28 +189,6 @@ def _resample(results: "Results", form: str | None) -> None:
         title = f"{results.resamples} resamples of each run"
         task = bar.add_task(title, total=results.resamples * len(results.runs))
         results.resample(drawn_metrics(results, form), lambda done: bar.advance(task, done))
-
-
-def _plan(file: str, folder: Path) -> "Plan":
-    """The plan in the folder if the grid has not changed; planning again would load torch."""
-    from lmd.benchmark.plan import grid_hash, read_plan
-
-    found = read_plan(folder)
-    if found is not None and found.source == grid_hash(file):
-        return found
-    from lmd.benchmark.planning import identify, plan_grid
-
-    return identify(plan_grid(file))
-
-
-def _backend(folder: Path, ray: str | None, workers: int | None, lock: int, share: bool) -> Any:
-    if ray is not None:
-        from lmd.benchmark.on_ray import OnRay
-
-        return OnRay(folder, ray, workers, share=share)
-    from lmd.benchmark.local import Local
-
-    return Local(folder, workers, keep=(lock,), share=share)
 
 
 def choose(
@@ -249,19 +237,16 @@ def choose(
         seeds=seeds,
         protocol=protocol,
         held_out=held_out,
-        warn=lambda text: typer.secho(f"warning: {text}", fg="yellow", err=True),
     )
+    for warning in study.warnings:
+        _warn(f"warning: {warning}")
     plan = identify(plan_grid(study.grid), folder)
+    deadline = time.monotonic() + 60 * budget
     with locked(folder) as lock:
-        outcome = run_plan(
-            plan,
-            folder,
-            lambda: Local(folder, workers, keep=(lock,)),
-            open_board(),
-            deadline=time.monotonic() + 60 * budget,
-        )
+        start = partial(Local, folder, workers, keep=(lock,))
+        outcome = run_plan(plan, folder, start, open_board(), deadline=deadline)
     for name, why in outcome.failed.items():
-        typer.secho(f"failed: {name}: {why}", fg="red", err=True)
+        _warn(f"failed: {name}: {why}", "red")
     try:
         candidates, blocks = compare(read_results(plan, folder, resamples=1000))
     except LmdError as error:
@@ -287,16 +272,16 @@ def _print_candidates(candidates: "list[Candidate]", blocks: "Blocks", planned: 
     table = Table("method", "mean", "behind the best (95 %)", "best in", "minutes")
     for column in table.columns[1:]:
         column.justify = "right"
-    for one in candidates:
-        behind = f"{100 * one.behind:.1f} ({100 * one.low:.1f} to {100 * one.high:.1f})"
-        cells = f"{100 * one.mean:.1f}", "–" if one is candidates[0] else behind
-        table.add_row(one.key, *cells, f"{100 * one.best:.0f} %", f"{one.minutes:.1f}")
+    for c in candidates:
+        behind = f"{100 * c.behind:.1f} ({100 * c.low:.1f} to {100 * c.high:.1f})"
+        cells = f"{100 * c.mean:.1f}", "–" if c is candidates[0] else behind
+        table.add_row(c.key, *cells, f"{100 * c.best:.0f} %", f"{c.minutes:.1f}")
     Console(highlight=False, markup=False).print(table)
     typer.echo(
         f"Balanced accuracy on held-out images, in per cent, over {len(blocks)} of {planned} "
         "blocks (a task with a seed). 'best in': share of resamples of tasks and images."
     )
-    top, equal = candidates[0], [one.key for one in candidates[1:] if one.high >= 0]
+    top, equal = candidates[0], [c.key for c in candidates[1:] if c.high >= 0]
     if len({task for task, _ in blocks}) == 1:
         typer.secho(f"\nSo far {top.key} is ahead, on one task.", bold=True)
         typer.echo("Intervals and shares speak of its images alone, not of other tasks.")
@@ -332,22 +317,21 @@ def pseudo_tails(
         overwrite: Replace existing tasks in --out.
     """
     from lmd.base.files import check_outside
-    from lmd.benchmark.pseudo_tails import images_root, write_tasks
-    from lmd.benchmark.pseudo_tails import pseudo_tails as draw_tasks
+    from lmd.benchmark.choose import images_root, write_tasks
+    from lmd.benchmark.choose import pseudo_tails as draw_tasks
     from lmd.data.sources import scan_source
     from lmd.data.splits import split
     from lmd.recipes.command import print_counts
 
     check_outside(out, data)
-    source = Source(data, columns, skip_bad)
     table = split(scan_source(data, columns).table(skip_bad=skip_bad))
     drawn = draw_tasks(table, tasks, seed=seed, held_out=held_out)
-    root = images_root(table, source)
+    root = images_root(table, Source(data, columns, skip_bad))
     paths = write_tasks(drawn, out, root, overwrite=overwrite)
     for path, task in zip(paths, drawn, strict=True):
         typer.echo(f"\n{path}: {' and '.join(task.rarest)} play the rarest classes")
         print_counts(task.table.part_counts())
         for warning in task.warnings:
-            typer.secho(f"warning: {warning}", fg="yellow", err=True)
-        next_words = ["lmd", "train", str(path), *Columns(root=root).words()]
-        typer.echo(f"Next: {shlex.join(next_words)}")
+            _warn(f"warning: {warning}")
+        words = ["lmd", "train", str(path), *Columns(root=root).words()]
+        typer.echo(f"Next: {shlex.join(words)}")
