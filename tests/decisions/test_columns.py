@@ -16,7 +16,7 @@ import lmd
 from lmd.base.errors import LmdError
 from lmd.cli.commands import app
 from lmd.decisions.decide import Decide
-from lmd.decisions.shipped import describe_guarantees
+from lmd.decisions.policy import describe_guarantees
 from lmd.evaluation.evaluate import rescore
 
 PAGE = page("decisions.md")

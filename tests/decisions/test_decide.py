@@ -9,7 +9,7 @@ from runs_on_disk import SKIN, edited, make_run
 
 from lmd.base.errors import LmdError
 from lmd.decisions.decide import Decide
-from lmd.decisions.shipped import answers_of
+from lmd.decisions.policy import answers_of
 from lmd.evaluation.evaluate import rescore
 from lmd.runs.folder import Run
 from lmd.runs.predictions import Predictions

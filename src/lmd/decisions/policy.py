@@ -4,7 +4,8 @@ import csv
 import io
 import math
 from collections.abc import Collection, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from itertools import compress
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -18,14 +19,13 @@ from lmd.scoring.conformal import Guarantee, Held, guarantees, prediction_sets, 
 from lmd.scoring.proportions import Floats, Probabilities, class_mix, reweighted
 
 if TYPE_CHECKING:
+    from lmd.model import HeldOut, ModelSpec, Prior
     from lmd.runs.predictions import Predictions
     from lmd.runs.record import Record
 
-PREVALENCE_OPTION = "--prevalence"
 TOLERANCE = 1e-3  # how far from 1 the shares may sum
-_FORMS = 'uniform, training, a .csv file with the columns class,prevalence, or "A=0.7,B=0.3"'
-COSTS_OPTION = "--costs"
-REFER = "refer"
+REFER = "refer"  # a column of costs
+SEPARATOR = "|"  # between the classes of a set
 
 
 @dataclass(frozen=True)
@@ -39,7 +39,7 @@ class Costs:
     refer: Floats | None = None
 
     def decide(self, probabilities: Probabilities) -> tuple[NDArray[np.intp], NDArray[np.bool_]]:
-        """The cheapest class of each image ``(N,)``, and whether referral is cheaper still.
+        """Return the cheapest class of each image ``(N,)``, and whether referral is cheaper still.
 
         The expected cost of class j is ``Σ_k p_k · cost(k, j)``; of equals, the first class. For
         the option to refer see Chow, IEEE Trans. Information Theory 1970.
@@ -56,8 +56,8 @@ class Basis:
     """What a policy needs to know about a model.
 
     ``counts (K,)`` are of the training part, ``prior (K,)`` is the mix that the probabilities
-    answer for, ``tiers (K,)`` are those of the classes, and ``held_out`` has the validation images
-    of each class.
+    answer for, ``tiers (K,)`` are the tiers of the classes, and ``held_out`` has the validation
+    images of each class, ``None`` if there are no such images.
     """
 
     classes: Sequence[str]
@@ -68,13 +68,10 @@ class Basis:
 
     @classmethod
     def of_run(cls, record: "Record", predictions: "Predictions") -> "Basis":
-        """Return what is known about the model of a run."""
-        counts, validation = record.data.counts["train"], predictions.parts.get("validation")
-        held_out = None
-        if validation is not None:
-            held_out = true_probabilities(
-                validation.labels, validation.probabilities, validation.groups
-            )
+        """Return the basis that a run folder has."""
+        counts, held_out = record.data.counts["train"], None
+        if (part := predictions.parts.get("validation")) and len(part.labels):
+            held_out = true_probabilities(part.labels, part.probabilities, part.groups)
         prior = record.model.prior
         return cls(
             classes=predictions.classes,
@@ -83,11 +80,6 @@ class Basis:
             tiers=record.tiers.assignment,
             held_out=held_out,
         )
-
-    @property
-    def holds_out(self) -> bool:
-        """Whether there are validation images."""
-        return self.held_out is not None and any(map(len, self.held_out))
 
 
 @dataclass(frozen=True)
@@ -106,21 +98,20 @@ class Policy:
     refer_above: int | None = None
 
     def decide(self, probabilities: Probabilities) -> "Decided":
-        """The decisions for probabilities ``(N, K)`` of the model.
+        """Decide for probabilities ``(N, K)`` of the model.
 
         Sets are made from the model's own probabilities, before the mix is exchanged: their
         thresholds come from such probabilities, and coverage for images of one class does not
         depend on how frequent the class is.
         """
-        for_mix: NDArray[np.floating[Any]] = probabilities
+        for_mix, sets = probabilities, None
         if self.prior is not None and self.mix is not None:
             for_mix = reweighted(probabilities, self.prior, self.mix)
         chosen, refer = for_mix.argmax(axis=1), np.zeros(len(for_mix), bool)
         if self.costs is not None:
             chosen, refer = self.costs.decide(for_mix)
-        sets = None
         if self.sets is not None:
-            sets = prediction_sets(probabilities, [one.threshold for one in self.sets])
+            sets = prediction_sets(probabilities, [guarantee.threshold for guarantee in self.sets])
             sizes = sets.sum(axis=1)
             most = sets.shape[1] if self.refer_above is None else self.refer_above
             refer = refer | (sizes == 0) | (sizes > most)
@@ -136,7 +127,7 @@ class Policy:
 class Decided:
     """Probabilities ``(N, K)`` for the mix, chosen classes ``(N,)``, sets ``(N, K)``, referrals."""
 
-    probabilities: NDArray[np.floating[Any]]
+    probabilities: Probabilities
     chosen: NDArray[np.intp]
     sets: NDArray[np.bool_] | None
     refer: NDArray[np.bool_]
@@ -154,7 +145,7 @@ def make_policy(decide: Decide, basis: Basis) -> Policy:
         mix = parse_prevalence(decide.prevalence, basis.classes, basis.counts)
     costs = None if decide.costs is None else parse_costs(decide.costs, basis.classes)
     if decide.coverage is not None:
-        if basis.held_out is None or not basis.holds_out:
+        if basis.held_out is None:
             raise LmdError(
                 "--coverage needs the probabilities of validation images, and this model has none: "
                 "a run without a validation part has none, nor have all folds of a "
@@ -166,6 +157,72 @@ def make_policy(decide: Decide, basis: Basis) -> Policy:
         why = "needs --coverage as well" if sets is None else "must be at least 1"
         raise LmdError(f"--refer-above {why}; it is {decide.refer_above}")
     return Policy(basis.prior, mix, costs, sets, decide.refer_above)
+
+
+def answers_of(
+    record: "Record", predictions: "Predictions"
+) -> "tuple[Prior | None, HeldOut | None]":
+    """Return the prior and the validation probabilities that the model's file has."""
+    from lmd.model import HeldOut, Prior
+
+    basis, kind = Basis.of_run(record, predictions), record.model.prior
+    prior = held_out = None
+    if basis.prior is not None and kind is not None:
+        prior = Prior(kind, tuple(basis.prior.tolist()))
+    if basis.held_out is not None:
+        held_out = HeldOut.of(basis.held_out, basis.tiers)
+    return prior, held_out
+
+
+def policy_of(spec: "ModelSpec", decide: Decide) -> Policy:
+    """Return the policy for ``decide``, checked against the description of the model."""
+    held_out, prior = spec.held_out, spec.prior
+    basis = Basis(
+        classes=spec.classes,
+        counts=spec.class_counts,
+        prior=None if prior is None else np.array(prior.shares),
+        tiers=("",) * len(spec.classes) if held_out is None else held_out.tiers,
+        held_out=None if held_out is None else held_out.classes(),
+    )
+    policy = make_policy(decide, basis)
+    # Without another mix the probabilities stay as they are, to the last bit.
+    return policy if policy.mix is not None else replace(policy, prior=None)
+
+
+def extra_columns(decided: Decided, policy: Policy, classes: Sequence[str]) -> dict[str, list[Any]]:
+    """Return the columns ``set``, ``set_size`` and ``refer`` that a policy adds, by name."""
+    columns: dict[str, list[Any]] = {}
+    if decided.sets is not None:
+        # A backslash comes before what would end a name.
+        names = [n.replace("\\", "\\\\").replace(SEPARATOR, f"\\{SEPARATOR}") for n in classes]
+        columns["set"] = [SEPARATOR.join(compress(names, row)) for row in decided.sets]
+        columns["set_size"] = decided.sets.sum(axis=1).tolist()
+    if policy.refers:
+        columns["refer"] = ["yes" if refer else "no" for refer in decided.refer]
+    return columns
+
+
+def describe_guarantees(
+    sets: Sequence[Guarantee], classes: Sequence[str], coverage: float
+) -> list[str]:
+    """One line per class: which images its coverage is guaranteed for, and how exact it is."""
+    whose = {
+        "class": "images of the class",
+        "tier": "images of its tier together",
+        "all": "all images together",
+        "always": "in every set",
+    }
+    lines = [f"Prediction sets with a coverage of {100 * coverage:g} %, guaranteed for"]
+    width = max(len(name) for name in classes)
+    for name, guarantee in zip(classes, sets, strict=True):
+        line = f"  {name:<{width}}  {whose[guarantee.level]}"
+        if guarantee.level == "always":
+            lines.append(f"{line} (too few validation images)")
+            continue
+        span = f"{100 * guarantee.low:.0f} to {100 * guarantee.high:.0f} %"
+        of = "" if guarantee.groups is None else f" of {guarantee.groups} patients or lesions"
+        lines.append(f"{line} (by {guarantee.images} validation images{of}: {span})")
+    return lines
 
 
 def parse_prevalence(stated: Prevalence, classes: Sequence[str], counts: Sequence[int]) -> Floats:
@@ -182,25 +239,28 @@ def parse_prevalence(stated: Prevalence, classes: Sequence[str], counts: Sequenc
     if isinstance(stated, Mapping):
         shares = stated
     elif str(stated).lower().endswith(".csv"):
-        head, rows = _read_table(Path(stated), PREVALENCE_OPTION)
+        head, rows = _read_table(Path(stated), "--prevalence")
         if [name.lower() for name in head] != ["class", "prevalence"]:
             raise LmdError(
-                f"{PREVALENCE_OPTION}: {stated} must have the two columns class,prevalence, with "
+                f"--prevalence: {stated} must have the two columns class,prevalence, with "
                 f"this first line; it begins with {','.join(head)!r}"
             )
         shares = {name: row[0] for name, row in rows.items()}
     else:
         pieces = [piece.rpartition("=") for piece in str(stated).split(",") if piece.strip()]
         if not pieces or not all(name.strip() for name, _, _ in pieces):
-            raise LmdError(f"{PREVALENCE_OPTION} must be {_FORMS}; it is {str(stated)!r}")
+            raise LmdError(
+                "--prevalence must be uniform, training, a .csv file with the columns "
+                f'class,prevalence, or "A=0.7,B=0.3"; it is {str(stated)!r}'
+            )
         names = [name.strip() for name, _, _ in pieces]
-        _check_unique(names, PREVALENCE_OPTION)
+        _check_unique(names, "--prevalence")
         shares = dict(zip(names, (share.strip() for _, _, share in pieces), strict=True))
-    values = _numbers(shares, classes, PREVALENCE_OPTION, "the value of")
+    values = _numbers(shares, classes, "--prevalence")
     total = sum(values)
     if abs(total - 1) > TOLERANCE:
         raise LmdError(
-            f"{PREVALENCE_OPTION}: the shares of the classes must sum to 1 within {TOLERANCE:g}; "
+            f"--prevalence: the shares of the classes must sum to 1 within {TOLERANCE:g}; "
             f"they sum to {total:.6g}: give shares, not counts or per cent"
         )
     return np.asarray(values) / total
@@ -219,45 +279,31 @@ def parse_costs(stated: CostTable, classes: Sequence[str]) -> Costs:
     rows = dict(stated) if isinstance(stated, Mapping) else _costs_from_file(Path(stated))
     tables = [isinstance(row, Mapping) for row in rows.values()]
     if not all(tables) and any(tables):
-        raise LmdError(
-            f"{COSTS_OPTION} must be one number per class or a whole table, not a mixture"
-        )
+        raise LmdError("--costs must be one number per class or a whole table, not a mixture")
     if not any(tables):
-        weights = np.array(_numbers(rows, classes, COSTS_OPTION, "the value of"))
+        weights = np.array(_numbers(rows, classes, "--costs"))
         costs = Costs(weights[:, None] * (1 - np.eye(len(classes))))
     else:
-        _check_names(rows, classes, COSTS_OPTION)
+        _check_names(rows, classes, "--costs")
         extra = REFER not in classes and any(REFER in row for row in rows.values())
         columns = [*classes, REFER] if extra else list(classes)
-        cells = np.array(
-            [
-                _numbers(
-                    rows[name],
-                    columns,
-                    f"{COSTS_OPTION}, row of {name}",
-                    f"the cell of true {name} and predicted",
-                )
-                for name in classes
-            ]
-        )
+        cells = np.array([_numbers(rows[name], columns, "--costs", name) for name in classes])
         costs = Costs(cells[:, : len(classes)], cells[:, -1] if extra else None)
     if not costs.table.any():
-        raise LmdError(
-            f"{COSTS_OPTION}: all costs are 0, so every decision would be as good as another"
-        )
+        raise LmdError("--costs: all costs are 0, so every decision would be as good as another")
     return costs
 
 
 def _costs_from_file(path: Path) -> dict[str, Any]:
-    head, rows = _read_table(path, COSTS_OPTION)
+    head, rows = _read_table(path, "--costs")
     if len(head) < 2 or not rows:
         raise LmdError(
-            f"{COSTS_OPTION}: {path} must have the columns class,cost, or a first line with the "
+            f"--costs: {path} must have the columns class,cost, or a first line with the "
             "predicted classes and one row for each true class"
         )
     if [name.lower() for name in head[1:]] == ["cost"]:
         return {name: row[0] for name, row in rows.items()}
-    _check_unique(head[1:], COSTS_OPTION)
+    _check_unique(head[1:], "--costs")
     return {name: dict(zip(head[1:], row, strict=True)) for name, row in rows.items()}
 
 
@@ -299,9 +345,12 @@ def _check_names(names: Collection[str], classes: Sequence[str], option: str) ->
 
 
 def _numbers(
-    values: Mapping[str, Any], classes: Sequence[str], option: str, title: str
+    values: Mapping[str, Any], classes: Sequence[str], option: str, true: str = ""
 ) -> list[float]:
-    """Return the values in the order of ``classes (K,)``; ``title`` names one in a message."""
+    """Return the values in the order of ``classes (K,)``, or of a row of a table."""
+    title = "the value of"
+    if true:
+        option, title = f"{option}, row of {true}", f"the cell of true {true} and predicted"
     _check_names(values, classes, option)
     numbers = []
     for name in classes:

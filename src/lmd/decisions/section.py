@@ -1,7 +1,6 @@
 """The report's sections on prediction sets, class curves and predictive values, and as text."""
 
 from collections.abc import Sequence
-from dataclasses import dataclass
 
 import numpy as np
 from markupsafe import Markup
@@ -17,7 +16,6 @@ from lmd.scoring.proportions import Floats, class_mix, reweighted
 
 UNPRICED = "the costs have no column refer, which says what referring an image costs"
 SIZE, LEFT, TOP = 132.0, 30.0, 8.0
-Pairs = Sequence[tuple[float, float]]
 
 
 def sets_view(report: Report) -> Values | None:
@@ -25,19 +23,16 @@ def sets_view(report: Report) -> Values | None:
     sets = report.record.sets
     if sets is None:
         return None
-    rows = [(row, sets.per_class[row.index]) for row in report.classes]
-    lines = []
-    for row, one in rows:
+    rows = [sets.per_class[row.index] for row in report.classes]
+    lines, data = [], []
+    for row, one in zip(report.classes, rows, strict=True):
         size = "–" if one.size.value is None else f"size {one.size.value:.2f}"
         note = f"{one.coverage.value_text('.1%')} · {size}"
         lines.append(DotRow(row.name, note, [row.point(one.coverage)]))
-    data = [row.cells("coverage", one.coverage) | {"size": one.size.value} for row, one in rows]
+        data.append(row.cells("coverage", one.coverage) | {"size": one.size.value})
     title = "Coverage of each class"
-    return {
-        "sets": sets,
-        "rows": [one for _, one in rows],
-        "figure": dots_figure("coverage", title, lines, data, sets.requested),
-    }
+    figure = dots_figure("coverage", title, lines, data, sets.requested)
+    return {"sets": sets, "rows": rows, "figure": figure}
 
 
 def decisions_view(report: Report) -> Values | None:
@@ -52,24 +47,22 @@ def decisions_view(report: Report) -> Values | None:
     roc, precision = [], []
     for row in report.classes:
         one = decisions.per_class[row.index]
-        if one.recall.value is None:
+        recall, specificity, ppv = one.recall.value, one.specificity.value, one.ppv.value
+        if recall is None:
             continue
-        share = float(mix[row.index]) / present
         points = roc_points(sample, probabilities, mix, row.index)
-        false = None if one.specificity.value is None else 1 - one.specificity.value
-        about = f"{row.name}: sensitivity {percent(one.recall.value)}"
-        if false is not None:
-            about += f" at specificity {percent(one.specificity.value)}"
-        curve = Curve("ROC", about, points, (0, 1), (false, one.recall.value))
-        roc.append(curve.figure(row))
-        about = f"{row.name}: recall {percent(one.recall.value)}"
-        if one.ppv.value is not None:
-            about += f" at precision {percent(one.ppv.value)}; chance {percent(share)}"
+        about = f"{row.name}: sensitivity {percent(recall)}"
+        if specificity is not None:
+            about += f" at specificity {percent(specificity)}"
+        false = None if specificity is None else 1 - specificity
+        roc.append(_curve(row, "ROC", about, points, (0, 1), (false, recall)))
+        share = float(mix[row.index]) / present
+        about = f"{row.name}: recall {percent(recall)}"
+        if ppv is not None:
+            about += f" at precision {percent(ppv)}; chance {percent(share)}"
         points = precision_recall(points, share)
-        curve = Curve(
-            "precision-recall", about, points, (share, share), (one.recall.value, one.ppv.value)
-        )
-        precision.append(curve.figure(row))
+        curve = _curve(row, "precision-recall", about, points, (share, share), (recall, ppv))
+        precision.append(curve)
     refers = decisions.referred > 0 or decisions.refer_above is not None
     return {
         "decisions": decisions,
@@ -87,71 +80,62 @@ _AXES = {
 }
 
 
-@dataclass(frozen=True)
-class Curve:
-    """A curve of one class in a square of 0 to 100 %.
+def _curve(
+    row: ClassRow,
+    name: str,
+    about: str,
+    points: Floats,
+    chance: tuple[float, float],
+    decided: tuple[float | None, float | None],
+) -> tuple[str, Markup]:
+    """Return the name of a class and its curve in a square of 0 to 100 %.
 
-    ``points (T, 2)`` are drawn with the height of ``chance`` at both sides and a mark ``at`` the
-    decisions, if both of its places are known; ``about`` says in words where these are.
+    ``points (T, 2)`` are drawn with a line at the height of ``chance`` at both sides, and a mark
+    where the decisions are, if both of its coordinates can be computed; ``about`` describes it.
     """
-
-    name: str
-    about: str
-    points: Floats
-    chance: tuple[float, float]
-    at: tuple[float | None, float | None]
-
-    def figure(self, row: ClassRow) -> tuple[str, Markup]:
-        """Return the name of the class and the drawing."""
-        title, *axes = _AXES[self.name]
-        parts = []
-        for share in (0.0, 0.5, 1.0):
-            x, y = _place((share, share))
-            anchor = "start" if share == 0 else "end" if share == 1 else None
-            # The lower axis of an ROC curve is specificity, from right to left.
-            below = 1 - share if self.name == "ROC" else share
-            parts += [
-                line(LEFT, y, LEFT + SIZE, y, "grid"),
-                line(x, TOP, x, TOP + SIZE, "grid"),
-                text(LEFT - 5, y + 4, f"{100 * share:.0f}", class_="tick end"),
-                text(x, TOP + SIZE + 14, f"{100 * below:.0f}", class_="tick", text_anchor=anchor),
-            ]
-        ends = _place((0, self.chance[0])), _place((1, self.chance[1]))
-        parts.append(line(*ends[0], *ends[1], "reference"))
-        points = [(float(x), float(y)) for x, y in self.points]
-        path = " ".join(f"{x:g},{y:g}" for x, y in thinned([_place(point) for point in points]))
-        parts.append(element("polyline", points=path, class_=f"roc {row.tier}"))
-        across, up = self.at
-        if across is not None and up is not None:
-            shape = SHAPES.get(row.tier, "circle")
-            dot = mark(shape, *_place((across, up)), f"fill {row.tier}", 5.0)
-            parts.append(with_tip(self.about, dot))
-        size = LEFT + SIZE + 8, TOP + SIZE + 20
-        key = f"{self.name.lower()}-{row.index}"
-        drawing = chart(key, f"{title} of {row.name}", self.about, size, parts)
-        data = [dict(zip(axes, point, strict=True)) for point in thinned(points, 0.001)]
-        return row.name, savable(f"{self.name} {row.name}", drawing, data)
+    title, *axes = _AXES[name]
+    parts = []
+    for share in (0.0, 0.5, 1.0):
+        x, y = LEFT + SIZE * share, TOP + SIZE * (1 - share)
+        anchor = "start" if share == 0 else "end" if share == 1 else None
+        # The lower axis of an ROC curve is specificity, from right to left.
+        below = 1 - share if name == "ROC" else share
+        parts += [
+            line(LEFT, y, LEFT + SIZE, y, "grid"),
+            line(x, TOP, x, TOP + SIZE, "grid"),
+            text(LEFT - 5, y + 4, f"{100 * share:.0f}", class_="tick end"),
+            text(x, TOP + SIZE + 14, f"{100 * below:.0f}", class_="tick", text_anchor=anchor),
+        ]
+    start, end = (TOP + SIZE * (1 - share) for share in chance)
+    parts.append(line(LEFT, start, LEFT + SIZE, end, "reference"))
+    places = np.stack([LEFT + SIZE * points[:, 0], TOP + SIZE * (1 - points[:, 1])], axis=1)
+    path = " ".join(f"{x:g},{y:g}" for x, y in thinned(places.tolist()))
+    parts.append(element("polyline", points=path, class_=f"roc {row.tier}"))
+    across, up = decided
+    if across is not None and up is not None:
+        shape, x, y = SHAPES.get(row.tier, "circle"), LEFT + SIZE * across, TOP + SIZE * (1 - up)
+        parts.append(with_tip(about, mark(shape, x, y, f"fill {row.tier}", 5.0)))
+    size = LEFT + SIZE + 8, TOP + SIZE + 20
+    drawing = chart(f"{name.lower()}-{row.index}", f"{title} of {row.name}", about, size, parts)
+    data = [dict(zip(axes, point, strict=True)) for point in thinned(points.tolist(), 0.001)]
+    return row.name, savable(f"{name} {row.name}", drawing, data)
 
 
-def _place(point: tuple[float, float]) -> tuple[float, float]:
-    return LEFT + SIZE * point[0], TOP + SIZE * (1 - point[1])
-
-
-def thinned(points: Pairs, step: float = 0.5) -> list[tuple[float, float]]:
-    """Return the points of a line on a grid, without repeats and without those on a straight piece.
+def thinned(points: Sequence[Sequence[float]], step: float = 0.5) -> list[tuple[float, float]]:
+    """Return points of a line on a grid, without repeats and without points on a straight piece.
 
     >>> thinned([(0, 0), (0, 1), (0.1, 1.1), (0, 2), (3, 2)])
     [(0.0, 0.0), (0.0, 2.0), (3.0, 2.0)]
     """
-    found: list[tuple[float, float]] = []
+    path: list[tuple[float, float]] = []
     for x, y in points:
         at = (round(round(x / step) * step, 9), round(round(y / step) * step, 9))
-        if found and at == found[-1]:
+        if path and at == path[-1]:
             continue
-        if len(found) > 1 and any(found[-2][i] == found[-1][i] == at[i] for i in (0, 1)):
-            found.pop()
-        found.append(at)
-    return found
+        if len(path) > 1 and any(path[-2][i] == path[-1][i] == at[i] for i in (0, 1)):
+            path.pop()
+        path.append(at)
+    return path
 
 
 def format_decisions(decisions: Decisions, sets: SetScores | None) -> str:

@@ -32,7 +32,7 @@ from lmd.data.dataset import Dataset, plan_data
 from lmd.data.loaders import Normalise
 from lmd.data.source import Columns, Source
 from lmd.data.table import PARTS
-from lmd.decisions.shipped import answers_of
+from lmd.decisions.policy import answers_of
 from lmd.doctor import quick_check
 from lmd.explain.examples import FILE, make_examples
 from lmd.explain.features import keep, size_line

@@ -16,7 +16,7 @@ from lmd.base.distributed import choose_device
 from lmd.base.errors import LmdError
 from lmd.base.progress import Display
 from lmd.data.table import PARTS
-from lmd.decisions.shipped import answers_of
+from lmd.decisions.policy import answers_of
 from lmd.explain.features import Kept, flag_of
 from lmd.fit.recording import NO_VALIDATION, data_info, new_record, now, scored
 from lmd.frozen.choose import METHOD_OF, TITLES, Calibrated, solve

@@ -45,7 +45,7 @@ def predict(
     from lmd.base.distributed import choose_device
     from lmd.base.files import check_output
     from lmd.base.progress import Display
-    from lmd.decisions.shipped import describe_guarantees
+    from lmd.decisions.policy import describe_guarantees
     from lmd.predict.predictor import find_images, load
 
     check_output(out, "--out", ".csv")

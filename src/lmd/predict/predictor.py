@@ -17,8 +17,7 @@ from lmd.base.files import atomic_write
 from lmd.base.text import csv_text, no_formula, shorten
 from lmd.data.images import frames_note, quiet_decoders
 from lmd.decisions.decide import CostTable, Decide, Prevalence
-from lmd.decisions.policy import Decided, Policy
-from lmd.decisions.shipped import extra_columns, policy_of
+from lmd.decisions.policy import Decided, Policy, extra_columns, policy_of
 from lmd.model import AVERAGE, read_model
 from lmd.predict.engines import Engine, OnnxEngine, Pixels, TorchEngine
 from lmd.predict.images import Given, Image, find_images, fitted, listed, mirrored

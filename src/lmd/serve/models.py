@@ -11,8 +11,7 @@ from numpy.typing import NDArray
 
 from lmd.base.errors import LmdError
 from lmd.decisions.decide import Decide
-from lmd.decisions.policy import Policy
-from lmd.decisions.shipped import policy_of
+from lmd.decisions.policy import Policy, policy_of
 from lmd.explain.heat_map import Explanation, explain_pixels, nearest_index
 from lmd.export.export import TracedEngine, onnx_is_there
 from lmd.predict.engines import OnnxEngine, TorchEngine
