@@ -303,7 +303,7 @@ def _agreed(data: Path, bad: Path, work: Path) -> int:
     from lmd.base.progress import Display
     from lmd.data.cache import decode
     from lmd.data.sources import scan_source
-    from lmd.doctor import examine
+    from lmd.doctor.examine import examine
     from lmd.predict.predictor import load
 
     _, _, skipped = decode(

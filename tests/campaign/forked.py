@@ -26,7 +26,7 @@ NEEDED = (
     "cv2", "pydicom", "onnx", "onnxruntime", "lmd.cli.commands", "lmd.fit.train",
     "lmd.evaluation.evaluate", "lmd.frozen.calibrate", "lmd.explain.folder",
     "lmd.predict.predictor",
-    "lmd.export.export", "lmd.doctor", "lmd.doctor.page", "lmd.benchmark.run",
+    "lmd.export.export", "lmd.doctor.command", "lmd.doctor.examine", "lmd.benchmark.run",
     "lmd.benchmark.planning", "lmd.benchmark.tables",
 )  # fmt: skip
 Stop = tuple[str, float, signal.Signals]

@@ -13,7 +13,7 @@ from lmd.base.errors import LmdError
 from lmd.data.cache import decode
 from lmd.data.images import is_image, open_image, read_image
 from lmd.data.sources import open_table
-from lmd.doctor import examine
+from lmd.doctor.examine import examine
 
 GREY = np.arange(64, dtype=np.uint8).reshape(8, 8)
 

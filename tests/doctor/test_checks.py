@@ -10,20 +10,15 @@ import pytest
 from patients import make_folders, make_patient
 from toys import SHARED
 
-from lmd.data.leaks import expected_leak
+from lmd.data.checks import expected_leak, quick_check
+from lmd.data.source import Columns
 from lmd.data.sources import open_table
 from lmd.data.splits import part_sizes
 from lmd.data.synthetic import synthetic_table
-from lmd.doctor import Columns, Examination, examine, exit_code, quick_check
-from lmd.doctor.look import exif_problem, profile_problem
-from lmd.doctor.similar import (
-    MAX_DISTANCE,
-    MIN_CORRELATION,
-    clusters,
-    near_clusters,
-    perceptual_hash,
-    thumbnail,
-)
+from lmd.doctor.clean import MAX_DISTANCE, MIN_CORRELATION, clusters, near_clusters
+from lmd.doctor.command import exit_code
+from lmd.doctor.examine import Examination, examine
+from lmd.doctor.look import exif_problem, perceptual_hash, profile_problem, thumbnail
 from lmd.scoring.proportions import wilson
 
 RATIOS = (0.7, 0.1, 0.2)
@@ -31,7 +26,7 @@ RATIOS = (0.7, 0.1, 0.2)
 
 def test_expected_leak_agrees_with_simulated_splits() -> None:
     held = [{"a": 3}, {"a": 2, "b": 1}, {"b": 4}, {"a": 1}] + [{"a": 1}] * 14 + [{"b": 1}] * 7
-    leak = expected_leak(held, RATIOS)
+    leaked_groups, leaked_images, tests = expected_leak(held, RATIOS)
     images = [(g, c) for g, group in enumerate(held) for c, m in group.items() for _ in range(m)]
     groups = np.array([g for g, _ in images])
     rng = np.random.default_rng(0)
@@ -45,17 +40,17 @@ def test_expected_leak_agrees_with_simulated_splits() -> None:
         torn.append(sum(len(set(parts[groups == g])) > 1 for g in range(len(held))))
         trained = set(groups[parts == 0])
         tested.append(sum(g in trained for g in groups[parts == 2]))
-    assert leak.groups == pytest.approx(np.mean(torn), abs=0.06)
-    assert leak.images == pytest.approx(np.mean(tested), abs=0.06)
-    assert leak.tested == sum(part_sizes(n, RATIOS)[2] for n in (20, 12))
+    assert leaked_groups == pytest.approx(np.mean(torn), abs=0.06)
+    assert leaked_images == pytest.approx(np.mean(tested), abs=0.06)
+    assert tests == sum(part_sizes(n, RATIOS)[2] for n in (20, 12))
 
 
 def test_expected_leak_of_one_pair_by_hand() -> None:
     # Ten images, 7:1:2: both of a pair together with (7·6 + 0 + 2·1) / (10·9).
-    leak = expected_leak([{"a": 2}] + [{"a": 1}] * 8, RATIOS)
-    assert leak.groups == pytest.approx(1 - 44 / 90)
+    groups, images, _ = expected_leak([{"a": 2}] + [{"a": 1}] * 8, RATIOS)
+    assert groups == pytest.approx(1 - 44 / 90)
     # One of the two is in test and the other in training: 2 · (2/10) · (7/9).
-    assert leak.images == pytest.approx(2 * 2 / 10 * 7 / 9)
+    assert images == pytest.approx(2 * 2 / 10 * 7 / 9)
 
 
 def test_near_clusters_are_those_of_brute_force() -> None:

@@ -21,11 +21,13 @@ from toys import ROOT
 from lmd.base.errors import LmdError
 from lmd.base.progress import Display
 from lmd.data.cache import decode
+from lmd.data.scan import KINDS
+from lmd.data.source import Columns
 from lmd.data.sources import open_table
 from lmd.data.splits import split
 from lmd.data.walk import LOOP
-from lmd.doctor import KINDS, Columns, Examination, as_json, examine, exit_code
-from lmd.doctor.page import write_doctor_page
+from lmd.doctor.command import as_json, exit_code, write_page
+from lmd.doctor.examine import Examination, examine
 
 
 @pytest.fixture(scope="module")
@@ -263,7 +265,7 @@ def test_names_and_files_that_only_a_doctor_meets(tmp_path: Path) -> None:
     assert table.counts()[table.classes.index("blank")] == 5
     decode(split(table), 8, Display(quiet=True))
     json.dumps(as_json(found, cleaned), ensure_ascii=False).encode()
-    write_doctor_page(found, tmp_path / "page.html", cleaned)
+    write_page(found, tmp_path / "page.html", cleaned)
 
 
 @pytest.mark.parametrize(

@@ -11,8 +11,8 @@ from typer.testing import CliRunner, Result
 
 from lmd.base.errors import LmdError
 from lmd.cli.commands import app
+from lmd.data.scan import KINDS
 from lmd.data.sources import open_table
-from lmd.doctor import KINDS
 
 
 @pytest.fixture

@@ -9,8 +9,8 @@ from numpy.typing import NDArray
 from lmd.base.errors import LmdError
 from lmd.base.progress import Display
 from lmd.data.cache import decode
+from lmd.data.checks import unused_groups
 from lmd.data.imbalance import subsample
-from lmd.data.leaks import unused_groups
 from lmd.data.scan import Finding
 from lmd.data.source import Source
 from lmd.data.sources import scan_source

@@ -2,18 +2,29 @@
 
 import json
 import shlex
-from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from pathlib import Path, PurePosixPath
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
 from lmd.base.errors import LmdError
+from lmd.base.files import atomic_write, check_output
+from lmd.base.text import shorten
 from lmd.data.source import Columns
 
 if TYPE_CHECKING:
-    from lmd.doctor import Cleaned, Examination
+    from lmd.data.scan import Finding
+    from lmd.doctor.clean import Cleaned
+    from lmd.doctor.examine import Examination
 
 COLOURS = {"error": "red", "warning": "yellow", "note": "cyan"}
+# Exit codes 1 (failed) and 2 (wrong usage) belong to the command line itself.
+EXIT_CODES = {"error": 4, "warning": 3, "note": 0}
+SHOWN = 5  # names in the terminal
+PICTURES = 24  # for one finding on the page
+SETS = 8
+SIDE = 112
+LISTED = 200
 
 
 def doctor(
@@ -37,9 +48,8 @@ def doctor(
         fix: Write a cleaned manifest (.csv) for `lmd train` here.
         json_file: Write all findings as JSON here.
     """
-    from lmd.base.files import atomic_write, check_output
     from lmd.base.progress import Display
-    from lmd.doctor import as_json, examine, exit_code
+    from lmd.doctor.examine import examine
     from lmd.runs.protocol import parse_ratios
 
     try:
@@ -50,26 +60,26 @@ def doctor(
     for option, (path, kind) in outputs.items():
         if path is not None:
             check_output(path, option, kind)
-    _check_fix(fix, data)
+    source = Path(data).expanduser()
+    if fix is not None and fix.exists() and source.exists() and fix.samefile(source):
+        raise LmdError(f"--fix is {fix}, the data set itself: choose another name")
     with Display(quiet=quiet) as display:
         display.start("examining images", 1)
-        found = examine(data, columns=columns, ratios=ratios, tick=display.step)
+        examination = examine(data, columns=columns, ratios=ratios, tick=display.step)
         display.stop()
-    _print(found)
+    _print(examination)
     cleaned, doubt = None, None
     if fix is not None and columns.group_column is None:
-        hints = (f for f in found.findings if f.kind == "group_hint" and f.severity == "warning")
-        doubt = next(hints, None)
+        hints = (found for found in examination.findings if found.kind == "group_hint")
+        doubt = next((hint for hint in hints if hint.severity == "warning"), None)
     if fix is not None and doubt is None:
-        cleaned = found.clean()
+        cleaned = examination.clean()
         _write_fix(cleaned, fix, ratios)
     if html is not None:
-        from lmd.doctor.page import write_doctor_page
-
-        write_doctor_page(found, html, cleaned)
+        write_page(examination, html, cleaned)
         typer.echo(f"The page: {html}")
     if json_file is not None:
-        text = json.dumps(as_json(found, cleaned), indent=1, ensure_ascii=False)
+        text = json.dumps(as_json(examination, cleaned), indent=1, ensure_ascii=False)
         atomic_write(json_file, f"{text}\n".encode(), parents=True)
         typer.echo(f"All findings: {json_file}")
     if doubt is not None:
@@ -79,34 +89,102 @@ def doctor(
             f"belong together: repeat the command with --group-column {shlex.quote(column)}, or "
             'with --group-column "" if the column means something else'
         )
-    raise typer.Exit(exit_code(found))
+    raise typer.Exit(exit_code(examination))
 
 
-def _check_fix(fix: Path | None, data: str) -> None:
-    """Refuse, before the long examination, to write the manifest over the data set."""
-    source = Path(data).expanduser()
-    if fix is not None and fix.exists() and source.exists() and fix.samefile(source):
-        raise LmdError(f"--fix is {fix}, the data set itself: choose another name")
-
-
-def _print(found: "Examination") -> None:
-    from lmd.doctor import finding_lines, summary
-
-    for each in found.findings:
-        first, *rest = finding_lines(found, each)
-        typer.secho(f"{each.severity}: ", fg=COLOURS[each.severity], bold=True, nl=False)
+def _print(examination: "Examination") -> None:
+    for found in examination.findings:
+        first, *rest = _finding_lines(examination, found)
+        typer.secho(f"{found.severity}: ", fg=COLOURS[found.severity], bold=True, nl=False)
         typer.secho(first, bold=True)
         typer.echo("\n".join(rest) + "\n")
-    typer.secho(summary(found), bold=True)
+    counts = examination.severities()
+    listed = ", ".join(f"{n} {word}{'' if n == 1 else 's'}" for word, n in counts.items())
+    typer.secho(f"{examination.images} images examined: {listed}.", bold=True)
+
+
+def _finding_lines(examination: "Examination", found: "Finding") -> list[str]:
+    """Return the lines of one finding: title, sentence, images concerned, remedy."""
+    from lmd.data.scan import KINDS, LISTS
+
+    lines = [f"{KINDS[found.kind][1]} [{found.kind}]", f"  {found.text}"]
+    if found.sets:
+        between = " + " if found.kind.startswith("group") else " = "
+        for same in found.sets[:SHOWN]:
+            names = [examination.describe(i) for i in same[:4]]
+            lines.append(f"    {between.join([*names, *['…'] * (len(same) > 4)])}")
+        if len(found.sets) > SHOWN:
+            lines.append(f"    and {len(found.sets) - SHOWN} more")
+    elif found.cases:
+        lines.append(f"    {shorten([examination.describe(i) for i in found.cases], SHOWN)}")
+    elif found.names and found.kind in LISTS:
+        lines.append(f"    {shorten(list(found.names), SHOWN)}")
+    if found.remedy and found.severity != "note":
+        lines.append(f"  → {found.remedy}")
+    return lines
+
+
+def exit_code(examination: "Examination") -> int:
+    """Return 0 if there is nothing but notes, 3 for warnings, 4 for errors."""
+    return max((EXIT_CODES[found.severity] for found in examination.findings), default=0)
+
+
+def as_json(examination: "Examination", cleaned: "Cleaned | None" = None) -> dict[str, Any]:
+    """Return all findings with the names of all images concerned, for JSON."""
+    from lmd.data.imbalance import imbalance_factor
+    from lmd.data.scan import KINDS
+
+    sizes = {name: sum(parts.values()) for name, parts in examination.counts.items()}
+    result: dict[str, Any] = {
+        "format": 1,
+        "source": examination.scan.source,
+        "kind": examination.scan.kind,
+        "images": examination.images,
+        "usable": len(examination.scan.usable()),
+        "classes": [
+            {"name": name, "images": sizes[name]} | {part: n for part, n in parts.items() if part}
+            for name, parts in examination.counts.items()
+        ],
+        "imbalance_factor": imbalance_factor(list(sizes.values())) if sizes else None,
+        "severities": examination.severities(),
+        "exit_code": exit_code(examination),
+        "findings": [
+            {
+                "kind": found.kind,
+                "severity": found.severity,
+                "title": KINDS[found.kind][1],
+                "text": found.text,
+                "remedy": found.remedy,
+                "images": [examination.describe(i) for i in found.cases],
+                "sets": [[examination.describe(i) for i in same] for same in found.sets],
+                "names": list(found.names),
+            }
+            for found in examination.findings
+        ],
+    }
+    if cleaned is not None:
+        result["fix"] = {
+            "kept": len(cleaned.cases),
+            "removed": [vars(change) for change in cleaned.removed],
+            "changed": [vars(change) for change in cleaned.changed],
+            "root": str(cleaned.root),
+        }
+    return result
 
 
 def _write_fix(cleaned: "Cleaned", fix: Path, ratios: tuple[float, ...]) -> None:
     from lmd.data.sources import open_table
     from lmd.data.splits import split
-    from lmd.doctor import cleaned_lines
 
     cleaned.write(fix)
-    typer.echo("\n" + "\n".join(cleaned_lines(cleaned)))
+    end = ":" if cleaned.removed else "."
+    typer.echo(f"\n{len(cleaned.cases)} images kept, {len(cleaned.removed)} removed{end}")
+    for change in cleaned.removed:
+        typer.echo(f"  {change.name}: {change.why}")
+    if cleaned.changed:
+        typer.echo(f"{len(cleaned.changed)} changed:")
+    for change in cleaned.changed:
+        typer.echo(f"  {change.name}: {change.what} ({change.why})")
     try:
         parts = split(open_table(fix, root=cleaned.root), ratios).parts
         if parts is not None and "test" not in parts:
@@ -114,3 +192,70 @@ def _write_fix(cleaned: "Cleaned", fix: Path, ratios: tuple[float, ...]) -> None
     except LmdError as error:
         raise LmdError(f"{fix} was written, but training still refuses it: {error}") from error
     typer.echo(f"\nThe cleaned manifest: {fix}. Train on it:\n  {cleaned.command(fix)}")
+
+
+def write_page(examination: "Examination", path: Path, cleaned: "Cleaned | None" = None) -> None:
+    """Write an examination as one self-contained HTML file, with thumbnails of the images."""
+    from lmd import __version__
+    from lmd.data.table import PARTS
+    from lmd.report.page import environment
+
+    pictures: dict[int, str] = {}
+    page = as_json(examination)
+    factor, severities = page["imbalance_factor"], page["severities"]
+    verdict = "Usable, with warnings" if severities["warning"] else "No problems found"
+    page |= {
+        "verdict": "Fix the errors first" if severities["error"] else verdict,
+        "findings": [
+            listed | _pictures(examination, found, pictures)
+            for found, listed in zip(examination.findings, page["findings"], strict=True)
+            if found.kind != "counts"
+        ],
+        "parts": PARTS if examination.scan.split else (),
+        "classes": sorted(page["classes"], key=lambda row: -row["images"]),
+        "factor": "–" if factor is None else f"{factor:.4g}",
+        "cleaned": cleaned,
+        "version": __version__,
+    }
+    html = environment().get_template("doctor.html").render(page)
+    atomic_write(path, html.encode(), parents=True)
+
+
+def _pictures(
+    examination: "Examination", found: "Finding", pictures: dict[int, str]
+) -> dict[str, Any]:
+    """Return what the page shows of a finding besides its words: pictures and names."""
+    from lmd.data.scan import LISTS
+
+    same = [cases[: PICTURES // SETS + 1] for cases in found.sets[:SETS]]
+    shown = same or [found.cases[:PICTURES]]
+    sets = [[_picture(examination, i, pictures) for i in cases] for cases in shown]
+    visible = any(picture["uri"] for cases in sets for picture in cases)
+    names = found.names if found.kind in LISTS else ()
+    listed = [examination.describe(i) for i in found.cases] or names
+    return {
+        "together": bool(found.sets),
+        "sets": sets if visible else [],
+        "more": len(found.sets) - SETS if found.sets else len(found.cases) - PICTURES,
+        "concerned": len(found.sets) or len(found.cases),
+        "open": not visible and len(listed) <= PICTURES,
+        "listed": listed[:LISTED],
+        "unlisted": max(len(listed) - LISTED, 0),
+    }
+
+
+def _picture(examination: "Examination", i: int, pictures: dict[int, str]) -> dict[str, str]:
+    from lmd.report.svg import data_uri
+
+    case, look = examination.scan.cases[i], examination.looks[i]
+    if i not in pictures:
+        pixels = examination.pixels(i)
+        pictures[i] = "" if pixels is None else data_uri(pixels, SIDE)
+    size = f"{look.size[0]} × {look.size[1]}" if look.size[0] else ""
+    return {
+        "uri": pictures[i],
+        "name": PurePosixPath(case.name).name,
+        "path": case.name,
+        "caption": " · ".join(filter(None, (case.label, case.part, size))),
+        "reason": look.reason or "cannot be shown",
+    }

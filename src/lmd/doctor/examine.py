@@ -2,25 +2,20 @@
 
 import os
 from collections import Counter
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from statistics import median
 
-import numpy as np
-from numpy.typing import NDArray
-
 from lmd.base.errors import LmdError
 from lmd.base.text import counted, printable, shorten
-from lmd.data.images import SUFFIXES, read_image
-from lmd.data.leaks import check_groups
-from lmd.data.scan import SEVERITIES, Finding, Scan, finding, scan_table
+from lmd.data.checks import RATIOS, Counts, by_severity, check_classes, check_groups, class_counts
+from lmd.data.images import SUFFIXES, Pixels, has_dicom_mark, read_image
+from lmd.data.scan import SEVERITIES, Finding, Scan, finding
 from lmd.data.source import Columns
 from lmd.data.sources import scan_source
 from lmd.data.splits import split
-from lmd.data.table import Table
 from lmd.data.walk import visible
-from lmd.doctor.classes import Counts, check_classes, class_counts
 from lmd.doctor.clean import Cleaned, Sets, check_copies, clean, exact_copies, near_copies
 from lmd.doctor.look import Look, Tick, look_at_all
 
@@ -51,8 +46,93 @@ TINY_SIDE, TINY_SHARE = 16, 0.25
 MAGIC = (b"\xff\xd8\xff", b"\x89PNG\r\n", b"GIF8", b"II*\0", b"MM\0*")
 
 
-def check_files(scan: Scan, looks: Sequence[Look]) -> Iterator[Finding]:
-    """Findings from the looks at all images, one for each kind."""
+@dataclass(frozen=True)
+class Examination:
+    """What was examined and found: ``looks`` as ``scan.cases``, ``findings`` by severity."""
+
+    scan: Scan
+    looks: list[Look]
+    findings: list[Finding]
+    counts: Counts
+    exact: Sets
+    near: Sets
+    ratios: Sequence[float]
+
+    @property
+    def images(self) -> int:
+        """The number of images (or lines of a manifest) that were examined."""
+        return len(self.scan.cases)
+
+    def severities(self) -> dict[str, int]:
+        """Count the findings of each severity."""
+        counts = Counter(found.severity for found in self.findings)
+        return {severity: counts[severity] for severity in SEVERITIES}
+
+    def describe(self, i: int) -> str:
+        """Return the line of a case in the manifest, its name and its part."""
+        case = self.scan.cases[i]
+        return f"{case.place} ({case.part})" if case.part else case.place
+
+    def pixels(self, i: int) -> Pixels | None:
+        """Return the image of a case, ``(H, W, 3)``; ``None`` if it cannot be shown."""
+        if not self.looks[i].pixels:
+            return None
+        path = self.scan.cases[i].path
+        if path is None:
+            return self.scan.read(i)
+        try:
+            return read_image(path)
+        except LmdError:
+            return None
+
+    def clean(self) -> Cleaned:
+        """Return the data set without what is wrong with it, see ``lmd.doctor.clean``."""
+        return clean(self.scan, self.looks, self.exact, self.near, self.ratios)
+
+
+def examine(
+    data: str | Path,
+    *,
+    columns: Columns | None = None,
+    ratios: Sequence[float] = RATIOS,
+    tick: Tick | None = None,
+) -> Examination:
+    """Examine a data set: source, classes, groups, every file, and copies.
+
+    ``ratios`` are for the planned split; a source with parts keeps them.
+    """
+    scan = scan_source(data, columns)
+    refusal = []
+    try:
+        split(scan.table(), ratios)
+    except LmdError as error:  # training would stop before it reads an image
+        refusal = [finding("refused", f"Training stops with: {printable(str(error))}.")]
+    _add_ignored(scan)
+    if scan.kind == "manifest":
+        _add_unlisted(scan)
+    looks = look_at_all(scan, tick)
+    broken = [i for i in scan.usable() if looks[i].fault]
+    for i in broken:
+        scan.cases[i] = replace(scan.cases[i], fault=looks[i].fault, detail=looks[i].reason)
+    if broken and not refusal:
+        text = counted(len(broken), "Training stops at {n} [image|images] that cannot be read.")
+        remedy = "Fix or remove them, or leave them out with --skip-bad."
+        refusal = [finding("refused", text, remedy=remedy)]
+    exact = exact_copies(scan, looks)
+    near = near_copies(scan, looks, exact)
+    findings = [
+        *refusal,
+        *scan.findings,
+        *_check_files(scan, looks),
+        *check_copies(scan, looks, exact, near),
+        *check_classes(scan, ratios),
+        *check_groups(scan, ratios),
+    ]
+    return Examination(scan, looks, by_severity(findings), class_counts(scan), exact, near, ratios)
+
+
+def _check_files(scan: Scan, looks: Sequence[Look]) -> Iterator[Finding]:
+    """Yield findings from the looks at all images, one for each kind."""
     for kind, text in FAULTS.items():
         cases = [i for i, look in enumerate(looks) if look.fault == kind]
         if cases:
@@ -62,25 +142,10 @@ def check_files(scan: Scan, looks: Sequence[Look]) -> Iterator[Finding]:
             yield finding(kind, f"{counted(len(cases), text)}{why}.", cases=cases)
     decoded = sum(bool(look.pixels) for look in looks)
     for kind, text in ODDITIES.items():
-        found = {i: look.oddities[kind] for i, look in enumerate(looks) if kind in look.oddities}
-        if found and (kind != "greyscale" or len(found) < decoded):
-            what = counted(len(found), text).replace("{rest}", str(decoded - len(found)))
-            yield finding(kind, f"{what}{_where(scan, kind, found)}.", cases=found)
-    yield from _tiny(looks)
-
-
-def _where(scan: Scan, kind: str, found: dict[int, str]) -> str:
-    """The classes of these images if the oddity could reveal the class, else the remarks."""
-    if kind in {"greyscale", "one_colour"}:
-        classes = Counter(scan.cases[i].label or "no class" for i in found)
-        return " (" + ", ".join(f"{name} {n}" for name, n in classes.most_common(8)) + ")"
-    if kind not in REMARKED:
-        return ""
-    remarks = Counter(found.values())
-    return " (" + shorten([f"{remark}: {n}" for remark, n in remarks.most_common()]) + ")"
-
-
-def _tiny(looks: Sequence[Look]) -> Iterator[Finding]:
+        odd = {i: look.oddities[kind] for i, look in enumerate(looks) if kind in look.oddities}
+        if odd and (kind != "greyscale" or len(odd) < decoded):
+            what = counted(len(odd), text).replace("{rest}", str(decoded - len(odd)))
+            yield finding(kind, f"{what}{_where(scan, kind, odd)}.", cases=odd)
     sides = {i: min(look.size) for i, look in enumerate(looks) if look.pixels}
     usual = median(sides.values()) if sides else 0
     tiny = [i for i, side in sides.items() if side < max(TINY_SIDE, TINY_SHARE * usual)]
@@ -91,7 +156,18 @@ def _tiny(looks: Sequence[Look]) -> Iterator[Finding]:
         yield finding("tiny", text, cases=tiny)
 
 
-def add_ignored(scan: Scan) -> None:
+def _where(scan: Scan, kind: str, odd: Mapping[int, str]) -> str:
+    """Return the classes of these images if the oddity could reveal the class, else the remarks."""
+    if kind in {"greyscale", "one_colour"}:
+        classes = Counter(scan.cases[i].label or "no class" for i in odd)
+        return " (" + ", ".join(f"{name} {n}" for name, n in classes.most_common(8)) + ")"
+    if kind not in REMARKED:
+        return ""
+    remarks = Counter(odd.values())
+    return " (" + shorten([f"{remark}: {n}" for remark, n in remarks.most_common()]) + ")"
+
+
+def _add_ignored(scan: Scan) -> None:
     """Add files in class folders that are images by content but not by name."""
     scan.cases += [case for case in scan.others if case.path and _starts_like_image(case.path)]
     scan.report(
@@ -100,7 +176,7 @@ def add_ignored(scan: Scan) -> None:
     )
 
 
-def add_unlisted(scan: Scan) -> None:
+def _add_unlisted(scan: Scan) -> None:
     """Report images in the folders of a manifest's images that the manifest does not list."""
     listed = {case.path for case in scan.cases if case.path is not None}
     ambiguous = tuple(case.name for case in scan.cases if case.fault == "ambiguous_file")
@@ -125,111 +201,4 @@ def _starts_like_image(path: Path) -> bool:
     except OSError:
         return False
     riff = start[:4] == b"RIFF" and start[8:12] == b"WEBP"
-    return start.startswith(MAGIC) or riff or start[128:] == b"DICM"
-
-
-RATIOS = (0.7, 0.1, 0.2)
-
-
-@dataclass(frozen=True)
-class Examination:
-    """What was examined and found: ``looks`` as ``scan.cases``, ``findings`` by severity."""
-
-    scan: Scan
-    looks: list[Look]
-    findings: list[Finding]
-    counts: Counts
-    exact: Sets
-    near: Sets
-    ratios: Sequence[float]
-
-    @property
-    def images(self) -> int:
-        """The number of images (or lines of a manifest) that were examined."""
-        return len(self.scan.cases)
-
-    def severities(self) -> dict[str, int]:
-        """The number of findings of each severity."""
-        found = Counter(each.severity for each in self.findings)
-        return {severity: found[severity] for severity in SEVERITIES}
-
-    def describe(self, i: int) -> str:
-        """The line of a case in the manifest, its name and its part."""
-        case = self.scan.cases[i]
-        return f"{case.place} ({case.part})" if case.part else case.place
-
-    def pixels(self, i: int) -> NDArray[np.uint8] | None:
-        """The image of a case, ``(H, W, 3)``; ``None`` if it cannot be shown."""
-        if not self.looks[i].pixels:
-            return None
-        path = self.scan.cases[i].path
-        if path is None:
-            return self.scan.read(i)
-        try:
-            return read_image(path)
-        except LmdError:
-            return None
-
-    def clean(self) -> Cleaned:
-        """The data set without what is wrong with it, see ``lmd.doctor.clean``."""
-        return clean(self.scan, self.looks, self.exact, self.near, self.ratios)
-
-
-def examine(
-    data: str | Path,
-    *,
-    columns: Columns | None = None,
-    ratios: Sequence[float] = RATIOS,
-    tick: Tick | None = None,
-) -> Examination:
-    """Examine a data set: source, classes, groups, every file, and copies.
-
-    ``ratios`` are those of the planned split; a source with parts keeps them.
-    """
-    scan = scan_source(data, columns)
-    refusal = _refusal(scan, ratios)
-    add_ignored(scan)
-    if scan.kind == "manifest":
-        add_unlisted(scan)
-    looks = look_at_all(scan, tick)
-    broken = [i for i in scan.usable() if looks[i].fault]
-    for i in broken:
-        scan.cases[i] = replace(scan.cases[i], fault=looks[i].fault, detail=looks[i].reason)
-    if broken and not refusal:
-        text = counted(len(broken), "Training stops at {n} [image|images] that cannot be read.")
-        remedy = "Fix or remove them, or leave them out with --skip-bad."
-        refusal = [finding("refused", text, remedy=remedy)]
-    exact = exact_copies(scan, looks)
-    near = near_copies(scan, looks, exact)
-    findings = [
-        *refusal,
-        *scan.findings,
-        *check_files(scan, looks),
-        *check_copies(scan, looks, exact, near),
-        *check_classes(scan, ratios),
-        *check_groups(scan, ratios),
-    ]
-    return Examination(scan, looks, _by_severity(findings), class_counts(scan), exact, near, ratios)
-
-
-def quick_check(table: Table, ratios: Sequence[float] = RATIOS) -> list[str]:
-    """The findings that need no pixels, as sentences to print before training.
-
-    Groups that are not used are ``Dataset.warnings``.
-    """
-    scan = scan_table(table)
-    found = [*check_classes(scan, ratios), *(check_groups(scan, ratios) if scan.grouped else ())]
-    return [each.text for each in _by_severity(found)]
-
-
-def _by_severity(findings: Sequence[Finding]) -> list[Finding]:
-    return sorted(findings, key=lambda each: SEVERITIES.index(each.severity))
-
-
-def _refusal(scan: Scan, ratios: Sequence[float]) -> list[Finding]:
-    """A finding if training would stop before it reads an image, with its message."""
-    try:
-        split(scan.table(), ratios)
-    except LmdError as error:
-        return [finding("refused", f"Training stops with: {printable(str(error))}.")]
-    return []
+    return start.startswith(MAGIC) or riff or has_dicom_mark(start)

@@ -1,4 +1,4 @@
-"""Look at one image: can it be read, and what is unusual about it?"""
+"""Look at one image: can it be read, what is unusual about it, and what does it look like?"""
 
 import hashlib
 import io
@@ -10,61 +10,16 @@ from os import cpu_count
 from pathlib import Path
 from typing import Any
 
+import cv2
 import numpy as np
-from numpy.typing import NDArray
 from PIL import Image
 
 from lmd.base.errors import LmdError
 from lmd.base.files import FILE, MISSING, what_is
-from lmd.data.images import MAX_PIXELS, is_dicom, open_image, strips
+from lmd.data.images import MAX_PIXELS, ORIENTATION, Pixels, is_dicom, open_image, strips
 from lmd.data.scan import Scan
-from lmd.doctor.similar import MIN_SPREAD, perceptual_hash, thumbnail
-
-# Bytes of one value of each TIFF type; entry 0 does not exist.
-TYPE_SIZES = (0, 1, 1, 2, 4, 8, 1, 1, 2, 4, 8, 4, 8)
-
-
-def metadata_problem(info: Mapping[Any, Any]) -> str:
-    """What is wrong with the EXIF block or colour profile of an opened image; empty if nothing."""
-    exif, profile = info.get("exif"), info.get("icc_profile")
-    problem = exif_problem(exif) if isinstance(exif, bytes) else ""
-    return problem or (profile_problem(profile) if isinstance(profile, bytes) else "")
-
-
-def exif_problem(block: bytes) -> str:
-    """What is wrong with an EXIF block: its first directory and all values must lie inside it."""
-    block = block.removeprefix(b"Exif\0\0")
-    order: Any = {b"II*\0": "little", b"MM\0*": "big"}.get(block[:4])
-    if order is None:
-        return "the EXIF block has no TIFF header"
-    start = int.from_bytes(block[4:8], order)
-    if start + 2 > len(block):
-        return "the EXIF directory lies outside its block"
-    entries = int.from_bytes(block[start : start + 2], order)
-    if start + 2 + 12 * entries > len(block):
-        return f"the EXIF directory of {entries} entries is cut off"
-    for i in range(entries):
-        entry = block[start + 2 + 12 * i : start + 14 + 12 * i]
-        kind, count = int.from_bytes(entry[2:4], order), int.from_bytes(entry[4:8], order)
-        if not 0 < kind < len(TYPE_SIZES):
-            return f"EXIF entry {int.from_bytes(entry[:2], order)} has an unknown type"
-        size = TYPE_SIZES[kind] * count
-        if size > 4 and int.from_bytes(entry[8:12], order) + size > len(block):
-            return f"EXIF entry {int.from_bytes(entry[:2], order)} lies outside its block"
-    return ""
-
-
-def profile_problem(profile: bytes) -> str:
-    """What is wrong with the length or signature of a colour profile (ICC.1:2022, 7.2)."""
-    if len(profile) < 128 or profile[36:40] != b"acsp":
-        return "the colour profile has no valid header"
-    if int.from_bytes(profile[:4], "big") > len(profile):
-        return "the colour profile is cut off"
-    return ""
-
 
 Tick = Callable[[int, int], None]
-
 SUFFIXES_OF = {
     "JPEG": {".jpg", ".jpeg", ".jfif"},
     "MPO": {".jpg", ".jpeg", ".jfif"},
@@ -79,8 +34,13 @@ SUFFIXES_OF = {
 # Faults of cases that are not opened: forbidden, or the same as another line.
 UNSEEN = frozenset({"outside_root", "repeated_row"})
 CUT = ("truncated", "end of file", "unexpected end", "too short", "not enough")
+SIDE = 32  # of a miniature
 # An image whose channels all vary by less than this (of 255) is blank.
 FLAT = 3
+# An image with a smaller standard deviation of grey values (0 to 255) is not compared.
+MIN_SPREAD = 4.0
+# Bytes of one value of each TIFF type; entry 0 does not exist.
+TYPE_SIZES = (0, 1, 1, 2, 4, 8, 1, 1, 2, 4, 8, 4, 8)
 
 
 @dataclass(frozen=True)
@@ -88,7 +48,7 @@ class Look:
     """What one image looks like; ``fault`` is the kind of finding that prevents its use.
 
     ``oddities`` map kinds of findings to remarks; ``content`` is the hash of the file, ``pixels``
-    that of the decoded image, empty if nothing was decoded; ``miniature`` is ``(32, 32)``, or
+    the hash of the decoded image, empty if nothing was decoded; ``miniature`` is ``(32, 32)``, or
     ``None`` if nothing was decoded or the image is blank.
     """
 
@@ -99,32 +59,32 @@ class Look:
     content: str = ""
     pixels: str = ""
     hash: int = 0
-    miniature: NDArray[np.uint8] | None = None
+    miniature: Pixels | None = None
 
 
 def look_at_all(scan: Scan, tick: Tick | None = None) -> list[Look]:
-    """A look at the image of each case, in the order of ``scan.cases``."""
+    """Look at the image of each case, in the order of ``scan.cases``."""
 
-    def one(i: int) -> Look:
+    def look_at(i: int) -> Look:
         case = scan.cases[i]
         if case.path is not None and case.fault not in UNSEEN:
-            return look_at_file(case.path)
+            return _look_at_file(case.path)
         pixels = None if case.fault in UNSEEN else scan.read(i)
-        return Look(reason="not found") if pixels is None else look_at_pixels(pixels)
+        return Look(reason="not found") if pixels is None else _look_at_pixels(pixels, "", {})
 
-    found = []
+    looks: list[Look] = []
     total = len(scan.cases)
     # Warning filters are global to the process, so they are set once around all threads.
     with warnings.catch_warnings(), ThreadPoolExecutor(max_workers=cpu_count() or 1) as pool:
         warnings.simplefilter("ignore")
-        for i, each in enumerate(pool.map(one, range(total))):
-            found.append(each)
+        for look in pool.map(look_at, range(total)):
+            looks.append(look)
             if tick is not None:
-                tick(i + 1, total)
-    return found
+                tick(len(looks), total)
+    return looks
 
 
-def look_at_file(path: Path) -> Look:
+def _look_at_file(path: Path) -> Look:
     """Hash a file, read its header, and decode it as training would."""
     content = ""
     try:
@@ -134,9 +94,10 @@ def look_at_file(path: Path) -> Look:
         with open_image(path) as image:
             if image.frames > 1:
                 odd["frames"] = f"{image.frames} frames"
-            return look_at_pixels(image.pixels, content, odd)
+            return _look_at_pixels(image.pixels, content, odd)
     except _Fault as fault:
-        return Look(fault.kind, fault.reason, content=content)
+        kind, reason = fault.args
+        return Look(kind, reason, content=content)
     except MemoryError:
         return Look("huge", "not enough memory", content=content)
     except LmdError as error:
@@ -144,11 +105,8 @@ def look_at_file(path: Path) -> Look:
         return Look(_fault_kind(reason), reason, content=content)
 
 
-def look_at_pixels(
-    rgb: NDArray[np.uint8], content: str = "", oddities: Mapping[str, str] | None = None
-) -> Look:
-    """What the pixels ``(H, W, 3)`` show, in addition to the ``oddities`` of the file."""
-    odd = dict(oddities or {})
+def _look_at_pixels(rgb: Pixels, content: str, odd: dict[str, str]) -> Look:
+    """Add what the pixels ``(H, W, 3)`` show to the oddities of the file."""
     height, width = rgb.shape[:2]
     grey = thumbnail(rgb)
     shows = float(grey.std()) >= MIN_SPREAD
@@ -169,18 +127,32 @@ def look_at_pixels(
     )
 
 
+def thumbnail(rgb: Pixels) -> Pixels:
+    """Return a grey miniature ``(32, 32)`` of an image ``(H, W, 3)`` of any proportions."""
+    small = cv2.resize(rgb, (SIDE, SIDE), interpolation=cv2.INTER_AREA)
+    return np.asarray(cv2.cvtColor(small, cv2.COLOR_RGB2GRAY), dtype=np.uint8)
+
+
+def perceptual_hash(grey: Pixels) -> int:
+    """Return 64 bits of a miniature: which low frequencies of its DCT exceed their median.
+
+    The constant term is left out, so brightness has no effect; the last bit is always 0.
+    """
+    low = cv2.dct(grey.astype(np.float32))[:8, :8].ravel()[1:]
+    bits = np.append(low > np.median(low), False)
+    return int.from_bytes(np.packbits(bits).tobytes(), "big")
+
+
 class _Fault(Exception):
-    def __init__(self, kind: str, reason: str) -> None:
-        super().__init__(reason)
-        self.kind, self.reason = kind, reason
+    """The kind of finding that prevents the use of an image, and the reason."""
 
 
 def _bytes(path: Path) -> bytes:
-    kind = what_is(path)
-    if kind == MISSING:
+    state = what_is(path)
+    if state == MISSING:
         raise _Fault("missing_file", "broken link")
-    if kind != FILE:  # reading a pipe would never end
-        raise _Fault("unreadable", kind)
+    if state != FILE:  # reading a pipe would never end
+        raise _Fault("unreadable", state)
     try:
         data = path.read_bytes()
     except OSError as error:
@@ -197,7 +169,7 @@ def _fault_kind(reason: str) -> str:
 
 
 def _header(path: Path, data: bytes) -> dict[str, str]:
-    """What is unusual about the header of a file, by kind of finding."""
+    """Return what is unusual about the header of a file, by kind of finding."""
     try:
         with Image.open(io.BytesIO(data)) as image:
             if image.width * image.height > MAX_PIXELS:
@@ -226,11 +198,14 @@ def _oddities(path: Path, data: bytes, image: Image.Image) -> dict[str, str]:
         odd["deep"] = f"mode {image.mode}"
     if form == "PNG" and data[24:25] == b"\x10":  # Pillow opens 16-bit colour with 8 bits
         odd["deep"] = "16 bits"
-    problem = metadata_problem(image.info)
+    exif, profile = image.info.get("exif"), image.info.get("icc_profile")
+    problem = exif_problem(exif) if isinstance(exif, bytes) else ""
+    if not problem and isinstance(profile, bytes):
+        problem = profile_problem(profile)
     if problem:
         odd["metadata"] = problem
     else:
-        turn = image.getexif().get(0x0112, 1)
+        turn = image.getexif().get(ORIENTATION, 1)
         if turn in range(2, 9):
             odd["exif_rotated"] = f"orientation {turn}"
     # The end marker must follow the last scan; an EXIF preview may have one of its own before.
@@ -241,3 +216,35 @@ def _oddities(path: Path, data: bytes, image: Image.Image) -> dict[str, str]:
     ):
         odd["alpha"] = "transparent"
     return odd
+
+
+def exif_problem(block: bytes) -> str:
+    """Return what is wrong with an EXIF block: all of its first directory must lie inside it."""
+    block = block.removeprefix(b"Exif\0\0")
+    order: Any = {b"II*\0": "little", b"MM\0*": "big"}.get(block[:4])
+    if order is None:
+        return "the EXIF block has no TIFF header"
+    start = int.from_bytes(block[4:8], order)
+    if start + 2 > len(block):
+        return "the EXIF directory lies outside its block"
+    entries = int.from_bytes(block[start : start + 2], order)
+    if start + 2 + 12 * entries > len(block):
+        return f"the EXIF directory of {entries} entries is cut off"
+    for i in range(entries):
+        entry = block[start + 2 + 12 * i : start + 14 + 12 * i]
+        code, count = int.from_bytes(entry[2:4], order), int.from_bytes(entry[4:8], order)
+        if not 0 < code < len(TYPE_SIZES):
+            return f"EXIF entry {int.from_bytes(entry[:2], order)} has an unknown type"
+        size = TYPE_SIZES[code] * count
+        if size > 4 and int.from_bytes(entry[8:12], order) + size > len(block):
+            return f"EXIF entry {int.from_bytes(entry[:2], order)} lies outside its block"
+    return ""
+
+
+def profile_problem(profile: bytes) -> str:
+    """Return what is wrong with the length or signature of a profile (ICC.1:2022, 7.2)."""
+    if len(profile) < 128 or profile[36:40] != b"acsp":
+        return "the colour profile has no valid header"
+    if int.from_bytes(profile[:4], "big") > len(profile):
+        return "the colour profile is cut off"
+    return ""

@@ -28,12 +28,12 @@ from lmd.base.errors import LmdError
 from lmd.base.files import atomic_write
 from lmd.base.progress import Display
 from lmd.base.text import counted
+from lmd.data.checks import quick_check
 from lmd.data.dataset import Dataset, plan_data
 from lmd.data.loaders import Normalise
 from lmd.data.source import Columns, Source
 from lmd.data.table import PARTS
 from lmd.decisions.policy import answers_of
-from lmd.doctor import quick_check
 from lmd.explain.examples import FILE, make_examples
 from lmd.explain.features import keep, size_line
 from lmd.fit import recording

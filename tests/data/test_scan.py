@@ -13,7 +13,7 @@ from patients import Patient, make_folders, make_patient
 from lmd.base.errors import LmdError
 from lmd.data.scan import Finding
 from lmd.data.sources import open_table, scan_source
-from lmd.doctor import examine
+from lmd.doctor.examine import examine
 
 # Errors of the source itself; others are about pixels, or about how the images are split.
 SOURCE = {
