@@ -19,7 +19,8 @@ from common import Result, finish, median_ratio, one_thread, photographs, pixels
 
 from lmd.data.loaders import Normalise
 from lmd.export.export import export_onnx
-from lmd.model import Model, ModelSpec, Preprocessing, build_model, load_model, save_model
+from lmd.model import Model, Preprocessing, build_model
+from lmd.model.files import ModelSpec, load_model, save_model
 from lmd.predict.engines import OnnxEngine, TorchEngine
 from lmd.predict.predictor import Predictor
 

@@ -24,7 +24,8 @@ from lmd.data.loaders import Normalise, evaluation_batches
 from lmd.data.source import Columns, Source
 from lmd.methods import METHODS
 from lmd.methods.stage import Stage, Task
-from lmd.model import Model, load_model
+from lmd.model import Model
+from lmd.model.files import load_model
 from lmd.runs.protocol import Protocol
 
 Part = Literal["train", "validation"]

@@ -55,7 +55,8 @@ class Load:
 
 
 def write_model(folder: Path, backbone: str) -> None:
-    from lmd.model import ModelSpec, build_model, save_model
+    from lmd.model import build_model
+    from lmd.model.files import ModelSpec, save_model
 
     model, pre = build_model(backbone, "none", CLASSES, image_size=SIZE, seed=0)
     names = tuple(f"class {k}" for k in range(CLASSES))

@@ -15,7 +15,8 @@ import torch
 from PIL import Image
 
 from lmd.explain.neighbours import Neighbours, save_neighbours
-from lmd.model import HeldOut, ModelSpec, Prior, build_model, save_model
+from lmd.model import build_model
+from lmd.model.files import HeldOut, ModelSpec, Prior, save_model
 from lmd.predict.novelty import Gaussians, Novelty, save_novelty
 from lmd.serve.app import create_app
 from lmd.serve.limits import Limits

@@ -15,7 +15,8 @@ from runs_on_disk import make_run
 from lmd.base.errors import LmdError
 from lmd.benchmark.plan import load_grid
 from lmd.data.sources import scan_source
-from lmd.model import ModelSpec, Preprocessing, read_spec
+from lmd.model import Preprocessing
+from lmd.model.files import ModelSpec, read_spec
 from lmd.runs.folder import Run, read_record
 from lmd.runs.protocol import Protocol, load_protocol
 from lmd.runs.record import Record

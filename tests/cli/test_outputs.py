@@ -15,7 +15,8 @@ from typer.testing import CliRunner, Result
 from lmd.base.errors import LmdError
 from lmd.base.files import atomic_write, check_output
 from lmd.cli.commands import app
-from lmd.model import ModelSpec, build_model, save_model
+from lmd.model import build_model
+from lmd.model.files import ModelSpec, save_model
 
 
 def said(*words: Any) -> str:

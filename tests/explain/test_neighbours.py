@@ -14,7 +14,8 @@ from lmd.explain.neighbours import (
     load_neighbours,
     save_neighbours,
 )
-from lmd.model import ModelSpec, build_model, save_model
+from lmd.model import build_model
+from lmd.model.files import ModelSpec, save_model
 
 CLASSES = ("nevus", "mélanome")
 

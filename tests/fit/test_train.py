@@ -19,7 +19,7 @@ import lmd
 from lmd.base.errors import DivergedError, LmdError
 from lmd.cli.commands import app
 from lmd.data.loaders import Normalise
-from lmd.model import load_model
+from lmd.model.files import load_model
 from lmd.runs.folder import Run
 from lmd.runs.record import Record
 from lmd.scoring.proportions import fit_temperature

@@ -7,7 +7,8 @@ from pathlib import Path
 import pytest
 
 from lmd.base.errors import LmdError
-from lmd.model import HeldOut, ModelSpec, Prior, build_model, load_model, save_model
+from lmd.model import build_model
+from lmd.model.files import HeldOut, ModelSpec, Prior, load_model, save_model
 
 PRIOR = Prior("training", (0.7, 0.2, 0.1))
 HELD_OUT = HeldOut(("head", "medium", "tail"), ((0.25, 0.5), (0.1,), ()))

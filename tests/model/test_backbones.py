@@ -2,6 +2,7 @@
 
 import hashlib
 import importlib.util
+import subprocess
 import sys
 from pathlib import Path
 
@@ -63,7 +64,7 @@ def fill(module: nn.Module) -> None:
 
 def classifier_of(name: str) -> dict[str, Tensor]:
     return {
-        "fc.weight": torch.zeros(1000, resnet.LAYOUTS[name].feature_dim),
+        "fc.weight": torch.zeros(1000, resnet.make(name).feature_dim),
         "fc.bias": torch.zeros(1000),
     }
 
@@ -185,6 +186,43 @@ def test_timm_encoders() -> None:
     assert built.encoder.eval()(torch.rand(2, 3, 64, 64)).shape == (2, built.feature_dim)
     with pytest.raises(LmdError, match=r"timm has no model 'resnet19'.*resnet18"):
         backbones.build("timm/resnet19")
+
+
+# As torchvision does, with leftovers of a failed import: a module that is already there is not
+# bound to its package again.
+TORCHVISION = """
+import torch
+import torchvision.extension
+assert torchvision.extension
+torch.library.register_fake("torchvision::nms")(lambda dets, scores, iou_threshold: dets)
+torch.library.register_fake("torchvision::qnms")(lambda dets, scores, iou_threshold: dets)
+"""
+TIMM = """
+import timm.layers, torch, torchvision
+def is_model(name): return timm.layers and name == "flat"
+def create_model(name, pretrained, num_classes):
+    encoder = torch.nn.Flatten()
+    encoder.num_features = 12
+    encoder.pretrained_cfg = {"mean": (0.5,), "std": (0.1, 0.2, 0.3)}
+    return encoder
+"""
+
+
+def test_timm_works_with_a_torchvision_that_does_not_match(tmp_path: Path) -> None:
+    for package, code in (("torchvision", TORCHVISION), ("timm", TIMM)):
+        (tmp_path / package).mkdir()
+        (tmp_path / package / "__init__.py").write_text(code)
+    (tmp_path / "torchvision" / "extension.py").touch()
+    (tmp_path / "timm" / "layers.py").touch()
+    code = "from lmd.model.backbones import build; b = build('timm/flat'); print(b.mean, b.std)"
+    paths = [str(tmp_path), *sys.path]
+    done = subprocess.run(
+        [sys.executable, "-c", f"import sys; sys.path[:0] = {paths!r}; {code}"],
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert done.stdout == "(0.5, 0.5, 0.5) (0.1, 0.2, 0.3)\n", done.stderr
 
 
 def test_unknown_names_list_the_valid_ones() -> None:

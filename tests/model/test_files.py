@@ -13,7 +13,8 @@ import torch
 from safetensors.torch import load, load_file, save_file
 
 from lmd.base.errors import LmdError
-from lmd.model import Model, ModelSpec, backbones, build_model, load_model, save_model
+from lmd.model import Model, backbones, build_model
+from lmd.model.files import ModelSpec, load_model, save_model
 
 CLASSES = ("nævus", "melanoma", "dermatofibroma")
 
@@ -226,7 +227,7 @@ LIMITED = """
 import pathlib, resource, sys, torch
 from lmd.base.errors import LmdError
 from lmd.base.files import atomic_write
-from lmd.model import load_model, save_model
+from lmd.model.files import load_model, save_model
 folder = pathlib.Path(sys.argv[1])
 model, spec = load_model(folder)
 torch.nn.init.zeros_(model.classifier.weight)

@@ -8,7 +8,8 @@ import torch
 from torch import nn
 
 from lmd.base.errors import LmdError
-from lmd.model import Model, ModelSpec, build_model, load_model, save_model
+from lmd.model import Model, build_model
+from lmd.model.files import ModelSpec, load_model, save_model
 
 IMAGES = torch.randn(2, 3, 32, 32, generator=torch.Generator().manual_seed(0))
 

@@ -10,7 +10,8 @@ from typer.testing import CliRunner
 
 from lmd import model as models
 from lmd.base.errors import LmdError
-from lmd.model import ModelSpec, build_model, save_model
+from lmd.model import build_model
+from lmd.model.files import ModelSpec, save_model
 from lmd.predict.engines import OnnxEngine, TorchEngine
 from lmd.predict.predictor import load
 

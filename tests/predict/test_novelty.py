@@ -14,7 +14,7 @@ from typer.testing import CliRunner
 import lmd
 from lmd.base.errors import LmdError
 from lmd.cli.commands import app
-from lmd.model import weights_digest
+from lmd.model.files import weights_digest
 from lmd.predict.novelty import CHECKSUM, FILE
 from lmd.runs.folder import Run
 

@@ -18,7 +18,8 @@ from lmd.base.progress import Display
 from lmd.data.cache import decode
 from lmd.data.images import read_image, resize
 from lmd.data.sources import open_table
-from lmd.model import ModelSpec, build_model, save_model
+from lmd.model import build_model
+from lmd.model.files import ModelSpec, save_model
 from lmd.predict.predictor import load
 
 HAM = SHARED / "data" / "ham10000" / "images"

@@ -9,7 +9,8 @@ import numpy as np
 import pytest
 
 from lmd.base.errors import LmdError
-from lmd.model import ModelSpec, Preprocessing
+from lmd.model import Preprocessing
+from lmd.model.files import ModelSpec
 from lmd.predict.predictor import load
 
 onnx = pytest.importorskip("onnx", reason="the extra 'onnx' is not installed")

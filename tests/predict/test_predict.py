@@ -11,7 +11,8 @@ from PIL import Image
 
 from lmd.base.errors import LmdError
 from lmd.decisions.policy import Decided, Policy
-from lmd.model import ModelSpec, build_model
+from lmd.model import build_model
+from lmd.model.files import ModelSpec
 from lmd.predict.engines import TorchEngine
 from lmd.predict.predictor import Prediction, Predictor, find_images
 from lmd.scoring.conformal import Guarantee

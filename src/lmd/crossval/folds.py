@@ -29,7 +29,7 @@ from lmd.fit.recording import now, scored
 from lmd.fit.spec import Spec, resolve
 from lmd.fit.tracking import Tracking, checked_trackers
 from lmd.methods import DEFAULT, find_method
-from lmd.model import AVERAGE
+from lmd.model.files import AVERAGE
 from lmd.predict.average import save_average
 from lmd.report.card import write_card
 from lmd.report.page import write_report

@@ -19,7 +19,7 @@ from lmd.scoring.conformal import Guarantee, Held, guarantees, prediction_sets, 
 from lmd.scoring.proportions import Floats, Probabilities, class_mix, reweighted
 
 if TYPE_CHECKING:
-    from lmd.model import HeldOut, ModelSpec, Prior
+    from lmd.model.files import HeldOut, ModelSpec, Prior
     from lmd.runs.predictions import Predictions
     from lmd.runs.record import Record
 
@@ -163,7 +163,7 @@ def answers_of(
     record: "Record", predictions: "Predictions"
 ) -> "tuple[Prior | None, HeldOut | None]":
     """Return the prior and the validation probabilities that the model's file has."""
-    from lmd.model import HeldOut, Prior
+    from lmd.model.files import HeldOut, Prior
 
     basis, kind = Basis.of_run(record, predictions), record.model.prior
     prior = held_out = None

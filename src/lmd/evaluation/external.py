@@ -36,7 +36,7 @@ from lmd.evaluation.shift import (
 )
 from lmd.explain.features import flag_rate
 from lmd.fit.recording import commit, machine, now, scored
-from lmd.model import weights_digest
+from lmd.model.files import weights_digest
 from lmd.predict.predictor import load
 from lmd.report.page import write_report
 from lmd.runs.folder import Run, matched, paired, scored_part

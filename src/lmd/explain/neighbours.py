@@ -12,7 +12,7 @@ from numpy.typing import NDArray
 from lmd.base.arrays import read_npz
 from lmd.base.errors import LmdError
 from lmd.base.files import atomic_write
-from lmd.model import weights_digest
+from lmd.model.files import weights_digest
 
 FILE = "neighbours.npz"
 NEAREST = 5

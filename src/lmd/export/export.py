@@ -20,7 +20,8 @@ from torch import Tensor, nn
 from lmd.base.errors import LmdError
 from lmd.base.files import atomic_write, check_output
 from lmd.data.images import BITS
-from lmd.model import Model, ModelSpec, load_model
+from lmd.model import Model
+from lmd.model.files import ModelSpec, load_model
 from lmd.predict.engines import Engine, TorchEngine
 from lmd.report.card import write_card
 from lmd.runs.folder import Run

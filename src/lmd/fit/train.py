@@ -41,7 +41,8 @@ from lmd.fit.spec import Spec, open_run, resolve
 from lmd.fit.tracking import Tracking, checked_trackers
 from lmd.methods import DEFAULT, find_method
 from lmd.methods.stage import Stages, Task
-from lmd.model import HeldOut, Model, ModelSpec, Preprocessing, Prior, build_model, save_model
+from lmd.model import Model, Preprocessing, build_model
+from lmd.model.files import HeldOut, ModelSpec, Prior, save_model
 from lmd.predict.engines import TorchEngine
 from lmd.report.card import write_card
 from lmd.report.page import write_report

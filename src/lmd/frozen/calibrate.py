@@ -24,7 +24,8 @@ from lmd.frozen.classifier import NAME, FeatureClassifier
 from lmd.frozen.encode import KEY, Encoded, Encoding, open_source
 from lmd.frozen.features import feature_table
 from lmd.methods import METHODS
-from lmd.model import Model, ModelSpec, save_model
+from lmd.model import Model
+from lmd.model.files import ModelSpec, save_model
 from lmd.report.card import write_card
 from lmd.report.page import write_report
 from lmd.runs.folder import Run

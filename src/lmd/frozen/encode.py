@@ -16,9 +16,10 @@ from lmd.data.dataset import Dataset, plan_data
 from lmd.data.source import Columns, Source
 from lmd.explain.features import images_of_run, place_of
 from lmd.frozen.features import FeatureTable, read_features
-from lmd.model import Model, ModelSpec, build_model, load_model
+from lmd.model import Model, build_model
 from lmd.model.backbones import names
 from lmd.model.backbones.weights import NoWeights
+from lmd.model.files import ModelSpec, load_model
 from lmd.predict.engines import TorchEngine, open_session
 from lmd.predict.predictor import Predictor
 from lmd.runs.folder import of_one_model

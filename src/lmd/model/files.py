@@ -7,7 +7,7 @@ import dataclasses
 import hashlib
 import json
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from itertools import pairwise
 from pathlib import Path
 from typing import Annotated, Any, Literal, Self
@@ -24,7 +24,7 @@ from torch import Tensor
 from lmd import __version__
 from lmd.base.errors import LmdError
 from lmd.base.files import atomic_write_all
-from lmd.model.network import STRICT, Model, Preprocessing, assemble
+from lmd.model import STRICT, Model, Preprocessing, assemble
 from lmd.scoring.conformal import Held
 
 _Share = Annotated[float, Field(ge=0, le=1)]
@@ -136,16 +136,23 @@ class ModelSpec:
 
 
 def save_model(model: Model, path: Path, spec: ModelSpec) -> None:
-    """Write ``model.safetensors`` (plain float32) and ``model.json`` into the folder ``path``."""
+    """Write ``model.safetensors`` (float32) and ``model.json`` into the folder ``path``."""
     shape = (model.classifier.out_features, model.classifier.in_features)
     if shape != (len(spec.classes), spec.feature_dim):
         raise LmdError(
             f"model file: the classifier is {shape[0]}×{shape[1]}, but there are "
             f"{len(spec.classes)} class names and {spec.feature_dim} features"
         )
-    tensors = {name: _plain(tensor) for name, tensor in model.state_dict().items()}
+    tensors = {}
+    for name, tensor in model.state_dict().items():
+        # A copy, because safetensors refuses tensors that share memory.
+        copy = tensor.detach().cpu().clone(memory_format=torch.contiguous_format)
+        tensors[name] = copy.float() if copy.is_floating_point() else copy
     packed = pack_tensors(tensors, metadata={"format": "pt"})
-    text = _as_text(hashlib.sha256(packed).hexdigest(), spec)
+    header = {"format": FORMAT, "sha256": hashlib.sha256(packed).hexdigest()}
+    text = json.dumps(header | dataclasses.asdict(spec), indent=2, ensure_ascii=False) + "\n"
+    # Lists of numbers on one line; a line break inside brackets is never part of a string.
+    text = re.sub(r"\[\n[-+.\de,\s]*\]", lambda match: " ".join(match[0].split()), text)
     try:
         path.mkdir(parents=True, exist_ok=True)
     except OSError as error:
@@ -154,7 +161,7 @@ def save_model(model: Model, path: Path, spec: ModelSpec) -> None:
 
 
 def read_spec(content: Any, where: str) -> ModelSpec:
-    """The description of a model from the content of its JSON; ``where`` names it in errors."""
+    """Return the description of a model from its JSON; ``where`` names it in errors."""
     try:
         # Strict: a string is not converted to a number.
         return TypeAdapter(ModelSpec).validate_json(json.dumps(content), strict=True)
@@ -163,21 +170,8 @@ def read_spec(content: Any, where: str) -> ModelSpec:
         raise LmdError(f"{where} is not valid; {'; '.join(lines)}") from error
 
 
-def _as_text(sha256: str, spec: ModelSpec) -> str:
-    header = {"format": FORMAT, "sha256": sha256}
-    text = json.dumps(header | dataclasses.asdict(spec), indent=2, ensure_ascii=False) + "\n"
-    # Lists of numbers on one line; a line break inside brackets is never part of a string.
-    return re.sub(r"\[\n[-+.\de,\s]*\]", lambda match: " ".join(match[0].split()), text)
-
-
-def _plain(tensor: Tensor) -> Tensor:
-    # A copy, because safetensors refuses tensors that share memory.
-    tensor = tensor.detach().cpu().clone(memory_format=torch.contiguous_format)
-    return tensor.float() if tensor.is_floating_point() else tensor
-
-
 def load_model(path: Path) -> tuple[Model, ModelSpec]:
-    """The model, in eval mode on the CPU, and its spec; ``path`` is a run folder or either file.
+    """Return the model, in eval mode on the CPU, and its spec from a run folder or either file.
 
     Nothing is downloaded or unpickled.
     """
@@ -210,13 +204,17 @@ def read_model(path: Path) -> tuple[Model, ModelSpec, str]:
             f"model file {description}: 'feature_dim' is {spec.feature_dim}, but {spec.backbone} "
             f"has {model.classifier.in_features} features"
         )
-    _check_tensors(weights, model.state_dict(), state)
+    expected = model.state_dict()
+    for name in sorted(expected.keys() | state.keys()):
+        wanted, actual = _form(expected.get(name)), _form(state.get(name))
+        if wanted != actual:
+            raise LmdError(f"model file {weights}: {name} is {actual} and should be {wanted}")
     model.load_state_dict(state)
     return model.eval(), spec, sha256
 
 
 def weights_digest(path: Path) -> str:
-    """SHA-256 of the weights, as the description of the model in ``path`` has it."""
+    """Return the SHA-256 of the weights, as the description of the model in ``path`` has it."""
     return _read_spec(_locate(Path(path))[0])[0]
 
 
@@ -275,13 +273,6 @@ def _read_spec(path: Path) -> tuple[str, ModelSpec]:
     if not isinstance(sha256, str):
         raise LmdError(f"model file {path}: 'sha256' of the weights is missing")
     return sha256, read_spec(content, f"model file {path}")
-
-
-def _check_tensors(path: Path, expected: Mapping[str, Tensor], state: Mapping[str, Tensor]) -> None:
-    for name in sorted(expected.keys() | state.keys()):
-        wanted, actual = _form(expected.get(name)), _form(state.get(name))
-        if wanted != actual:
-            raise LmdError(f"model file {path}: {name} is {actual} and should be {wanted}")
 
 
 def _form(tensor: Tensor | None) -> str:

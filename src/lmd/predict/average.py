@@ -14,7 +14,7 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
 from lmd.base.errors import LmdError
 from lmd.base.files import atomic_write
-from lmd.model import AVERAGE, ModelSpec, Prior, read_model, weights_digest
+from lmd.model.files import AVERAGE, ModelSpec, Prior, read_model, weights_digest
 from lmd.predict.engines import Engine, Floats, Pixels, TorchEngine
 from lmd.predict.novelty import ABOVE, Novelty, load_novelty
 

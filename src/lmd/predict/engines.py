@@ -10,7 +10,8 @@ from numpy.typing import NDArray
 
 from lmd.base.errors import LmdError, not_installed
 from lmd.data.loaders import Normalise
-from lmd.model import Model, ModelSpec, channels_last, read_spec
+from lmd.model import Model, channels_last
+from lmd.model.files import ModelSpec, read_spec
 
 Pixels = NDArray[np.uint8]
 Floats = NDArray[np.float32]

