@@ -15,7 +15,7 @@ import threading
 import zlib
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import AbstractContextManager, contextmanager, nullcontext, suppress
+from contextlib import contextmanager, nullcontext, suppress
 from io import FileIO
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -62,7 +62,7 @@ class PixelFile:
     def find(self, keys: Iterable[bytes]) -> int:
         """Look for images in the records that were added since the last call.
 
-        Returns the number of images that are only there with damaged pixels. Reads by ordinary
+        Return the number of images that are only there with damaged pixels. Read by ordinary
         reads: a disk that fails is an ``OSError``.
         """
         wanted, damaged = set(keys), set()
@@ -101,7 +101,7 @@ class PixelFile:
                 left = left[self._file.write(left) :]
 
     def map(self, count: int | None = None) -> Pixels:
-        """Pixels ``(M, S, S, 3)`` of all records, read from the disk when they are used."""
+        """Return pixels ``(M, S, S, 3)`` of all records, read from the disk when they are used."""
         count = self._seen if count is None else count
         shape = (self.size, self.size, 3)
         if count == 0:
@@ -113,7 +113,7 @@ class PixelFile:
 
 
 def _open_shared(path: Path) -> FileIO:
-    """Open a file, which is made if it is not there, and lock it against eviction."""
+    """Open or create a file, and lock it against eviction."""
     while True:
         try:
             file = FileIO(str(path), "a+")
@@ -129,7 +129,7 @@ def _open_shared(path: Path) -> FileIO:
         file.close()  # it was evicted before it was locked
 
 
-def make_room(folder: Path, needed: int) -> None:
+def _make_room(folder: Path, needed: int) -> None:
     """Remove the files used least recently until ``needed`` bytes are within the limit.
 
     Files that a process has open or mapped stay. An ``OSError`` if the disk has too little space.
@@ -150,7 +150,7 @@ def make_room(folder: Path, needed: int) -> None:
 
 
 def _limit() -> int:
-    """The bytes that all files may have together."""
+    """Return the bytes that all files may have together."""
     value = os.environ.get("LMD_CACHE_SIZE", "")
     try:
         gigabytes = float(value) if value else GIGABYTES
@@ -169,7 +169,7 @@ def decode(
     folder: Path | None = None,
     skip_bad: bool = False,
 ) -> tuple[Table, Part, tuple[str, ...]]:
-    """Table and pixels ``(size, size, 3)`` of all readable images, and the problems of others.
+    """Return table and pixels ``(S, S, 3)`` of the readable images, and the problems of others.
 
     Pixels of files are kept in ``folder`` (default: ``cache_folder()``). An image that could not be
     read is read again next time, and damaged pixels are decoded again. An unreadable image is an
@@ -178,8 +178,13 @@ def decode(
     display.start("decoding images", len(table))
     if isinstance(table.images, FileImages):
         folder = folder or cache_folder("images")
-        with _explained(folder):
+        try:
             images, problems = _from_files(table, table.images, size, folder, display)
+        except OSError as error:
+            raise LmdError(
+                f"cannot use the image cache {folder} ({error.strerror or error}): free some space "
+                "there, or set LMD_CACHE to another folder"
+            ) from error
     else:
         images, problems = _in_memory(table, size, display)
     display.stop()
@@ -210,7 +215,7 @@ def _in_memory(table: Table, size: int, display: "Display") -> tuple[Part, dict[
 def _from_files(
     table: Table, images: FileImages, size: int, folder: Path, display: "Display"
 ) -> tuple[Part, dict[int, str]]:
-    """The images in the file of their folder, which gets those that it lacks."""
+    """Return the images in the file of their folder, after adding what it lacks."""
     paths = [images.paths[row] for row in table.rows]
     keys = [_key(path) for path in paths]
     name = hashlib.sha256(f"{RULE} {size} {_home(images.root, paths)}".encode()).hexdigest()[:32]
@@ -226,7 +231,7 @@ def _from_files(
             with file.adding(display):
                 file.find(keys)  # what another process has added meanwhile
                 missing = [i for i, key in enumerate(keys) if key not in file.rows]
-                make_room(folder, len(missing) * file.record)
+                _make_room(folder, len(missing) * file.record)
 
                 def write(i: int, pixels: Pixels) -> None:
                     file.add(keys[i], pixels)
@@ -242,7 +247,7 @@ def _from_files(
 
 
 def _key(path: Path) -> bytes:
-    """Changes when the image file is another one, or may have other pixels."""
+    """Return a hash that changes when the image file is another one, or may have other pixels."""
     try:
         state = path.stat()
         size, changed = state.st_size, state.st_mtime_ns
@@ -253,24 +258,12 @@ def _key(path: Path) -> bytes:
 
 
 def _home(root: Path, paths: Sequence[Path]) -> str:
-    """The root of the data, or if not all images are there, the nearest folder above them."""
+    """Return the root of the data, or if images are elsewhere, the nearest folder above all."""
     top = whole(root)
     places = [whole(path) for path in paths]
     if all(place.is_relative_to(top) for place in places):
         return str(top)
     return os.path.commonpath([place.parent for place in places])
-
-
-@contextmanager
-def _explained(folder: Path) -> Iterator[None]:
-    """Turn an ``OSError`` into a line that says what to do."""
-    try:
-        yield
-    except OSError as error:
-        raise LmdError(
-            f"cannot use the image cache {folder} ({error.strerror or error}): free some space "
-            "there, or set LMD_CACHE to another folder"
-        ) from error
 
 
 def _read(
@@ -280,12 +273,15 @@ def _read(
     write: Callable[[int, Pixels], None],
     display: "Display",
 ) -> dict[int, str]:
-    """Decode images and ``write`` them; returns index and reason of unreadable ones."""
+    """Decode images and ``write`` them; return index and reason of unreadable ones."""
     frames: dict[str, int] = {}
+    paths = table.images.paths if isinstance(table.images, FileImages) else None
 
     def work(i: int) -> str | None:
         try:
-            with _opened(table, i) as image:
+            with (
+                open_image(paths[table.rows[i]]) if paths else nullcontext(Decoded(table.read(i)))
+            ) as image:
                 pixels = resize(image.pixels, size)
         except LmdError as error:
             return str(error)
@@ -305,9 +301,3 @@ def _read(
     if frames:
         display.say(f"  data: {frames_note(dict(sorted(frames.items())))}.")
     return problems
-
-
-def _opened(table: Table, i: int) -> AbstractContextManager[Decoded]:
-    if isinstance(table.images, FileImages):
-        return open_image(table.images.paths[table.rows[i]])
-    return nullcontext(Decoded(table.read(i)))

@@ -10,7 +10,7 @@ from lmd.base.errors import LmdError
 from lmd.base.progress import Display
 from lmd.data.cache import decode
 from lmd.data.checks import unused_groups
-from lmd.data.imbalance import subsample
+from lmd.data.imbalance import Shape, subsample
 from lmd.data.scan import Finding
 from lmd.data.source import Source
 from lmd.data.sources import scan_source
@@ -37,7 +37,7 @@ class Dataset:
     images: Part | None = None
 
     def decode(self, display: Display) -> "Dataset":
-        """The data set with all images decoded; an ``LmdError`` lists those that cannot be read.
+        """Return the data set with all images decoded; refuse images that cannot be read.
 
         Unreadable images are left out if ``skip_bad``.
         """
@@ -49,23 +49,23 @@ class Dataset:
         return replace(self, table=table, tiers=tiers, skipped=skipped, images=images)
 
     def part(self, name: str | None = None) -> Part:
-        """The decoded images of one part, or of all."""
+        """Return the decoded images of one part, or of all."""
         assert self.images is not None
         if name is None:
             return self.images
         return self.images.take(np.flatnonzero(self.table.parts == name))
 
     def counts(self, name: str) -> NDArray[np.int64]:
-        """Images of each class in one part ``(K,)``."""
+        """Count the images of each class in one part ``(K,)``."""
         return self.table.part(name).counts()
 
     def fingerprint(self) -> str:
-        """SHA-256 over name, label and part of every image."""
+        """Hash name, label and part of every image with SHA-256."""
         assert self.table.parts is not None
         return fingerprint(self.table.ids, self.table.label_names(), self.table.parts)
 
     def pixel_digest(self) -> str | None:
-        """SHA-256 over the checksums of the decoded images; ``None`` if none are decoded."""
+        """Hash the checksums of the decoded images with SHA-256; ``None`` if none are decoded."""
         if self.images is None or self.images.checksums is None:
             return None
         sums = self.images.checksums[np.argsort(self.table.ids, kind="stable")]
@@ -73,7 +73,7 @@ class Dataset:
 
 
 def fingerprint(ids: NDArray[np.str_], labels: NDArray[np.str_], parts: NDArray[np.str_]) -> str:
-    """SHA-256 over name, label and part of every image, in any order."""
+    """Hash name, label and part of every image with SHA-256, in any order."""
     lines = sorted(f"{i}\t{c}\t{p}" for i, c, p in zip(ids, labels, parts, strict=True))
     return hashlib.sha256("\n".join(lines).encode()).hexdigest()
 
@@ -84,21 +84,19 @@ def plan_data(source: Source, protocol: Protocol) -> Dataset:
     table = scan.table(skip_bad=source.skip_bad)
     if protocol.fold is not None:
         table = without_parts(table, source.columns.split_column)
-    if protocol.shape == "official":
-        table = _thin(table, protocol)
+    table = _thin(table, protocol, "official")
     if protocol.fold is not None:
         table = fold_split(table, protocol.fold, protocol.split, seed=protocol.split_seed)
     else:
         leak = protocol.allow_leak
         table = split(table, protocol.split, seed=protocol.split_seed, allow_leak=leak)
-    if protocol.shape == "pareto":
-        table = _thin(table, protocol)
+    table = _thin(table, protocol, "pareto")
     tiers, warnings = _tiers(table, protocol), tuple(unused_groups(scan))
     return Dataset(table, tiers, table.skipped, warnings, protocol, source.skip_bad)
 
 
 def _tiers(table: Table, protocol: Protocol) -> Tiers:
-    """The tiers of the classes, all of which need training images; the test part needs some."""
+    """Return the tiers of the classes, which all need training images; the test part needs some."""
     require_training(table)
     without_test = protocol.fold is not None and protocol.fold[0] == 0
     if len(table.part("test")) == 0 and not without_test:
@@ -106,13 +104,9 @@ def _tiers(table: Table, protocol: Protocol) -> Tiers:
     return assign_tiers(table.part("train").counts(), table.classes, protocol.tiers)
 
 
-def _thin(table: Table, protocol: Protocol) -> Table:
-    if protocol.imbalance is None:
+def _thin(table: Table, protocol: Protocol, shape: Shape) -> Table:
+    """Thin a table if the protocol asks for this shape; one is made before a split, one after."""
+    if protocol.imbalance is None or protocol.shape != shape:
         return table
-    return subsample(
-        table,
-        protocol.imbalance,
-        shape=protocol.shape,
-        head_size=protocol.head_size,
-        seed=protocol.split_seed,
-    )
+    seed, head = protocol.split_seed, protocol.head_size
+    return subsample(table, protocol.imbalance, shape=shape, head_size=head, seed=seed)

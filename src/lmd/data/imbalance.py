@@ -15,7 +15,7 @@ Shape = Literal["pareto", "official"]
 
 
 def pareto_counts(head_size: int, factor: float, classes: int) -> NDArray[np.int64]:
-    """The paper's long tail: N_c = N_0 r^(-c / (K - 1)) to the nearest integer ``(K,)``.
+    """Return the paper's long tail: N_c = N_0 r^(-c / (K - 1)) to the nearest integer ``(K,)``.
 
     >>> pareto_counts(1000, 100, 5)
     array([1000,  316,  100,   32,   10])
@@ -28,7 +28,7 @@ def pareto_counts(head_size: int, factor: float, classes: int) -> NDArray[np.int
 
 
 def official_counts(counts: ArrayLike, factor: float) -> NDArray[np.int64]:
-    """The released code's long tail: ⌈n_c μ^c⌉ with μ = (n_0 / (n_min r))^(1 / (K - 1)).
+    """Return the released code's long tail: ⌈n_c μ^c⌉ with μ = (n_0 / (n_min r))^(1 / (K - 1)).
 
     ``counts (K,)`` may come in any order; c is the rank of a class, the largest first.
     """
@@ -44,7 +44,7 @@ def official_counts(counts: ArrayLike, factor: float) -> NDArray[np.int64]:
 
 
 def imbalance_factor(counts: ArrayLike) -> float:
-    """Size of the largest class divided by that of the smallest; infinite if that is empty.
+    """Divide the size of the largest class by the smallest; infinite if that is empty.
 
     >>> imbalance_factor([500, 40, 5])
     100.0
@@ -61,7 +61,7 @@ def subsample(
     head_size: int | None = None,
     seed: int = 0,
 ) -> Table:
-    """The table thinned to ``target``: an imbalance factor, or a count for each class ``(K,)``.
+    """Thin a table to ``target``: an imbalance factor, or a count for each class ``(K,)``.
 
     With a factor the largest class keeps ``head_size`` images (all, if ``None``). The smallest
     keeps that number divided by the factor. A class in between with too few images keeps them all.
@@ -130,17 +130,17 @@ def _by_counts(
             f"{wanted.size} counts were given for {len(available)} classes "
             f"({', '.join(table.classes)}): give one for each"
         )
-    for name, has, asked in zip(table.classes, available, wanted, strict=True):
-        if not 1 <= asked <= has:
+    for name, most, count in zip(table.classes, available, wanted, strict=True):
+        if not 1 <= count <= most:
             raise LmdError(
-                f"{asked} images of class {name!r} were asked for, which has {has}: "
-                f"choose 1 to {has}"
+                f"{count} images of class {name!r} were asked for, which has {most}: "
+                f"choose 1 to {most}"
             )
     return wanted
 
 
 def draw_groups(table: Table, rows: NDArray[np.int64], count: int, salt: str) -> list[int]:
-    """About ``count`` of the rows: whole groups, in an order that depends on ``salt``."""
+    """Draw about ``count`` of the rows: whole groups, in an order that depends on ``salt``."""
     units: dict[str, list[int]] = {}
     for row in rows.tolist():
         name = str(table.ids[row] if table.groups is None else table.groups[row])
@@ -163,7 +163,7 @@ def draw_groups(table: Table, rows: NDArray[np.int64], count: int, salt: str) ->
 
 
 def size_ranks(counts: NDArray[np.int64]) -> NDArray[np.int64]:
-    """The rank of each class ``(K,)``: 0 for the largest, equal ones in their order."""
+    """Return the rank of each class ``(K,)``: 0 for the largest, equal ones in their order."""
     ranks = np.empty(len(counts), dtype=np.int64)
     ranks[np.argsort(-counts, kind="stable")] = np.arange(len(counts))
     return ranks

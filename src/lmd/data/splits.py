@@ -3,7 +3,7 @@
 import hashlib
 import math
 from collections import Counter, defaultdict
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import replace
 
 import numpy as np
@@ -23,7 +23,7 @@ def split(
     *,
     allow_leak: bool = False,
 ) -> Table:
-    """The table with its own parts, or with parts by ``ratios`` within each class.
+    """Return the table with its own parts, or with parts by ``ratios`` within each class.
 
     Images are ordered by SHA-256 of seed and id, so a split is the same on every machine. Groups
     stay whole: each goes to the part that is furthest below its share of the group's rarest class,
@@ -36,23 +36,35 @@ def split(
         if not allow_leak:
             check_no_leak(table)
         return table
-    shares = checked_shares(ratios)
+    shares = _check_shares(ratios)
     units, members, held = units_of(table)
-    _require_enough(table, held, shares)
-    for attempt in range(ORDERS):
-        salt = f"{seed}" if attempt == 0 else f"{seed}/{attempt}"
-        chosen = assign(held, hash_order(units, salt), shares)
-        used = [held[chosen == part] for part, share in enumerate(shares) if share > 0]
-        if all(part.sum(axis=0).min() > 0 for part in used):
-            return replace(table, parts=np.array(PARTS, dtype=np.str_)[chosen][members])
+    wanted = [part for part, share in zip(PARTS, shares, strict=True) if share > 0]
+    for name, count in zip(table.classes, (held > 0).sum(axis=0).tolist(), strict=True):
+        if count < len(wanted):
+            raise LmdError(
+                f"class {name!r} has {count} {'images' if table.groups is None else 'groups'}, but "
+                f"a split into {', '.join(wanted)} needs at least {len(wanted)}, one for each "
+                "part: merge the class with another, remove it, or set the parts yourself in a "
+                "split column"
+            )
+    for salt in _salts(f"{seed}"):
+        chosen = _assign(held, hash_order(units, salt), shares)
+        parts = np.array(PARTS, dtype=np.str_)[chosen]
+        if all(held[parts == part].sum(axis=0).min() > 0 for part in wanted):
+            return replace(table, parts=parts[members])
     raise LmdError(
         "no split was found that has every class in every part, because some groups have several "
         "classes: merge or remove the smallest classes, or set the parts in a split column"
     )
 
 
+def _salts(salt: str) -> Iterator[str]:
+    yield salt
+    yield from (f"{salt}/{attempt}" for attempt in range(1, ORDERS))
+
+
 def check_no_leak(table: Table) -> None:
-    """An ``LmdError`` if a group is in more than one part."""
+    """Refuse a table with a group in more than one part."""
     leaks = groups_in_two_parts(table)
     if leaks:
         assert table.groups is not None
@@ -67,7 +79,7 @@ def check_no_leak(table: Table) -> None:
 
 
 def groups_in_two_parts(table: Table) -> dict[str, Counter[str]]:
-    """Groups in more than one part, with their number of images in each."""
+    """Return groups in more than one part, with their number of images in each."""
     if table.groups is None or table.parts is None:
         return {}
     places: dict[str, Counter[str]] = defaultdict(Counter)
@@ -77,7 +89,7 @@ def groups_in_two_parts(table: Table) -> dict[str, Counter[str]]:
 
 
 def require_training(table: Table) -> None:
-    """An ``LmdError`` if a class has no training image."""
+    """Refuse a table with a class without training images."""
     counts = table.part("train").counts()
     names = [repr(name) for name, n in zip(table.classes, counts, strict=True) if n == 0]
     if names:
@@ -88,7 +100,7 @@ def require_training(table: Table) -> None:
 
 
 def part_sizes(count: int, ratios: Sequence[float]) -> list[int]:
-    """Images of each part, nearest to the ratios (largest remainder), at least one in each.
+    """Return the images of each part, nearest to the ratios (largest remainder), at least one each.
 
     >>> part_sizes(6, (0.8, 0.1, 0.1))
     [4, 1, 1]
@@ -106,13 +118,13 @@ def part_sizes(count: int, ratios: Sequence[float]) -> list[int]:
 
 
 def hash_order(names: Sequence[str], salt: str) -> list[int]:
-    """Indices of names in an order that depends only on salt and names."""
+    """Return indices of names in an order that depends only on salt and names."""
     keys = [hashlib.sha256(f"{salt}:{name}".encode()).digest() for name in names]
     return sorted(range(len(names)), key=keys.__getitem__)
 
 
-def checked_shares(ratios: Sequence[float]) -> tuple[float, ...]:
-    """The ratios of the three parts, or an ``LmdError`` that says what is wrong with them."""
+def _check_shares(ratios: Sequence[float]) -> tuple[float, ...]:
+    """Return the ratios of the three parts, or raise what is wrong with them."""
     shares = tuple(float(ratio) for ratio in ratios)
     if len(shares) != 3 or min(shares) < 0 or shares[0] == 0 or not math.isclose(sum(shares), 1):
         raise LmdError(
@@ -122,20 +134,8 @@ def checked_shares(ratios: Sequence[float]) -> tuple[float, ...]:
     return shares
 
 
-def _require_enough(table: Table, held: NDArray[np.int64], shares: tuple[float, ...]) -> None:
-    wanted = [part for part, share in zip(PARTS, shares, strict=True) if share > 0]
-    what = "images" if table.groups is None else "groups"
-    for name, count in zip(table.classes, (held > 0).sum(axis=0).tolist(), strict=True):
-        if count < len(wanted):
-            raise LmdError(
-                f"class {name!r} has {count} {what}, but a split into {', '.join(wanted)} needs "
-                f"at least {len(wanted)}, one for each part: merge the class with another, remove "
-                "it, or set the parts yourself in a split column"
-            )
-
-
 def units_of(table: Table) -> tuple[list[str], NDArray[np.int64], NDArray[np.int64]]:
-    """What is never divided, groups or else images: U names, the unit of each image ``(N,)``.
+    """Return groups, or else images, which stay whole: U names, the unit of each image ``(N,)``.
 
     The last value ``(U, K)`` counts the images of each class in each unit.
     """
@@ -146,23 +146,23 @@ def units_of(table: Table) -> tuple[list[str], NDArray[np.int64], NDArray[np.int
     return [str(unit) for unit in units], members, held
 
 
-def assign(
+def _assign(
     held: NDArray[np.int64], order: Sequence[int], shares: tuple[float, ...]
 ) -> NDArray[np.int64]:
-    """The part of each unit ``(U,)``, rarest class first, in the given order within a class.
+    """Return the part of each unit ``(U,)``, rarest class first, in ``order`` within a class.
 
     ``held (U, K)`` counts the images of each class in each unit. A class with a single unit has it
     in the training part.
     """
-    sizes, units = held.sum(axis=0).tolist(), (held > 0).sum(axis=0).tolist()
-    target = np.array(
-        [part_sizes(n, shares) if u > 1 else (n, 0, 0) for n, u in zip(sizes, units, strict=True)],
-        dtype=np.float64,
-    )
+    sizes, units = held.sum(axis=0).tolist(), (held > 0).sum(axis=0)
+    targets = [
+        part_sizes(n, shares) if u > 1 else (n, 0, 0) for n, u in zip(sizes, units, strict=True)
+    ]
+    target = np.array(targets, dtype=np.float64)
     filled = np.zeros_like(target)
     chosen = np.full(len(held), -1, dtype=np.int64)
     queue = np.array(order)
-    for c in np.argsort((held > 0).sum(axis=0), kind="stable"):
+    for c in np.argsort(units, kind="stable"):
         for unit in queue[(held[queue, c] > 0) & (chosen[queue] < 0)]:
             usable = target[c] > 0
             share = np.divide(filled[c], target[c], out=np.full(len(shares), np.inf), where=usable)
@@ -173,7 +173,7 @@ def assign(
 
 
 def grouped_folds(table: Table, count: int = 5, seed: int | str = 0) -> NDArray[np.int64]:
-    """A fold for each image ``(N,)``, stratified by class; groups stay whole.
+    """Return a fold for each image ``(N,)``, stratified by class; groups stay whole.
 
     -1 is in no fold: images of a class with a single image (group) are always for training.
     """
@@ -196,7 +196,7 @@ def grouped_folds(table: Table, count: int = 5, seed: int | str = 0) -> NDArray[
 
 
 def without_parts(table: Table, split_column: str | None) -> Table:
-    """A table to be divided into folds; one with parts of its own is refused.
+    """Return a table to be divided into folds; refuse one with parts of its own.
 
     An empty ``split_column`` ignores them, in sources of any kind.
     """
@@ -209,7 +209,7 @@ def without_parts(table: Table, split_column: str | None) -> Table:
 
 
 def make_folds(table: Table, count: int, seed: int = 0) -> NDArray[np.int64]:
-    """The fold of each image ``(N,)``, from 1 on, stratified by class; groups stay whole.
+    """Return the fold of each image ``(N,)``, from 1 on, stratified by class; groups stay whole.
 
     0 is in no fold: the images of a class with a single image (group) are always for training. A
     class with fewer images (groups) than folds is in the test part of some folds only. Without a
@@ -227,8 +227,8 @@ def make_folds(table: Table, count: int, seed: int = 0) -> NDArray[np.int64]:
             "for fewer folds"
         )
     every = table.counts() > 0
-    for attempt in range(ORDERS):
-        folds = grouped_folds(table, count, f"{seed}" if attempt == 0 else f"{seed}/{attempt}") + 1
+    for salt in _salts(f"{seed}"):
+        folds = grouped_folds(table, count, salt) + 1
         others = [table.take(folds != fold).counts() > 0 for fold in range(1, count + 1)]
         if len(np.unique(folds[folds > 0])) == count and all((of == every).all() for of in others):
             return folds
@@ -241,30 +241,24 @@ def make_folds(table: Table, count: int, seed: int = 0) -> NDArray[np.int64]:
 def fold_split(
     table: Table, fold: tuple[int, int], ratios: Sequence[float], seed: int = 0
 ) -> Table:
-    """The table with fold i of n, ``fold``, as its test part; with i = 0 that part is empty.
+    """Return the table with fold i of n, ``fold``, as its test part; with i = 0 that part is empty.
 
     The other images are divided into training and validation by the first two ``ratios``. A class
     that has only one image (group) left has it in training.
     """
     number, count = fold
-    train, validation, _ = checked_shares(ratios)
+    train, validation, _ = _check_shares(ratios)
     shares = (train / (train + validation), validation / (train + validation), 0.0)
-    folds = make_folds(table, count, seed) if number else np.zeros(len(table), np.int64)
-    rest = table.take(folds != number) if number else table
-    parts = np.full(len(table), "test", dtype="<U10")
-    parts[(folds != number) if number else slice(None)] = _divided(rest, shares, f"{seed}/{number}")
-    return replace(table, parts=parts.astype(np.str_))
-
-
-def _divided(table: Table, shares: tuple[float, ...], salt: str) -> NDArray[np.str_]:
-    """Training or validation for each image ``(N,)``, with every class in training."""
-    units, members, held = units_of(table)
-    for attempt in range(ORDERS):
-        chosen = assign(
-            held, hash_order(units, salt if attempt == 0 else f"{salt}/{attempt}"), shares
-        )
+    rest = np.ones(len(table), np.bool_)
+    if number:
+        rest = make_folds(table, count, seed) != number
+    units, members, held = units_of(table.take(rest))
+    for salt in _salts(f"{seed}/{number}"):
+        chosen = _assign(held, hash_order(units, salt), shares)
         if (held[chosen == 0].sum(axis=0) > 0).sum() == (held.sum(axis=0) > 0).sum():
-            return np.array(PARTS, dtype=np.str_)[chosen][members]
+            parts = np.full(len(table), "test", dtype="<U10")
+            parts[rest] = np.array(PARTS)[chosen][members]
+            return replace(table, parts=parts)
     raise LmdError(
         "no validation part was found that leaves every class in training, because some groups "
         "have several classes: merge or remove the smallest classes, or set split=[0.8,0,0.2]"
@@ -272,7 +266,7 @@ def _divided(table: Table, shares: tuple[float, ...], salt: str) -> NDArray[np.s
 
 
 def fold_notes(table: Table, count: int) -> list[str]:
-    """What to know about the classes with fewer images (groups) than folds."""
+    """Return notes on the classes with fewer images (groups) than folds."""
     units = (units_of(table)[2] > 0).sum(axis=0)
     what = "image" if table.groups is None else "group (patient or lesion)"
     many = "images" if table.groups is None else "groups (patients or lesions)"

@@ -65,7 +65,7 @@ TEXTURE_SPREAD = 0.17
 
 
 def synthetic_table() -> Table:
-    """Eight classes in parts: training ``N_c = N_0 r^(-c / (K - 1))``, the other parts balanced.
+    """Return eight classes in parts: training ``N_c = N_0 r^(-c / (K - 1))``, the other parts balanced.
 
     Test images come first in a class, then validation images, then training images.
     """
@@ -92,12 +92,12 @@ class SyntheticImages:
     """Renders on request; row ``c * ROWS_PER_CLASS + i`` is image i of class c."""
 
     def read(self, row: int) -> NDArray[np.uint8]:
-        """RGB pixels ``(SIZE, SIZE, 3)``, the same each time."""
+        """Return RGB pixels ``(SIZE, SIZE, 3)``, the same each time."""
         return render(SEED, row // ROWS_PER_CLASS, row % ROWS_PER_CLASS, SIZE)
 
 
 def render(seed: int, label: int, index: int, size: int) -> NDArray[np.uint8]:
-    """Image ``index`` of class ``label``: RGB ``(size, size, 3)``."""
+    """Draw image ``index`` of class ``label``: RGB ``(size, size, 3)``."""
     rng = np.random.default_rng([seed, label, index])
     side = 2 * size  # drawn at twice the size and averaged, for smooth edges
     image = _hairs(_lesion(_skin(rng, side), LOOKS[label], rng), rng)
@@ -108,7 +108,7 @@ def render(seed: int, label: int, index: int, size: int) -> NDArray[np.uint8]:
 
 
 def _skin(rng: np.random.Generator, side: int) -> Field:
-    """Mottled skin, between pale and tan: ``(side, side, 3)`` in [0, 1]."""
+    """Draw mottled skin, between pale and tan: ``(side, side, 3)`` in [0, 1]."""
     pale, tan = np.array([0.93, 0.78, 0.71]), np.array([0.76, 0.57, 0.46])
     tone = rng.beta(1.5, 2.5)
     colour = (1 - tone) * pale + tone * tan + rng.normal(0, 0.015, 3)
@@ -119,7 +119,7 @@ def _skin(rng: np.random.Generator, side: int) -> Field:
 
 
 def _lesion(image: Field, look: Look, rng: np.random.Generator) -> Field:
-    """The image with a lesion over the skin."""
+    """Draw a lesion over the skin."""
     side = image.shape[0]
     near, angle = _polar(look, rng, side)
     streaks = _scatter(look.streaks, TEXTURE_SPREAD, rng)
@@ -143,17 +143,17 @@ def _lesion(image: Field, look: Look, rng: np.random.Generator) -> Field:
 
 
 def _colour(look: Look, rng: np.random.Generator, side: int) -> Field:
-    """The colour of the class, unevenly mixed with the other colours."""
+    """Mix the colour of the class unevenly with the other colours."""
     palette = np.array([BROWN, DARK, RED, BLUE], np.float32)
     other = rng.dirichlet(np.full(len(palette), 0.7)).astype(np.float32) @ palette
-    own = np.array(look.colour, np.float32)
+    colour = np.array(look.colour, np.float32)
     share = COLOUR_SPREAD * rng.random() + 0.12 * _noise(rng, 4, side)
-    mixed = own + share.clip(0, 0.9)[:, :, None] * (other - own)
+    mixed = colour + share.clip(0, 0.9)[:, :, None] * (other - colour)
     return np.asarray(mixed * (1 + rng.normal(0, BRIGHTNESS_SPREAD)), np.float32)
 
 
 def _polar(look: Look, rng: np.random.Generator, side: int) -> tuple[Field, Field]:
-    """Distance to the centre of the lesion, 1 on its outline, and the angle."""
+    """Return the distance to the centre of the lesion, 1 on its outline, and the angle."""
     y, x = np.mgrid[:side, :side].astype(np.float32) / np.float32(side / 2) - np.float32(1)
     x -= rng.uniform(-0.18, 0.18)
     y -= rng.uniform(-0.18, 0.18)
@@ -175,7 +175,7 @@ def _polar(look: Look, rng: np.random.Generator, side: int) -> tuple[Field, Fiel
 
 
 def _cells(rng: np.random.Generator, side: int) -> Field:
-    """Distance to the nearest of scattered points, in units of half their spacing."""
+    """Return the distance to the nearest of scattered points, in units of half their spacing."""
     n = int(rng.integers(6, 9))
     x, y = np.meshgrid(np.arange(n) + 0.5, np.arange(n) + 0.5)
     x[::2] += 0.5
@@ -188,7 +188,7 @@ def _cells(rng: np.random.Generator, side: int) -> Field:
 
 
 def _hairs(image: Field, rng: np.random.Generator) -> Field:
-    """The image with up to six dark curved hairs over it."""
+    """Draw up to six dark curved hairs."""
     side = image.shape[0]
     mask = np.zeros((side, side), np.uint8)
     for _ in range(rng.choice(7, p=[0.55, 0.15, 0.1, 0.08, 0.06, 0.04, 0.02])):
@@ -204,7 +204,7 @@ def _hairs(image: Field, rng: np.random.Generator) -> Field:
 
 
 def _light(rng: np.random.Generator, side: int) -> Field:
-    """Lamp and lens: exposure, white balance and vignetting as a factor ``(side, side, 3)``."""
+    """Return lamp and lens: exposure, white balance and vignetting as a factor ``(side, side, 3)``."""
     y, x = np.mgrid[:side, :side].astype(np.float32) / np.float32(side / 2) - np.float32(1)
     radius2 = (x - rng.uniform(-0.2, 0.2)) ** 2 + (y - rng.uniform(-0.2, 0.2)) ** 2
     vignette = 1 - rng.uniform(0.05, 0.22) * radius2
@@ -213,11 +213,11 @@ def _light(rng: np.random.Generator, side: int) -> Field:
 
 
 def _noise(rng: np.random.Generator, cells: int, side: int) -> Field:
-    """Smooth noise of about unit spread: ``(side, side)``."""
+    """Return smooth noise of about unit spread: ``(side, side)``."""
     coarse = rng.standard_normal((cells, cells)).astype(np.float32)
     return np.asarray(cv2.resize(coarse, (side, side), interpolation=cv2.INTER_CUBIC), np.float32)
 
 
 def _scatter(typical: float, spread: float, rng: np.random.Generator) -> float:
-    """How strong a property is in one image: near the typical value, from 0 to 1.4."""
+    """Draw how strong a property is in one image: near the typical value, from 0 to 1.4."""
     return float(np.clip(typical + rng.normal(0, spread), 0, 1.4))
