@@ -17,7 +17,8 @@ from lmd.methods.method import Method
 from lmd.methods.stage import Stages, Task
 from lmd.model import build_model
 from lmd.runs.protocol import Protocol
-from lmd.training import FirstStages, Trainer
+from lmd.training.checkpoint import FirstStages
+from lmd.training.loop import Trainer
 
 collect_ignore = ["campaign"]  # takes long: `make campaign`
 

@@ -19,7 +19,7 @@ from lmd.methods.lmd.gaussians import ClassGaussians
 from lmd.methods.method import Method
 from lmd.methods.stage import Batch, Stage, Task, prepare
 from lmd.model import CosineClassifier, Model
-from lmd.training import Trainer
+from lmd.training.loop import Trainer
 
 MakeTrainer = Callable[..., Trainer]
 

@@ -33,7 +33,7 @@ from lmd.methods import METHODS
 from lmd.methods.stage import Task
 from lmd.model import build_model
 from lmd.runs.protocol import Protocol
-from lmd.training import Trainer
+from lmd.training.loop import Trainer
 
 EXACT = 1e-12
 # Batches of 8, 8 and 2 images: uneven for three processes, of which one has nothing at last.
@@ -122,7 +122,7 @@ def fit(job: Job, out: Path) -> None:
             return
         logits = trainer.predict(toy_images((7,) * 10, seed=2))
     if rank() == 0:
-        losses = torch.tensor([row["loss"] for row in trainer.history if "loss" in row])
+        losses = torch.tensor([row["loss"] for row in trainer.progress.history if "loss" in row])
         found = weights_of(trainer.model) | {"logits": logits, "losses": losses}
         save_file({k: v.contiguous() for k, v in found.items()}, folder / "end.safetensors")
 

@@ -46,6 +46,6 @@ def test_it_trains_in_two_stages_and_ships_a_plain_model(
     assert method.outline({"classifier_epochs": 3})[-1].epochs == 3
     trainer = make_trainer(method)
     trainer.fit()
-    assert {row["stage"] for row in trainer.history} == {1, 2}
+    assert {row["stage"] for row in trainer.progress.history} == {1, 2}
     assert type(trainer.model) is Model
     assert all(torch.isfinite(v).all() for v in weights_of(trainer.model).values())

@@ -57,7 +57,7 @@ def test_trains_stays_finite_and_ships_a_plain_model(key: str, make_trainer: Mak
     logits = trainer.predict(trainer.train)
     assert logits.shape == (22, 4)
     assert torch.isfinite(logits).all()
-    stages = [row["stage"] for row in trainer.history]
+    stages = [row["stage"] for row in trainer.progress.history]
     assert len(set(stages)) == len(METHODS[key].stages)
     if len(set(stages)) > 1:
         told = METHODS[key].outline(quick(key))[-1].epochs
@@ -87,7 +87,7 @@ def test_moves_only_what_it_may(key: str, make_trainer: MakeTrainer) -> None:
 def test_resumes_bit_exactly(key: str, make_trainer: MakeTrainer) -> None:
     whole = make_trainer(METHODS[key], folder="whole", settings=quick(key))
     whole.fit()
-    epochs = len(whole.history)
+    epochs = len(whole.progress.history)
     for stop in range(1, epochs + 1):
         folder = f"stop{stop}"
         broken = make_trainer(
@@ -98,7 +98,8 @@ def test_resumes_bit_exactly(key: str, make_trainer: MakeTrainer) -> None:
         resumed = make_trainer(METHODS[key], folder=folder, settings=quick(key))
         resumed.fit(resume=True)
         assert_same(weights_of(resumed.model), weights_of(whole.model))
-        assert [r["epoch"] for r in resumed.history] == [r["epoch"] for r in whole.history]
+        rows = [[row["epoch"] for row in t.progress.history] for t in (resumed, whole)]
+        assert rows[0] == rows[1]
 
 
 @every_method

@@ -28,7 +28,7 @@ def test_cosine_schedule_reaches_zero_and_constant_stays(make_trainer: MakeTrain
     ):
         trainer = make_trainer(METHODS["ce"], folder=schedule, epochs=3, schedule=schedule)
         trainer.fit()
-        assert trainer.history[-1]["lr"] == pytest.approx(last)
+        assert trainer.progress.history[-1]["lr"] == pytest.approx(last)
 
 
 class Counting(Stage):
@@ -67,12 +67,12 @@ def fit(make_trainer: MakeTrainer, budget: dict[str, Any], **protocol: Any) -> A
 def test_a_stage_has_the_budget_of_the_protocol_unless_it_has_its_own(
     make_trainer: MakeTrainer,
 ) -> None:
-    plain = fit(make_trainer, {}, schedule="cosine").summaries[1]
+    plain = fit(make_trainer, {}, schedule="cosine").progress.stages[1]
     assert (plain["epochs"], plain["lr"], plain["schedule"]) == (2, 0.3, "cosine")
     # Batches of 8; the rate is for 64. It also wins over the protocol's rate of second stages.
     budget = {"epochs": 4, "lr": Rate(0.2, 64), "schedule": "cosine", "weight_decay": 0.5}
     trainer = fit(make_trainer, budget)
-    own = trainer.summaries[1]
+    own = trainer.progress.stages[1]
     assert (own["epochs"], own["lr"], own["schedule"]) == (4, pytest.approx(0.025), "cosine")
     steps = len(trainer.rates)
     expected = [0.025 * 0.5 * (1 + np.cos(np.pi * i / steps)) for i in range(steps)]
@@ -84,11 +84,11 @@ def test_a_stage_has_the_budget_of_the_protocol_unless_it_has_its_own(
 def test_a_stage_that_updates_no_weights_has_no_learning_rate(make_trainer: MakeTrainer) -> None:
     trainer = make_trainer(METHODS["cicl"], settings={"classifier_epochs": 1}, epochs=1)
     trainer.fit()
-    first, statistics, probe = trainer.summaries
+    first, statistics, probe = trainer.progress.stages
     assert (first["lr"], probe["schedule"]) == (0.01, "cosine")
     assert (statistics["lr"], statistics["schedule"]) == (None, None)
     assert statistics["views"] == ["eval"]
-    rates = {row["stage_name"]: row["lr"] for row in trainer.history}
+    rates = {row["stage_name"]: row["lr"] for row in trainer.progress.history}
     assert rates["Statistics"] is None
     assert rates["Contrastive"] == 0.01
 

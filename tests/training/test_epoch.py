@@ -52,7 +52,7 @@ def test_the_label_view_is_the_protocol_s_and_is_made_once(
         assert batch["label"] is batch[views]
         assert not torch.equal(batch["weak"], batch["strong"])
     made = ["weak", "strong"] if views == "weak" else ["strong", "weak"]
-    assert trainer.summaries[0]["views"] == made
+    assert trainer.progress.stages[0]["views"] == made
 
 
 def test_other_views_are_other_images(make_trainer: MakeTrainer) -> None:
@@ -60,7 +60,7 @@ def test_other_views_are_other_images(make_trainer: MakeTrainer) -> None:
     for views in ("weak", "strong"):
         trainer = make_trainer(METHODS["focal"], folder=views, views=views, epochs=1)
         trainer.fit()
-        assert trainer.summaries[0]["views"] == [views]
+        assert trainer.progress.stages[0]["views"] == [views]
         found[views] = weights_of(trainer.model)
     again = make_trainer(METHODS["focal"], folder="again", epochs=1)
     again.fit()

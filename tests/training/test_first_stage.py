@@ -16,7 +16,8 @@ from lmd.methods.method import Method
 from lmd.methods.stage import Stages, Task
 from lmd.methods.supervised import Supervised
 from lmd.runs.folder import Run
-from lmd.training import FirstStages, Trainer
+from lmd.training.checkpoint import FirstStages
+from lmd.training.loop import Trainer
 
 ALIKE = {
     "ce": ["decoupling", "tau_norm", "lws", "ncm", "fs_crt", "logit_adjust_posthoc"],
@@ -41,13 +42,14 @@ def test_a_stage_taken_over_leads_to_the_same_weights(
     first: str, other: str, make_trainer: MakeTrainer, tmp_path: Path
 ) -> None:
     shared = FirstStages(tmp_path / "shared", {"data": 1})
-    assert trained(make_trainer, first, first, shared).taken_from is None
+    assert trained(make_trainer, first, first, shared).progress.taken_from is None
     alone = trained(make_trainer, other, "alone", None)
     taking = trained(make_trainer, other, other, shared)
-    assert taking.taken_from == first
+    assert taking.progress.taken_from == first
     assert_same(weights_of(taking.model), weights_of(alone.model))
-    same = [{k: v for k, v in row.items() if k != "seconds"} for row in alone.history]
-    assert [{k: v for k, v in row.items() if k != "seconds"} for row in taking.history] == same
+    for row in (*alone.progress.history, *taking.progress.history):
+        del row["seconds"]
+    assert taking.progress.history == alone.progress.history
     assert len(list(shared.folder.glob("*.safetensors"))) == 1
 
 
@@ -64,11 +66,11 @@ def test_a_run_waits_for_the_one_that_trains_its_first_stage(
         waiting.start()
         waiting.join(0.5)
         assert waiting.is_alive()
-        assert other.history == []
+        assert other.progress.history == []
         trained(make_trainer, "ce", "elsewhere", None)
         shared.keep(tmp_path / "elsewhere" / "checkpoint" / "state.safetensors", place)
     waiting.join(60)
-    assert other.taken_from == "elsewhere"
+    assert other.progress.taken_from == "elsewhere"
 
 
 def test_resuming_remembers_where_stage_1_came_from(
@@ -79,7 +81,7 @@ def test_resuming_remembers_where_stage_1_came_from(
     trained(make_trainer, "decoupling", "crt", shared)
     again = make_trainer(METHODS["decoupling"], folder="crt", first_stages=shared)
     again.fit(resume=True)
-    assert again.taken_from == "ce"
+    assert again.progress.taken_from == "ce"
 
 
 @pytest.mark.parametrize(
@@ -136,7 +138,7 @@ def test_a_stage_that_cannot_be_described_is_trained_alone(
     for folder in ("a", "b"):
         trainer = make_trainer(method, folder=folder, first_stages=shared)
         trainer.fit()
-        assert trainer.taken_from is None
+        assert trainer.progress.taken_from is None
     assert not shared.folder.exists()
 
 

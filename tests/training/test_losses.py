@@ -16,7 +16,7 @@ from lmd.methods import METHODS
 from lmd.methods.method import Method
 from lmd.methods.stage import Batch, Stage, Stages, Task, Terms
 from lmd.model import Model
-from lmd.training.checkpoint import load_checkpoint
+from lmd.training.checkpoint import Checkpoint
 from lmd.training.loop import READ_EVERY, LossTerms
 
 NAN, INF = float("nan"), float("inf")
@@ -137,9 +137,9 @@ def test_a_non_finite_loss_stops_the_run_and_names_it(
     trainer = make_trainer(method, epochs=3, batch_size=2)
     with pytest.raises(LmdError, match=r"'loss' is nan in epoch 2, batch 2.*last good checkpoint"):
         trainer.fit()
-    saved = load_checkpoint(trainer.folder / "checkpoint" / "state.safetensors")
+    saved = Checkpoint.load(trainer.folder / "checkpoint" / "state.safetensors")
     assert saved is not None
-    assert saved.progress["epoch"] == 1
+    assert saved.progress.epoch == 1
     assert all(torch.isfinite(v).all() for v in saved.part("model").values())
 
 

@@ -13,6 +13,7 @@ from lmd.methods.method import Method
 from lmd.methods.stage import Epoch, Stage, Stages, Task
 from lmd.methods.supervised import Supervised
 from lmd.model import Model
+from lmd.training.loop import StageEpoch, StageTraining
 
 
 def method_of(make: object) -> Method:
@@ -48,7 +49,7 @@ def test_row_22_last_ships_the_last_epoch_and_best_the_best(make_trainer: MakeTr
         trainer.fit()
         assert trainer.validation is not None
         shipped[select] = trainer.predict(trainer.validation).argmax(1)
-        scores = [row["val_bacc"] for row in trainer.history if row["stage"] == 2]
+        scores = [row["val_bacc"] for row in trainer.progress.history if row["stage"] == 2]
         assert scores[1] == 0.25 < scores[0]
     assert (shipped["last"] == 3).all()
     assert not (shipped["best"] == 3).all()
@@ -72,27 +73,27 @@ def test_history_has_a_row_per_epoch_and_a_column_per_term(make_trainer: MakeTra
 def test_a_resumed_run_knows_what_its_stages_saw_and_chose(make_trainer: MakeTrainer) -> None:
     trainer = make_trainer(METHODS["logit_adjust_posthoc"])
     trainer.fit()
-    first, second = trainer.summaries
+    first, second = trainer.progress.stages
     assert first["views"] == ["weak"]
     assert (first["name"], first["epochs"], first["chosen"]) == ("Supervised", 2, {})
     assert (second["name"], second["epochs"], second["views"]) == ("PosthocAdjustment", 1, [])
-    assert second["chosen"] == {"tau": trainer.history[-1]["tau"]}
+    assert second["chosen"] == {"tau": trainer.progress.history[-1]["tau"]}
     resumed = make_trainer(METHODS["logit_adjust_posthoc"])
     resumed.fit(resume=True)
-    assert resumed.summaries == trainer.summaries
+    assert resumed.progress.stages == trainer.progress.stages
 
 
 def test_features_are_those_of_the_evaluation_view(make_trainer: MakeTrainer) -> None:
     trainer = make_trainer(METHODS["ce"], counts=(20, 3))
-    trainer.model.train()
+    epoch = StageEpoch(StageTraining(trainer, Supervised(trainer.model), 0, trainer.folder), 0)
     trainer.model.encoder.eval()
-    natural, labels = trainer.features("natural", trainer.train, seed=1)
+    natural, labels = epoch.features("natural")
     assert torch.equal(labels, torch.from_numpy(trainer.train.labels))
     images = trainer.normalise(torch.from_numpy(trainer.train.pixels))
     with torch.no_grad():
         expected = trainer.model.features(images)
     assert torch.allclose(natural, expected, atol=1e-5)
-    balanced, labels = trainer.features("balanced", trainer.train, seed=1)
+    balanced, labels = epoch.features("balanced")
     assert len(balanced) == 23
     assert 4 <= int((labels == 1).sum()) <= 19
     for row, label in zip(balanced, labels, strict=True):
@@ -125,10 +126,29 @@ def test_without_validation_nothing_is_validated_or_chosen(
     none = trainer.validation.take(np.arange(0))
     trainer.validation = none if empty else None
     trainer.fit()
-    assert all(row["val_bacc"] is None for row in trainer.history)
-    assert all(stage["chosen"] == {} for stage in trainer.summaries)
+    assert all(row["val_bacc"] is None for row in trainer.progress.history)
+    assert all(stage["chosen"] == {} for stage in trainer.progress.stages)
     # The values that are used instead are in the history.
-    assert trainer.history[-1]["weight_penalty" if method == "lmd" else "tau"] > 0
+    assert trainer.progress.history[-1]["weight_penalty" if method == "lmd" else "tau"] > 0
+
+
+def test_a_resumed_stage_sees_the_same_recalls_to_the_last_bit(make_trainer: MakeTrainer) -> None:
+    seen = []
+
+    class Noting(Supervised):
+        def start_epoch(self, epoch: Epoch) -> None:
+            seen.append(epoch.val_recall)
+
+    def probe(model: Model, task: Task) -> Stages:
+        yield Noting(model)
+
+    make_trainer(method_of(probe), folder="whole", epochs=2).fit()
+    make_trainer(method_of(probe), folder="halves", epochs=1).fit()
+    make_trainer(method_of(probe), folder="halves", epochs=2).fit(resume=True)
+    assert seen[0] is None
+    assert seen[1].dtype == torch.float64
+    assert torch.equal(seen[1], seen[3])
+    assert not torch.equal(seen[1], seen[1].float().double())
 
 
 def test_weights_that_break_in_the_last_step_are_noticed(make_trainer: MakeTrainer) -> None:
@@ -140,9 +160,9 @@ def test_weights_that_break_in_the_last_step_are_noticed(make_trainer: MakeTrain
 def test_processor_time_is_kept_over_interruptions(make_trainer: MakeTrainer) -> None:
     trainer = make_trainer(METHODS["ce"], epochs=2)
     trainer.fit()
-    first = trainer.timings.seconds["stage 1 processor time"]
+    first = trainer.progress.timings["stage 1 processor time"]
     # Views may be made by a process of its own, whose time counts as well.
     assert 0 < first < 60
     again = make_trainer(METHODS["ce"], epochs=3)
     again.fit(resume=True)
-    assert again.timings.seconds["stage 1 processor time"] > first
+    assert again.progress.timings["stage 1 processor time"] > first

@@ -40,7 +40,7 @@ if TYPE_CHECKING:
 
     from lmd.fit.spec import Spec
     from lmd.model import Model
-    from lmd.training import Trainer
+    from lmd.training.loop import Trainer
 
 
 def now() -> str:
@@ -191,7 +191,7 @@ def _data_notes(data: Dataset) -> list[str]:
 
 def trained_record(record: Record, trainer: "Trainer", temperature: float) -> Record:
     """The record of a run whose training has ended, without its numbers."""
-    stages = [StageInfo.model_validate(stage) for stage in trainer.summaries]
+    stages = [StageInfo.model_validate(stage) for stage in trainer.progress.stages]
     chosen = {key: value for stage in stages for key, value in stage.chosen.items()}
     model = record.model.model_copy(
         update={
@@ -205,9 +205,9 @@ def trained_record(record: Record, trainer: "Trainer", temperature: float) -> Re
         model=model,
         method=record.method.model_copy(update={"chosen": chosen}),
         stages=stages,
-        stage_1_from=trainer.taken_from,
-        history=trainer.history,
-        timings={k: round(v, 3) for k, v in trainer.timings.seconds.items()},
+        stage_1_from=trainer.progress.taken_from,
+        history=trainer.progress.history,
+        timings={k: round(v, 3) for k, v in trainer.progress.timings.items()},
         finished=now(),
         status="finished",
     )

@@ -49,10 +49,10 @@ from lmd.report.page import write_report
 from lmd.runs.folder import WRITTEN_AGAIN, Run
 from lmd.runs.predictions import PartPredictions, Predictions
 from lmd.runs.protocol import Protocol
-from lmd.runs.record import Part, Record
+from lmd.runs.record import HistoryRow, Part, Record
 from lmd.scoring.proportions import fit_temperature, mix_weights
-from lmd.training import FirstStages, Trainer
-from lmd.training.loop import not_finite
+from lmd.training.checkpoint import FirstStages
+from lmd.training.loop import Trainer, check_finite
 
 
 def train(
@@ -314,7 +314,7 @@ def fit(
     *,
     resume: bool = False,
     first_stages: str | Path | None = None,
-    watch: Callable[[list[dict[str, Any]]], None] | None = None,
+    watch: Callable[[Sequence[HistoryRow]], None] | None = None,
 ) -> Trainer:
     """Train all stages of the method; the trainer has the model and its history."""
     data, pre = ready.data, ready.preprocessing
@@ -331,7 +331,7 @@ def fit(
         first_stages=_first_stages(first_stages, record),
         watch=watch,
     )
-    trainer.timings.seconds["decode"] = ready.seconds
+    trainer.progress.timings["decode"] = ready.seconds
     try:
         trainer.fit(resume=resume)
     except NotShareable as error:
@@ -366,11 +366,11 @@ def encode(ready: Ready, trainer: Trainer) -> Encoded:
     images = {part: ready.data.part(part) for part in PARTS}
     if not ready.spec.keep_features and not len(images["validation"]):
         del images["train"]
-    with trainer.timings.of("features"):
+    with trainer.progress.clock("features"):
         encoded = {part: trainer.encode(of) for part, of in images.items() if len(of)}
     for part, (_, logits) in encoded.items():
-        if part != "train" and not logits.isfinite().all():
-            raise not_finite("at the end of training")
+        if part != "train":
+            check_finite(logits, "at the end of training")
     return encoded
 
 
