@@ -2,6 +2,7 @@
 
 import json
 import re
+import tarfile
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -17,8 +18,12 @@ from lmd.runs.folder import Run, read_record
 from lmd.runs.record import Record
 
 
-def test_published_records_load() -> None:
-    published = sorted((ROOT / "docs" / "results").glob("*/runs/*/record.json"))
+def test_published_records_load(tmp_path: Path) -> None:
+    for archive in (ROOT / "docs" / "results").glob("*/runs.tar.xz"):
+        with tarfile.open(archive) as runs:
+            records = (file for file in runs if file.name.endswith("record.json"))
+            runs.extractall(tmp_path / archive.parent.name, records, filter="data")
+    published = sorted(tmp_path.glob("*/*/record.json"))
     assert published
     for path in published:
         record = read_record(path)

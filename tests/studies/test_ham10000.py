@@ -2,12 +2,21 @@
 
 import csv
 import json
+import lzma
 import subprocess
 from pathlib import Path
 from types import ModuleType
 
+import numpy as np
 import pytest
 from scripts import script
+
+from lmd.base.errors import LmdError
+from lmd.benchmark.tables import unpacked
+from lmd.runs.folder import Run
+from lmd.runs.predictions import PartPredictions, Predictions
+from lmd.scoring.metrics import Sample
+from lmd.scoring.scores import bootstrap
 
 
 @pytest.fixture(scope="module")
@@ -23,7 +32,7 @@ def publishing() -> ModuleType:
 def write_run(folder: Path, data: Path, status: str = "finished") -> None:
     folder.mkdir(parents=True)
     (folder / "record.json").write_text(json.dumps({"status": status, "data": str(data)}))
-    (folder / "predictions.npz").write_bytes(b"numbers")
+    np.savez(folder / "predictions.npz", classes=["a", "b"])
     (folder / "model.safetensors").write_bytes(b"weights")
 
 
@@ -39,22 +48,63 @@ def test_what_is_published_can_be_taken_over(
     choices = json.dumps({"choices": [{"chosen": "0.01", "trials": trials}]})
     (runs / "choices.json").write_text(choices)
 
-    publishing.copy_runs(runs, results / "ham10000-lt" / "runs", out)
-    write_run(results / study.CHOICE / "runs" / "lmd-data=task_1-seed0", out)
+    publishing.pack_runs(runs, results / "ham10000-lt" / "runs.tar.xz", out)
+    choice = out / "choose"
+    write_run(choice / "lmd-data=task_1-seed0", out)
+    publishing.pack_runs(choice, results / study.CHOICE / "runs.tar.xz", out)
+    begun = there / "runs" / "ham10000-lt" / "ce-seed0"
+    begun.mkdir(parents=True)
     study.take_over(results, there)
     assert (there / "choose" / "lmd-data=task_1-seed0" / "record.json").exists()
-    found = there / "runs" / "ham10000-lt"
+    assert not list(begun.iterdir())
+    begun.rmdir()
+    study.take_over(results, there)
+    taken = there / "runs" / "ham10000-lt"
     # The predictions of a value that was not chosen are not needed, unfinished runs not wanted.
-    assert sorted(str(path.relative_to(found)) for path in found.rglob("*.*")) == [
+    assert sorted(str(path.relative_to(taken)) for path in taken.rglob("*.*")) == [
         "ce-lr=0.03-seed0",
         "ce-lr=0.03-seed0/record.json",
         "ce-seed0/predictions.npz",
         "ce-seed0/record.json",
         "choices.json",
     ]
-    record = json.loads((found / "ce-seed0" / "record.json").read_text())
+    record = json.loads((taken / "ce-seed0" / "record.json").read_text())
     assert record["data"] == "ham10000-lt.csv"
-    assert (found / "choices.json").read_text() == choices
+    assert (taken / "choices.json").read_text() == choices
+
+
+def test_rounded_predictions_give_the_same_tables(publishing: ModuleType, tmp_path: Path) -> None:
+    runs, generator = tmp_path / "runs", np.random.default_rng(0)
+    metrics = ("auc", "balanced_accuracy", "macro_f1")
+    for name in ("a", "b"):
+        write_run(runs / name, tmp_path)
+        labels = np.arange(3).repeat((500, 60, 8))
+        probabilities = generator.dirichlet([0.3] * 3, len(labels)).astype(np.float32)
+        probabilities[:9] = [0.4001, 0.4002, 0.1997]  # in one step
+        part = PartPredictions(np.array([f"{i}" for i in range(568)]), labels, probabilities)
+        Run(runs / name).write_predictions(Predictions(("x", "y", "z"), {"test": part}))
+    publishing.pack_runs(runs, tmp_path / "runs.tar.xz", tmp_path)
+    for name in ("a", "b"):
+        before, after = (
+            Run(place / name).read_predictions().parts["test"]
+            for place in (runs, unpacked(tmp_path / "runs.tar.xz"))
+        )
+        rows = np.argsort(after.ids.astype(int))
+        assert np.array_equal(after.labels[rows], before.labels)
+        np.testing.assert_allclose(after.probabilities[rows], before.probabilities, atol=3e-3)
+        old, new = (
+            bootstrap(Sample(before.labels, values), metrics, resamples=20)
+            for values in (before.probabilities, after.probabilities[rows])
+        )
+        for metric in metrics:
+            np.testing.assert_array_equal(new[metric], old[metric])
+
+
+def test_an_archive_that_is_cut_short_is_one_line(tmp_path: Path) -> None:
+    path = tmp_path / "runs.tar.xz"
+    path.write_bytes(lzma.compress(bytes(range(256)) * 99)[:90])
+    with pytest.raises(LmdError, match=r"cannot be unpacked.*restore the file"):
+        unpacked(path)
 
 
 def test_what_lmd_choose_found_is_published(
@@ -68,9 +118,9 @@ def test_what_lmd_choose_found_is_published(
     publishing.main(
         ["--results", str(results), "--choice", "ham10000-choose", str(study / "choose")]
     )
-    found = results / "ham10000-choose"
-    assert json.loads((found / "choice.json").read_text())["use"] == "lmd"
-    record = found / "runs" / "lmd-data=task_1-seed0" / "record.json"
+    published = results / "ham10000-choose"
+    assert json.loads((published / "choice.json").read_text())["use"] == "lmd"
+    record = unpacked(published / "runs.tar.xz") / "lmd-data=task_1-seed0" / "record.json"
     assert json.loads(record.read_text())["data"] == "."
 
 
@@ -169,6 +219,8 @@ def test_published_runs_are_those_of_the_grid(grid: str, publishing: ModuleType)
     from lmd.benchmark.planning import plan_grid
     from lmd.benchmark.tables import read_results
 
-    found = read_results(plan_grid(grid), publishing.RESULTS / grid / "runs", resamples=10)
+    found = read_results(
+        plan_grid(grid), unpacked(publishing.RESULTS / grid / "runs.tar.xz"), resamples=10
+    )
     assert found.runs
     assert not found.missing

@@ -147,7 +147,7 @@ def table(
     """Print a table in one of the paper's forms from finished runs, without training.
 
     Args:
-        runs: Folder of the benchmark; default runs/NAME.
+        runs: Folder of the benchmark, or its archive (.tar.xz); default runs/NAME.
         form: metrics, tiers, factors or sweep; default: as in the grid.
         format: text, markdown, latex or csv.
         out: File to write instead of printing; an existing one is replaced.
@@ -156,11 +156,11 @@ def table(
     """
     from lmd.base.files import atomic_write, check_output
     from lmd.benchmark.plan import grid_hash, load_grid, read_plan
-    from lmd.benchmark.tables import make_tables, read_results
+    from lmd.benchmark.tables import make_tables, read_results, unpacked
 
     if out is not None:
         check_output(out, "--out", *TABLES)
-    folder = (runs or Path("runs") / load_grid(file).name).resolve()
+    folder = unpacked((runs or Path("runs") / load_grid(file).name).resolve())
     if not folder.is_dir():
         raise LmdError(f"no benchmark in {folder}: run `lmd benchmark {file}` or use --runs")
     plan = read_plan(folder)

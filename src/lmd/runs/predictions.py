@@ -15,6 +15,7 @@ from lmd.runs.record import Part
 
 PARTS: tuple[Part, ...] = get_args(Part)
 _ARRAYS = ("ids", "labels", "probabilities", "groups")
+UNIT = 64_000  # published probabilities are whole numbers of this part of one
 
 
 @dataclass(frozen=True)
@@ -71,16 +72,13 @@ def read_predictions(path: Path) -> Predictions:
 
 
 def _parse(arrays: Mapping[str, NDArray[Any]]) -> Predictions:
-    parts = {
-        part: PartPredictions(
-            arrays[f"{part}_ids"],
-            arrays[f"{part}_labels"],
-            arrays[f"{part}_probabilities"],
-            arrays.get(f"{part}_groups"),
-        )
-        for part in PARTS
-        if f"{part}_labels" in arrays
-    }
+    parts: dict[Part, PartPredictions] = {}
+    for part in PARTS:
+        if f"{part}_labels" in arrays:
+            ids, labels, probabilities = (arrays[f"{part}_{key}"] for key in _ARRAYS[:3])
+            if probabilities.dtype == np.uint16:
+                probabilities = probabilities / np.float32(UNIT)
+            parts[part] = PartPredictions(ids, labels, probabilities, arrays.get(f"{part}_groups"))
     return Predictions(tuple(str(name) for name in arrays["classes"]), parts)
 
 
@@ -100,7 +98,7 @@ def _check(part: str, of: PartPredictions, classes: int) -> None:
         raise LmdError(f"predictions: {part}_probabilities must be floats")
     if not np.all((of.probabilities >= 0) & (of.probabilities <= 1.001)):  # NaN fails too
         raise LmdError(f"predictions: {part}_probabilities must be from 0 to 1")
-    if np.any(np.abs(of.probabilities.sum(axis=1, dtype=np.float64) - 1) > 1e-3):
+    if np.any(np.abs(of.probabilities.sum(axis=1, dtype=np.float64) - 1) > 0.01):
         raise LmdError(f"predictions: {part}_probabilities must sum to 1 in every row")
     if images and not (of.labels.min() >= 0 and of.labels.max() < classes):
         raise LmdError(f"predictions: {part}_labels must be below {classes}, the number of classes")

@@ -16,8 +16,8 @@ Sources = Annotated[
     Sequence[str],
     typer.Argument(
         metavar="SOURCE...",
-        help="Run folders, record files (.json), folders of a benchmark or of its records, or the "
-        "grid of a benchmark.",
+        help="Run folders, record files (.json), folders of a benchmark or of its records, its "
+        "archive (.tar.xz), or the grid of a benchmark.",
     ),
 ]
 Metrics = Annotated[str | None, typer.Option(help="Metrics, separated by commas.")]
@@ -32,7 +32,7 @@ class Rows:
     """The rows of a figure.
 
     Attributes:
-        runs: Folder of the grid's runs; default runs/NAME.
+        runs: Folder or archive of the grid's runs; default runs/NAME.
         methods: Rows to show, separated by commas; by default all.
     """
 

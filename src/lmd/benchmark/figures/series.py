@@ -14,7 +14,7 @@ from lmd.base.errors import LmdError
 from lmd.base.text import shorten, unknown
 from lmd.benchmark.plan import Plan, load_grid, read_plan
 from lmd.benchmark.tables.forms import HEADLINE
-from lmd.benchmark.tables.results import Entry, Estimate, RunResult
+from lmd.benchmark.tables.results import Entry, Estimate, RunResult, unpacked
 from lmd.benchmark.trials import choices_path, read_choices, settled
 from lmd.runs.folder import Run, read_record
 from lmd.runs.record import Record, training_minutes
@@ -110,9 +110,9 @@ def _largest_family(keys: set[str]) -> tuple[str | None, frozenset[str]]:
 
 
 def _read(source: str, runs: Path | None) -> Study:
-    path = Path(source)
     if runs is not None:
-        return _read_grid(source, runs)
+        return _read_grid(source, unpacked(runs))
+    path = unpacked(Path(source))
     if path.suffix == ".json" and path.is_file():
         return Study(_finished([(path, None)], source))
     if (path / "record.json").exists():

@@ -1,6 +1,11 @@
 """The results of a benchmark by method and point: values, intervals, paired differences."""
 
+import atexit
+import lzma
 import math
+import shutil
+import tarfile
+import tempfile
 from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -186,6 +191,20 @@ class Results:
             drawn = bootstrap_all(samples, metrics, resamples=self.resamples, tick=tick)
             for run, draws in zip(runs, drawn, strict=True):
                 run.keep(draws)
+
+
+def unpacked(runs: Path) -> Path:
+    """Return a folder of runs; a published archive is unpacked until the process ends."""
+    if not runs.name.endswith(".tar.xz"):
+        return runs
+    folder = Path(tempfile.mkdtemp(prefix="lmd-"))
+    atexit.register(shutil.rmtree, folder, ignore_errors=True)
+    try:
+        with tarfile.open(runs, "r:xz") as archive:
+            archive.extractall(folder, filter="data")
+    except (OSError, EOFError, lzma.LZMAError, tarfile.TarError) as error:
+        raise LmdError(f"{runs} cannot be unpacked: {error}; restore the file") from None
+    return folder
 
 
 def read_results(plan: Plan, folder: Path, *, resamples: int | None = None) -> Results:
