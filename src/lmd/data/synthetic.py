@@ -65,7 +65,7 @@ TEXTURE_SPREAD = 0.17
 
 
 def synthetic_table() -> Table:
-    """Return eight classes in parts: training ``N_c = N_0 r^(-c / (K - 1))``, the other parts balanced.
+    """Return eight classes: in training ``N_c = N_0 r^(-c / (K - 1))``, in other parts balanced.
 
     Test images come first in a class, then validation images, then training images.
     """
@@ -204,7 +204,7 @@ def _hairs(image: Field, rng: np.random.Generator) -> Field:
 
 
 def _light(rng: np.random.Generator, side: int) -> Field:
-    """Return lamp and lens: exposure, white balance and vignetting as a factor ``(side, side, 3)``."""
+    """Return exposure, white balance and vignetting as a factor ``(side, side, 3)``."""
     y, x = np.mgrid[:side, :side].astype(np.float32) / np.float32(side / 2) - np.float32(1)
     radius2 = (x - rng.uniform(-0.2, 0.2)) ** 2 + (y - rng.uniform(-0.2, 0.2)) ** 2
     vignette = 1 - rng.uniform(0.05, 0.22) * radius2
