@@ -14,10 +14,10 @@ import numpy as np
 import torch
 from PIL import Image
 
-from lmd.explain.neighbours import Neighbours, save_neighbours
+from lmd.explain.neighbours import Neighbours
 from lmd.model import build_model
 from lmd.model.files import HeldOut, ModelSpec, Prior, save_model
-from lmd.predict.novelty import Gaussians, Novelty, save_novelty
+from lmd.predict.novelty import Novelty
 from lmd.serve.app import create_app
 from lmd.serve.limits import Limits
 from lmd.serve.measures import Measures
@@ -48,11 +48,11 @@ def shipped(folder: Path) -> Path:
         prior=Prior("training", (0.6, 0.3, 0.1)),
         held_out=HeldOut(("head", "medium", "tail"), held_out),
     )
-    save_model(model, folder, spec)
+    digest = save_model(model, folder, spec)
     features = rng.normal(size=(12, width)).astype(np.float32)
-    save_neighbours(Neighbours.of(features, np.arange(12) % 3, CLASSES), folder)
-    gaussians = Gaussians(features[:3], np.eye(width, 2, dtype=np.float32), np.ones(2), 1.0)
-    save_novelty(Novelty(gaussians, np.full(9, 20, np.float32)), folder)
+    Neighbours.of(features, np.arange(12) % 3, CLASSES).save(folder, digest)
+    basis, distances = np.eye(width, 2, dtype=np.float32), np.full(9, 20, np.float32)
+    Novelty(features[:3], basis, np.ones(2), 1.0, distances).save(folder, digest)
     return folder
 
 

@@ -24,7 +24,7 @@ MEMORY = 2 << 30  # bytes that a child may take beside what it was born with
 SPACE = 4 << 30  # bytes of address space beside that of the parent
 NEEDED = (
     "cv2", "pydicom", "onnx", "onnxruntime", "lmd.cli.commands", "lmd.fit.train",
-    "lmd.evaluation.evaluate", "lmd.frozen.calibrate", "lmd.explain.folder",
+    "lmd.evaluation.evaluate", "lmd.frozen.calibrate", "lmd.explain.explanation",
     "lmd.predict.predictor",
     "lmd.export.export", "lmd.doctor.command", "lmd.doctor.examine", "lmd.benchmark.run",
     "lmd.benchmark.planning", "lmd.benchmark.tables",

@@ -13,7 +13,7 @@ import lmd
 from lmd.base.errors import LmdError
 from lmd.cli.commands import app
 from lmd.evaluation.evaluate import evaluate_tta
-from lmd.predict.images import mirrored
+from lmd.predict.predictor import mirrored
 from lmd.runs.folder import Run
 
 SETTINGS = {"backbone": "resnet8", "weights": "none", "image_size": 16, "epochs": 1, "workers": 0}

@@ -10,7 +10,7 @@ from PIL import Image
 
 import lmd
 from lmd.base.errors import LmdError
-from lmd.predict.engines import OnnxEngine
+from lmd.predict.onnx_files import OnnxEngine
 from lmd.predict.predictor import Predictor
 from lmd.runs.folder import Run
 

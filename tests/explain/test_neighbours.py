@@ -12,10 +12,9 @@ from lmd.explain.neighbours import (
     Neighbours,
     expected_bytes,
     load_neighbours,
-    save_neighbours,
 )
 from lmd.model import build_model
-from lmd.model.files import ModelSpec, save_model
+from lmd.model.files import ModelSpec, save_model, weights_digest
 
 CLASSES = ("nevus", "mélanome")
 
@@ -30,8 +29,8 @@ def training(n: int = 40, width: int = 128) -> tuple[np.ndarray, np.ndarray]:
 def folder(tmp_path: Path) -> Path:
     model, preprocessing = build_model("resnet8", "none", 2, image_size=16)
     spec = ModelSpec(CLASSES, "resnet8", "linear", 128, preprocessing, "CE", (20, 20))
-    save_model(model, tmp_path, spec)
-    save_neighbours(Neighbours.of(*training(), CLASSES), tmp_path)
+    digest = save_model(model, tmp_path, spec)
+    Neighbours.of(*training(), CLASSES).save(tmp_path, digest)
     return tmp_path
 
 
@@ -80,7 +79,8 @@ def test_the_file_gives_the_same_and_has_no_names_unless_asked(folder: Path) -> 
     assert read.nearest(new) == made.nearest(new)
     size = (folder / FILE).stat().st_size
     assert expected_bytes(40, 128) == pytest.approx(size, abs=3000)
-    save_neighbours(Neighbours.of(*training(), CLASSES, ["ü.jpg"] * 40), folder)
+    named = Neighbours.of(*training(), CLASSES, ["ü.jpg"] * 40)
+    named.save(folder, weights_digest(folder))
     assert load_neighbours(folder, CLASSES, 128).names == ("ü.jpg",) * 40
 
 

@@ -12,7 +12,7 @@ onnx = pytest.importorskip("onnx", reason="the extra 'onnx' is not installed")
 pytest.importorskip("onnxruntime", reason="the extra 'onnx' is not installed")
 pytest.importorskip("onnxscript", reason="the extra 'onnx' is not installed")
 
-from lmd.export.export import export_run  # noqa: E402
+from lmd.export.export import export_onnx  # noqa: E402
 
 
 @pytest.fixture(scope="module")
@@ -21,7 +21,7 @@ def run(tmp_path_factory: pytest.TempPathFactory) -> Run:
 
 
 def test_the_card_is_beside_the_file(run: Run, tmp_path: Path) -> None:
-    export_run(run.path, tmp_path / "skin.onnx")
+    export_onnx(run.path, tmp_path / "skin.onnx")
     assert {p.name for p in tmp_path.iterdir()} == {"skin.onnx", "skin-card.md", "skin-card.html"}
     text = (tmp_path / "skin-card.md").read_text(encoding="utf-8")
     assert 'lmd.load("skin.onnx")' in text
@@ -32,7 +32,7 @@ def test_the_card_is_beside_the_file(run: Run, tmp_path: Path) -> None:
 def test_a_file_in_the_run_folder_leaves_the_card_of_the_run(run: Run) -> None:
     own = (run.path / "model-card.md").read_text(encoding="utf-8")
     try:
-        export_run(run.path, run.path / "model.onnx")
+        export_onnx(run.path, run.path / "model.onnx")
         assert (run.path / "model-card.md").read_text(encoding="utf-8") == own
         card = (run.path / "model-onnx-card.md").read_text(encoding="utf-8")
         assert 'lmd.load("model.onnx")' in card

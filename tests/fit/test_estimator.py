@@ -249,7 +249,7 @@ def test_a_fit_makes_the_model_and_nothing_that_is_thrown_away(
     def unwanted(*_: Any, **__: Any) -> None:
         raise AssertionError
 
-    for name in ("write_report", "write_card", "make_examples", "recording.scored"):
+    for name in ("write_report", "write_card", "write_examples", "recording.scored"):
         monkeypatch.setattr(f"lmd.fit.train.{name}", unwanted)
     images = toy_images((12, 8))
     found = quick().fit(images[:], images.labels)

@@ -20,7 +20,7 @@ from lmd.cli.commands import app
 from lmd.data.dataset import plan_data
 from lmd.data.source import Columns, Source
 from lmd.evaluation.evaluate import compare_runs, evaluate_tta, rescore
-from lmd.export.export import export_run
+from lmd.export.export import export_onnx
 from lmd.frozen.calibrate import calibrate_run
 from lmd.frozen.choose import Chosen, mix_of
 from lmd.frozen.encode import Encoding
@@ -110,7 +110,7 @@ def test_a_file_of_features_becomes_a_run(tmp_path: Path) -> None:
     with pytest.raises(LmdError, match="classifier of features"):
         lmd.load(run.path)
     with pytest.raises(LmdError, match="classifier of features"):
-        export_run(run.path, tmp_path / "m.onnx")
+        export_onnx(run.path, tmp_path / "m.onnx")
     before = {p: p.read_bytes() for p in run.path.glob("*.*")}
     with pytest.raises(LmdError, match="--overwrite"):
         calibrate_run(tmp_path / "f.npz", out=run.path, quiet=True)

@@ -8,11 +8,11 @@ import pytest
 import torch
 from typer.testing import CliRunner
 
-from lmd import model as models
 from lmd.base.errors import LmdError
 from lmd.model import build_model
-from lmd.model.files import ModelSpec, save_model
-from lmd.predict.engines import OnnxEngine, TorchEngine
+from lmd.model.files import ModelSpec, load_model, save_model
+from lmd.predict.engines import TorchEngine
+from lmd.predict.onnx_files import OnnxEngine
 from lmd.predict.predictor import load
 
 onnx = pytest.importorskip("onnx", reason="the extra 'onnx' is not installed")
@@ -54,8 +54,8 @@ def test_the_file_gives_the_answers_of_the_model(exported, n):
     ours, theirs = load(folder).engine, load(path).engine
     assert isinstance(ours, TorchEngine)
     assert isinstance(theirs, OnnxEngine)
-    expected = ours.probabilities(images(n))
-    found = theirs.probabilities(images(n))
+    expected = ours.answer(images(n))[0]
+    found = theirs.answer(images(n))[0]
     assert found.dtype == np.float32
     assert found.shape == (n, 3)
     np.testing.assert_allclose(found, expected, atol=1e-4)
@@ -75,18 +75,18 @@ def test_a_deployer_needs_nothing_else(exported):
     assert json.loads(about["classes"]) == list(CLASSES)
     assert json.loads(about["spec"])["temperature"] == 0.4
     (found,) = session.run(None, {name: images(4)})
-    np.testing.assert_allclose(found, load(folder).engine.probabilities(images(4)), atol=1e-4)
+    np.testing.assert_allclose(found, load(folder).engine.answer(images(4))[0], atol=1e-4)
     assert list(path.parent.iterdir()) == [path]
 
 
 def test_normalisation_and_temperature_are_inside(exported):
     folder, path = exported
     spec = json.loads((folder / "model.json").read_text())
-    model, _ = models.load_model(folder)
+    model, _ = load_model(folder)
     mean, std = (torch.tensor(spec["preprocessing"][k]) for k in ("mean", "std"))
     x = (torch.from_numpy(images(3)).double() / 255 - mean) / std
     logits = model(x.permute(0, 3, 1, 2).float()) / 0.4
-    found = load(path).engine.probabilities(images(3))
+    found = load(path).engine.answer(images(3))[0]
     np.testing.assert_allclose(found, logits.softmax(1).detach().numpy(), atol=1e-4)
 
 
@@ -135,5 +135,5 @@ def test_the_command(exported, tmp_path):
     done = CliRunner().invoke(app, [*arguments, "--overwrite"])
     assert done.exit_code == 0, done.output
     assert "uint8 (B, H, W, 3), RGB, any size" in done.output
-    found = load(target).engine.probabilities(images(2))
-    np.testing.assert_allclose(found, load(path).engine.probabilities(images(2)), atol=1e-6)
+    found = load(target).engine.answer(images(2))[0]
+    np.testing.assert_allclose(found, load(path).engine.answer(images(2))[0], atol=1e-6)

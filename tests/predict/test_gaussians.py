@@ -4,13 +4,7 @@ import numpy as np
 import pytest
 from sklearn.covariance import ledoit_wolf
 
-from lmd.explain.features import flag_rate
-from lmd.predict.novelty import (
-    Gaussians,
-    fit_gaussians,
-    flag_threshold,
-    shrunk_covariance,
-)
+from lmd.predict.novelty import DIRECTIONS, Novelty, flag_threshold, shrunk_covariance
 
 
 def features(n: int = 300, width: int = 6, seed: int = 0) -> tuple[np.ndarray, np.ndarray]:
@@ -20,6 +14,10 @@ def features(n: int = 300, width: int = 6, seed: int = 0) -> tuple[np.ndarray, n
     means = 4 * np.random.default_rng(9).normal(size=(3, width))
     noise = rng.normal(size=(n, width)) * np.logspace(0.5, -1, width)
     return (means[labels] + noise).astype(np.float32), labels
+
+
+def fitted(found: np.ndarray, labels: np.ndarray, directions: int = DIRECTIONS) -> Novelty:
+    return Novelty.fit(found, labels, found[:0], directions)
 
 
 @pytest.mark.parametrize("n", [15, 60, 600])
@@ -33,7 +31,7 @@ def test_the_covariance_is_that_of_ledoit_and_wolf(n: int) -> None:
 
 def test_distances_are_those_of_a_naive_loop() -> None:
     found, labels = features()
-    gaussians = fit_gaussians(found, labels, directions=3)
+    gaussians = fitted(found, labels, directions=3)
     others = np.eye(6) - gaussians.basis @ gaussians.basis.T
     covariance = gaussians.basis * gaussians.variances @ gaussians.basis.T
     inverse = np.linalg.inv(covariance + gaussians.rest * others)
@@ -46,7 +44,7 @@ def test_distances_are_those_of_a_naive_loop() -> None:
 
 def test_with_all_directions_nothing_is_approximated() -> None:
     found, labels = features()
-    gaussians = fit_gaussians(found, labels)  # one direction fewer than features: rest is the last
+    gaussians = fitted(found, labels)  # one direction fewer than features: rest is the last
     means = np.stack([found[labels == k].mean(0) for k in range(3)])
     inverse = np.linalg.inv(shrunk_covariance(found - means[labels].astype(np.float64)))
     x = found[7] + 1
@@ -56,7 +54,7 @@ def test_with_all_directions_nothing_is_approximated() -> None:
 
 def test_what_is_typical_is_near_and_what_is_not_is_far() -> None:
     found, labels = features()
-    gaussians = fit_gaussians(found, labels)
+    gaussians = fitted(found, labels)
     near = gaussians.distances(features(seed=1)[0])
     assert np.median(near) == pytest.approx(1, abs=0.2)
     # A small step is far away if it leads where nothing varies.
@@ -68,18 +66,17 @@ def test_what_is_typical_is_near_and_what_is_not_is_far() -> None:
 def test_fewer_images_than_features_and_constant_features() -> None:
     found, labels = features(8, width=30)
     found[:, :5] = 2.0
-    gaussians = fit_gaussians(found, labels, directions=4)
+    gaussians = fitted(found, labels, directions=4)
     assert gaussians.basis.shape == (30, 4)
     assert np.isfinite(gaussians.distances(found)).all()
-    constant = fit_gaussians(np.ones((4, 3), np.float32), np.zeros(4, np.int64))
+    constant = fitted(np.ones((4, 3), np.float32), np.zeros(4, np.int64))
     assert constant.distances(np.ones((1, 3), np.float32))[0] == 0
     assert constant.distances(np.full((1, 3), 2, np.float32))[0] > 1e3
 
 
 def test_a_class_without_images_has_no_gaussian() -> None:
     found, labels = features()
-    gaussians = fit_gaussians(found[labels != 1], labels[labels != 1])
-    assert isinstance(gaussians, Gaussians)
+    gaussians = fitted(found[labels != 1], labels[labels != 1])
     assert len(gaussians.means) == 2
 
 
@@ -90,11 +87,3 @@ def test_the_threshold_keeps_its_promise(above: float) -> None:
     flagged = [rng.normal() > flag_threshold(rng.normal(size=150), above) for _ in range(4000)]
     assert np.mean(flagged) <= 1 - above + 3 * np.sqrt(above * (1 - above) / 4000)
     assert np.mean(flagged) > (1 - above) / 3
-
-
-def test_the_rate_of_flags_respects_groups() -> None:
-    flags = np.repeat([True, *[False] * 19], 5)
-    alone, grouped = flag_rate(flags, None), flag_rate(flags, np.repeat(np.arange(20), 5))
-    assert alone.value == grouped.value == 0.05
-    widths = [rate.high - rate.low for rate in (alone, grouped)]  # type: ignore[operator]
-    assert widths[1] > 1.5 * widths[0]

@@ -4,7 +4,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from served import encoded, photo, shipped
+from served import SIZE, encoded, photo, shipped
 
 from lmd.base.errors import LmdError
 from lmd.serve import models
@@ -66,8 +66,8 @@ def test_a_wrong_export_is_refused(folder: Path, monkeypatch: pytest.MonkeyPatch
     from lmd.predict.predictor import load
 
     engine = load(folder).engine
-    right = engine.classify
-    monkeypatch.setattr(engine, "classify", lambda features: 1 - right(features))
+    probabilities, features = engine.answer(np.zeros((3, SIZE, SIZE, 3), np.uint8))
+    monkeypatch.setattr(engine, "answer", lambda _: (1 - probabilities, features))
     with pytest.raises(LmdError, match="answers differently"):
         TracedEngine(engine)  # type: ignore[arg-type]
 

@@ -17,7 +17,7 @@ from lmd.decisions.policy import Basis, make_policy
 from lmd.evaluation.external import evaluate_external
 from lmd.explain.features import images_of_run
 from lmd.fit.recording import now, scored
-from lmd.predict.predictor import Predictor, load
+from lmd.predict.predictor import Predictor, in_batches, load
 from lmd.report.card import write_card
 from lmd.report.page import write_report
 from lmd.report.terminal import format_comparison
@@ -168,7 +168,7 @@ def _predicted(predictor: Predictor, data: Dataset, display: Display) -> Predict
         if not len(table):
             continue
         tick = partial(_step, display, done, total)
-        probabilities = predictor.infer(images, tta=True, tick=tick).probabilities
+        probabilities = predictor.infer(in_batches(images, tick), tta=True).probabilities
         done += len(table)
         groups = table.group_numbers()
         parts[part] = PartPredictions(table.ids, images.labels, probabilities, groups)

@@ -34,7 +34,6 @@ from lmd.evaluation.shift import (
     mix_distance,
     shared,
 )
-from lmd.explain.features import flag_rate
 from lmd.fit.recording import commit, machine, now, scored
 from lmd.model.files import weights_digest
 from lmd.predict.predictor import load
@@ -43,6 +42,7 @@ from lmd.runs.folder import Run, matched, paired, scored_part
 from lmd.runs.predictions import PartPredictions, Predictions
 from lmd.runs.record import Part, Record
 from lmd.scoring.metrics import Sample
+from lmd.scoring.scores import share_of
 
 
 def evaluate_external(
@@ -226,7 +226,7 @@ def _external(
     shifts = class_shifts(home, here, predictions.classes, counts, recalls)
     flagged = None
     if answers.unlike is not None:
-        flagged = flag_rate(answers.unlike[known], of.groups)
+        flagged = share_of(answers.unlike[known], of.groups)
     return External(
         run=record.name,
         model_sha256=weights_digest(run) if (run / "model.json").exists() else None,

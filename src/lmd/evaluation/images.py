@@ -20,7 +20,7 @@ from lmd.data.sources import open_table
 from lmd.data.table import PARTS, FileImages, Table
 from lmd.evaluation.record import UnknownClass
 from lmd.fit.recording import NO_VALIDATION, data_info, file_digest
-from lmd.predict.predictor import Predictor
+from lmd.predict.predictor import Predictor, in_batches
 from lmd.runs.folder import Run, trainings_of
 from lmd.runs.protocol import Protocol
 from lmd.runs.record import DataInfo, Record
@@ -175,7 +175,7 @@ def predicted(
     size = predictor.engine.image_size
     table, images, bad = decode(table, size, display, skip_bad=skip_bad)
     display.start("predicting", len(table))
-    probabilities, unlike, _ = predictor.infer(images, tick=display.step)
+    probabilities, unlike, _ = predictor.infer(in_batches(images, display.step))
     answers = Answers(probabilities, None if predictor.novelty is None else unlike)
     return table, answers, (*table.skipped, *bad)
 

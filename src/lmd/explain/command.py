@@ -6,7 +6,7 @@ from typing import Annotated
 
 import typer
 
-from lmd.predict.command import say_passed_over
+from lmd.predict.command import report_left_out
 
 
 def explain(
@@ -31,11 +31,11 @@ def explain(
     """
     from lmd.base.distributed import choose_device
     from lmd.base.progress import Display
-    from lmd.explain.folder import PAGE, explain_images
+    from lmd.explain.explanation import PAGE, explain_images
 
     with Display() as display:
         display.start("explaining", 1)
-        found = explain_images(
+        explained = explain_images(
             model,
             images,
             out,
@@ -45,11 +45,9 @@ def explain(
             device=choose_device(device),
             tick=display.step,
         )
-    for problem in found.skipped:
-        typer.secho(f"skipped: {problem}", fg="yellow", err=True)
-    say_passed_over(found.passed_over)
-    flagged = sum(bool(each.get("unlike_training")) for each in found.images)
-    typer.echo(f"{len(found.images)} images explained, {len(found.skipped)} skipped")
+    report_left_out(explained.skipped, explained.passed_over)
+    flagged = sum(bool(image.get("unlike_training")) for image in explained.images)
+    typer.echo(f"{len(explained.images)} images explained, {len(explained.skipped)} skipped")
     if flagged:
         typer.echo(f"{flagged} images are unlike the training images")
     typer.secho(f"The page: {out / PAGE}", bold=True)

@@ -1,35 +1,41 @@
-"""Choose test images for the report, and keep their pictures and heat maps."""
+"""Pictures and heat maps of a few test images, kept for the report, and its section."""
 
 from dataclasses import dataclass
 from io import BytesIO
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-import cv2
 import numpy as np
-import torch
 from numpy.typing import NDArray
 
 from lmd.base.arrays import read_npz
 from lmd.base.errors import LmdError
 from lmd.base.files import atomic_write
-from lmd.base.progress import Display
-from lmd.data.dataset import Dataset
-from lmd.explain.features import images_of_run
-from lmd.explain.heat_map import explain_pixels
-from lmd.predict.engines import TorchEngine
-from lmd.predict.predictor import Predictor, load
+from lmd.explain.pictures import Pixels, overlay
+from lmd.report.sections import Report, Values
+from lmd.report.svg import data_uri
+from lmd.report.wording import percent
 from lmd.runs.folder import Run
 from lmd.runs.predictions import Predictions
 from lmd.scoring.proportions import Labels, Probabilities
 
+if TYPE_CHECKING:
+    import torch
+
+    from lmd.data.dataset import Dataset
+    from lmd.predict.engines import TorchEngine
+
+FILE = "examples.npz"
+MOST = 64  # images in a file
+SIDE = 160  # px of a picture at most
+QUALITY = 80
 EACH = 8
 
 
 def confident_mistakes(
     labels: Labels, probabilities: Probabilities, most: int = EACH
 ) -> NDArray[np.int64]:
-    """Places of the wrong images, those with the most confident prediction first.
+    """Return the places of the wrong images, the most confident prediction first.
 
     >>> confident_mistakes(np.array([0, 0, 1]), np.array([[0.2, 0.8], [0.9, 0.1], [0.6, 0.4]]))
     array([0, 2])
@@ -42,14 +48,10 @@ def confident_mistakes(
 def uncertain_hits(
     labels: Labels, probabilities: Probabilities, most: int = EACH
 ) -> NDArray[np.int64]:
-    """Places of the right images, those with the least confident prediction first."""
+    """Return the places of the right images, the least confident prediction first."""
     right = np.flatnonzero(probabilities.argmax(1) == labels)
     order = np.argsort(probabilities.max(1)[right], kind="stable")
     return np.asarray(right[order][:most])
-
-
-FILE = "examples.npz"
-MOST = 64  # images in a file
 
 
 @dataclass(frozen=True)
@@ -61,30 +63,28 @@ class Examples:
     """
 
     ids: NDArray[Any]
-    pictures: NDArray[np.uint8]
-    heat: NDArray[np.uint8] | None = None
+    pictures: Pixels
+    heat: Pixels | None = None
 
     def __post_init__(self) -> None:
         n = len(self.ids)
         right = self.ids.ndim == 1 and n <= MOST and self.ids.dtype.kind == "U"
         right &= self.pictures.ndim == 4 and self.pictures.shape[::3] == (n, 3)
         right &= self.heat is None or self.heat.shape == self.pictures.shape[:3]
-        kinds = [self.pictures.dtype, *([] if self.heat is None else [self.heat.dtype])]
-        if not right or any(kind != np.uint8 for kind in kinds):
+        images = [self.pictures] if self.heat is None else [self.pictures, self.heat]
+        if not right or any(array.dtype != np.uint8 for array in images):
             raise LmdError("its arrays do not fit together")
 
     def to_bytes(self) -> bytes:
-        """The content of the file."""
+        """Return the content of the file."""
         buffer = BytesIO()
-        arrays: dict[str, Any] = {"ids": self.ids, "pictures": self.pictures}
-        if self.heat is not None:
-            arrays["heat"] = self.heat
+        arrays = {key: array for key, array in vars(self).items() if array is not None}
         np.savez_compressed(buffer, **arrays)
         return buffer.getvalue()
 
 
 def read_examples(folder: Path) -> Examples | None:
-    """The examples of a run folder; ``None`` if it has no such file."""
+    """Read the examples of a run folder; ``None`` if it has no such file."""
     path = folder / FILE
     if not path.exists():
         return None
@@ -98,48 +98,76 @@ def read_examples(folder: Path) -> Examples | None:
     raise LmdError(f"{path} cannot be read: {why}; remove it to write the report without images")
 
 
-SIDE = 160  # px of a picture at most
+def write_examples(
+    folder: Path, engine: "TorchEngine", data: "Dataset", predictions: Predictions
+) -> None:
+    """Keep the most confident mistakes and the least certain hits of the test part, if any."""
+    import cv2
 
+    from lmd.explain.heat_map import heat, top_evidence
 
-def make_examples(engine: TorchEngine, data: Dataset, predictions: Predictions) -> Examples | None:
-    """The most confident mistakes and the least certain hits of the test part."""
-    found = predictions.parts.get("test")
-    if found is None or not len(found.labels):
-        return None
-    chosen = (of(found.labels, found.probabilities) for of in (confident_mistakes, uncertain_hits))
-    ids = found.ids[np.concatenate(list(chosen))].astype(str)
+    test = predictions.parts.get("test")
+    if test is None or not len(test.labels):
+        return
+    chosen = [of(test.labels, test.probabilities) for of in (confident_mistakes, uncertain_hits)]
+    ids = test.ids[np.concatenate(chosen)].astype(str)
     places = {str(name): i for i, name in enumerate(data.table.ids.tolist())}
-    images, predictor, pictures, maps = data.part(), Predictor(engine), [], []
-    for name in ids.tolist():
-        pixels = images[np.array([places[name]])][0]
-        picture = _small(pixels)
+    pictures, maps = [], []
+    for pixels in data.part()[np.array([places[name] for name in ids.tolist()])]:
+        picture = pixels
+        if len(pixels) > SIDE:
+            picture = np.asarray(cv2.resize(pixels, (SIDE, SIDE), interpolation=cv2.INTER_AREA))
         pictures.append(picture)
         try:
-            heat = explain_pixels(predictor, pixels, picture, classes=1).heat[0]
+            evidence = top_evidence(engine, pixels, 1)[2]
         except LmdError:  # the backbone has no feature map
             continue
-        maps.append((255 * heat).round().astype(np.uint8))
-    complete = len(maps) == len(pictures)
-    return Examples(ids, np.stack(pictures), np.stack(maps) if complete else None)
+        maps.append((255 * heat(evidence, picture.shape[:2])[0]).round().astype(np.uint8))
+    hot = np.stack(maps) if len(maps) == len(pictures) else None
+    atomic_write(folder / FILE, Examples(ids, np.stack(pictures), hot).to_bytes())
 
 
-def add_examples(
-    path: Path, data: str, *, device: torch.device | str = "cpu", display: Display | None = None
-) -> Path:
+def add_examples(path: Path, data: str, *, device: "torch.device | str" = "cpu") -> None:
     """Write ``examples.npz`` of a finished run again; ``data`` is where its images are now."""
-    run = Run.open(path)
-    record, engine = run.record, load(path, device).engine
-    if not isinstance(engine, TorchEngine):
-        raise LmdError(f"{path} has the average of several models: give one of its folds")
-    found = images_of_run(record, data, display or Display(quiet=True))
-    examples = make_examples(engine, found, run.read_predictions())
-    if examples is not None:
-        atomic_write(path / FILE, examples.to_bytes())
-    return path / FILE
+    from lmd.base.progress import Display
+    from lmd.explain.explanation import check_explainable
+    from lmd.explain.features import images_of_run
+    from lmd.predict.predictor import load
+
+    run, engine = Run.open(path), check_explainable(load(path, device))
+    dataset = images_of_run(run.record, data, Display(quiet=True))
+    write_examples(path, engine, dataset, run.read_predictions())
 
 
-def _small(pixels: NDArray[np.uint8]) -> NDArray[np.uint8]:
-    """A square image, shrunk to ``SIDE`` pixels if it is larger."""
-    if len(pixels) <= SIDE:
-        return pixels
-    return np.asarray(cv2.resize(pixels, (SIDE, SIDE), interpolation=cv2.INTER_AREA), np.uint8)
+def looks_view(report: Report) -> Values | None:
+    """Two lists of pictures with what the predictions say about them."""
+    run = report.run
+    examples = read_examples(run.path) if report.images else None
+    test = run.predictions.parts.get("test") if run.predictions else None
+    if examples is None or test is None:
+        return None
+    places = {str(name): i for i, name in enumerate(test.ids.tolist())}
+    classes, cards = run.record.data.classes, list[dict[str, Any]]()
+    for i, name in enumerate(examples.ids.tolist()):
+        if name not in places:  # of an earlier run in this folder
+            continue
+        row, picture, heat = test.probabilities[places[name]], examples.pictures[i], ""
+        true, predicted = int(test.labels[places[name]]), int(row.argmax())
+        if examples.heat is not None:
+            hot = overlay(picture, examples.heat[i].astype(np.float32) / 255)
+            heat = data_uri(hot, SIDE, QUALITY)
+        cards.append(
+            {
+                "name": name,
+                "right": true == predicted,
+                "true": classes[true],
+                "predicted": classes[predicted],
+                "probability": percent(float(row[predicted])),
+                "own": percent(float(row[true])),
+                "picture": data_uri(picture, SIDE, QUALITY),
+                "heat": heat,
+            }
+        )
+    mistakes = [card for card in cards if not card["right"]]
+    hits = [card for card in cards if card["right"]]
+    return {"mistakes": mistakes, "hits": hits, "heat": examples.heat is not None}

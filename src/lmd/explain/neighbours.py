@@ -16,6 +16,7 @@ from lmd.model.files import weights_digest
 
 FILE = "neighbours.npz"
 NEAREST = 5
+Floats = NDArray[np.float32]
 _ARRAYS = ("features", "mean", "scale", "labels", "classes", "model_sha256")
 
 
@@ -38,8 +39,8 @@ class Neighbours:
     """
 
     features: NDArray[np.float16]
-    mean: NDArray[np.float32]
-    scale: NDArray[np.float32]
+    mean: Floats
+    scale: Floats
     labels: NDArray[np.int64]
     classes: tuple[str, ...]
     names: tuple[str, ...] | None = None
@@ -47,12 +48,12 @@ class Neighbours:
     @classmethod
     def of(
         cls,
-        features: NDArray[np.float32],
+        features: Floats,
         labels: NDArray[np.int64],
         classes: Sequence[str],
         names: Sequence[str] | None = None,
     ) -> "Neighbours":
-        """From raw ``features (N, C)``."""
+        """Standardise raw ``features (N, C)``."""
         mean, spread = features.mean(0, dtype=np.float64), features.std(0, dtype=np.float64)
         changing = spread > 1e-6 * max(float(spread.max()), 1e-12)
         scale = np.divide(1.0, spread, out=np.zeros_like(spread), where=changing)
@@ -65,53 +66,49 @@ class Neighbours:
             names=None if names is None else tuple(names),
         )
 
-    def nearest(self, features: NDArray[np.float32], count: int = NEAREST) -> list[Neighbour]:
-        """The training images nearest to one image with ``features (C,)``, nearest first.
+    def nearest(self, features: Floats, count: int = NEAREST) -> list[Neighbour]:
+        """Return the training images nearest to one image with ``features (C,)``, nearest first.
 
         The distance is the root mean square of the differences of the standardised features: 0 for
         the same features, and about 1.4 for two training images drawn at random.
         """
-        own = _standardised(features, self.mean, self.scale)
+        query = _standardised(features, self.mean, self.scale)
         used = max(int((self.scale > 0).sum()), 1)
-        distances = np.concatenate(
-            [
-                np.sqrt(((rows.astype(np.float32) - own) ** 2).sum(1) / used)
-                for rows in np.array_split(self.features, len(self.features) // 4096 + 1)
-            ]
-        )
+        blocks = np.array_split(self.features, len(self.features) // 4096 + 1)
+        squares = [((rows.astype(np.float32) - query) ** 2).sum(1) / used for rows in blocks]
+        distances = np.sqrt(np.concatenate(squares))
+        names = self.names or [None] * len(distances)
         return [
-            Neighbour(
-                self.classes[self.labels[i]],
-                float(distances[i]),
-                int(i),
-                None if self.names is None else self.names[i],
-            )
-            for i in np.argsort(distances, kind="stable")[:count]
+            Neighbour(self.classes[self.labels[i]], float(distances[i]), int(i), names[i])
+            for i in np.argsort(distances, kind="stable")[:count].tolist()
         ]
+
+    def save(self, folder: Path, model_sha256: str) -> Path:
+        """Write ``neighbours.npz`` beside the model with these weights."""
+        arrays = {name: getattr(self, name) for name in ("features", "mean", "scale", "labels")}
+        arrays["classes"] = np.array(self.classes, np.str_)
+        arrays["model_sha256"] = np.array(model_sha256)
+        if self.names is not None:
+            arrays["names"] = np.array(self.names, np.str_)
+        buffer = BytesIO()
+        np.savez(buffer, **arrays)
+        atomic_write(folder / FILE, buffer.getvalue())
+        return folder / FILE
 
 
 def expected_bytes(images: int, width: int) -> int:
-    """About how large the file of ``images`` with ``width`` features becomes, without names."""
+    """Return about how large the file of ``images`` with ``width`` features becomes."""
     return images * (2 * width + 8) + 8 * width
 
 
-def save_neighbours(neighbours: Neighbours, folder: Path) -> Path:
-    """Write ``neighbours.npz`` beside the model that it belongs to."""
-    arrays: dict[str, Any] = {
-        "features": neighbours.features,
-        "mean": neighbours.mean,
-        "scale": neighbours.scale,
-        "labels": neighbours.labels,
-        "classes": np.array(neighbours.classes, np.str_),
-        "model_sha256": np.array(weights_digest(folder)),
-    }
-    if neighbours.names is not None:
-        arrays["names"] = np.array(neighbours.names, np.str_)
-    buffer = BytesIO()
-    np.savez(buffer, **arrays)
-    path = folder / FILE
-    atomic_write(path, buffer.getvalue())
-    return path
+def size_line(images: int, width: int) -> str:
+    """Describe how large ``neighbours.npz`` becomes, without names.
+
+    >>> size_line(10_000, 1280)
+    'neighbours.npz: 10000 training images with 1280 features, about 25.7 MB'
+    """
+    size = expected_bytes(images, width) / 1e6
+    return f"{FILE}: {images} training images with {width} features, about {size:.1f} MB"
 
 
 def load_neighbours(folder: Path, classes: Sequence[str], width: int) -> Neighbours:
@@ -124,53 +121,44 @@ def load_neighbours(folder: Path, classes: Sequence[str], width: int) -> Neighbo
             "training images"
         )
     try:
-        found = read_npz(path)
-    except Exception as error:  # zipfile, zlib and numpy raise many kinds for a damaged file
-        why = " ".join(str(error).split()) or "it is cut short"
-        raise LmdError(f"{path} cannot be read ({why}): {remedy}") from error
-    problem = next(_problems(found, classes, width), None)
-    if problem is None and str(found["model_sha256"]) != weights_digest(folder):
+        arrays = read_npz(path)
+    except LmdError as error:
+        raise LmdError(f"{path} cannot be read ({error}): {remedy}") from error
+    problem = next(_problems(arrays, classes, width), None)
+    if problem is None and str(arrays["model_sha256"]) != weights_digest(folder):
         problem = "it belongs to another model"
     if problem is not None:
         raise LmdError(f"{path} does not fit: {problem}; {remedy}")
-    return Neighbours(
-        features=found["features"],
-        mean=found["mean"],
-        scale=found["scale"],
-        labels=found["labels"],
-        classes=tuple(classes),
-        names=tuple(found["names"].tolist()) if "names" in found else None,
-    )
+    names = tuple(arrays["names"].tolist()) if "names" in arrays else None
+    features, mean, scale, labels = (arrays[name] for name in _ARRAYS[:4])
+    return Neighbours(features, mean, scale, labels, tuple(classes), names)
 
 
-def _problems(found: dict[str, NDArray[Any]], classes: Sequence[str], width: int) -> Iterator[str]:
-    """What is wrong with the arrays of a file; each check needs those before it."""
-    missing = [name for name in _ARRAYS if name not in found]
+def _problems(arrays: dict[str, NDArray[Any]], classes: Sequence[str], width: int) -> Iterator[str]:
+    """Yield what is wrong with the arrays of a file; each check needs those before it."""
+    missing = [name for name in _ARRAYS if name not in arrays]
     if missing:
         yield f"it has no {', '.join(missing)}"
-    if found["classes"].tolist() != list(classes):
+    if arrays["classes"].tolist() != list(classes):
         yield "it has other classes than the model"
-    features, labels = found["features"], found["labels"]
+    features, labels = arrays["features"], arrays["labels"]
     if features.ndim != 2 or features.shape[1] != width or len(features) == 0:
         yield f"its features have the shape {features.shape}, and the model has {width} features"
     expected = {"mean": (width,), "scale": (width,), "labels": (len(features),)}
-    if "names" in found:
+    if "names" in arrays:
         expected["names"] = (len(features),)
     for name, shape in expected.items():
-        if found[name].shape != shape:
-            yield f"its {name} has the shape {found[name].shape}, not {shape}"
-    kinds = {name: found[name].dtype.kind for name in ("features", "mean", "scale", "labels")}
+        if arrays[name].shape != shape:
+            yield f"its {name} has the shape {arrays[name].shape}, not {shape}"
+    kinds = {name: arrays[name].dtype.kind for name in ("features", "mean", "scale", "labels")}
     if kinds != {"features": "f", "mean": "f", "scale": "f", "labels": "i"}:
         yield "its arrays are not of the expected types"
     if labels.min() < 0 or labels.max() >= len(classes):
         yield f"its labels must be from 0 to {len(classes) - 1}"
-    if not all(np.isfinite(found[name]).all() for name in ("features", "mean", "scale")):
+    if not all(np.isfinite(arrays[name]).all() for name in ("features", "mean", "scale")):
         yield "it has values that are not finite"
 
 
-def _standardised(
-    features: NDArray[np.float32], mean: NDArray[Any], scale: NDArray[Any]
-) -> NDArray[np.float32]:
+def _standardised(features: Floats, mean: NDArray[Any], scale: NDArray[Any]) -> Floats:
     # The limit keeps float16 finite.
-    found: NDArray[np.float32] = ((features - mean) * scale).clip(-6e4, 6e4).astype(np.float32)
-    return found
+    return np.asarray(((features - mean) * scale).clip(-6e4, 6e4), np.float32)

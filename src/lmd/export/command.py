@@ -12,10 +12,10 @@ def export(run: Path, *, onnx: Path, overwrite: bool = False) -> None:
         run: A run folder or its model.json.
         onnx: The ONNX file to write.
     """
-    from lmd.export.export import export_run
-    from lmd.predict.engines import OnnxEngine
+    from lmd.export.export import export_onnx
+    from lmd.predict.onnx_files import OnnxEngine
 
-    written = export_run(run, onnx, overwrite=overwrite)
+    written = export_onnx(run, onnx, overwrite=overwrite)
     classes = len(OnnxEngine(written).classes)
     typer.echo(f"{written}: {written.stat().st_size / 1e6:.1f} MB, {classes} classes")
     typer.echo("in   images         uint8 (B, H, W, 3), RGB, any size")

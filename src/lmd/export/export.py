@@ -6,8 +6,7 @@ import logging
 import os
 import tempfile
 import warnings
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Sequence
 from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
@@ -45,37 +44,35 @@ def require_onnx(purpose: str) -> None:
         )
 
 
-def export_run(run: str | Path, onnx: str | Path, *, overwrite: bool = False) -> Path:
-    """Write the model of a run as ONNX, with its model card beside it if the run has a record."""
-    path, run = export_onnx(run, onnx, overwrite=overwrite), Path(run)
-    folder = run if run.is_dir() else run.parent
-    if (folder / "record.json").exists():
-        write_card(Run.open(folder).record, path.parent, exported=path)
-    return path
+def export_onnx(run: str | Path, onnx: str | Path, *, overwrite: bool = False) -> Path:
+    """Write the shipped model of a run as ONNX (``.onnx``), for batches of any size.
 
-
-def export_onnx(run: str | Path, path: str | Path, *, overwrite: bool = False) -> Path:
-    """Write the shipped model of a run to ``path`` (``.onnx``), for batches of any size."""
-    path = Path(path)
+    Its model card is written beside it if the run has a record.
+    """
+    run, path = Path(run), Path(onnx)
     check_output(path, "--onnx", ".onnx")
     if path.exists() and not overwrite:
         raise LmdError(f"{path} exists: choose another file, or replace it with --overwrite")
     require_onnx("exporting")
-    import onnx
+    from onnx import checker, compose, helper, load_from_string
 
-    model, spec = load_model(Path(run))
+    model, spec = load_model(run)
     size = spec.preprocessing.image_size
-    with tempfile.TemporaryDirectory() as folder:
-        raw = Path(folder) / "model.onnx"
-        trace(Deployed(model, spec), size, raw, "pixels", ["probabilities"])
-        graph = with_resize(onnx.load(raw), size)
+    core = load_from_string(traced(Deployed(model, spec), size, "pixels", ["probabilities"]))
+    before = resize_model(size, OPSET, core.ir_version)
+    # A name may occur in both; the prefix does not reach into the branches of the first.
+    core = compose.add_prefix(core, "model_", rename_inputs=False, rename_outputs=False)
+    graph = compose.merge_models(before, core, io_map=[("pixels", "pixels")])
     del graph.metadata_props[:]
     about = json.dumps(dataclasses.asdict(spec), ensure_ascii=False)
     classes = json.dumps(spec.classes, ensure_ascii=False)
-    onnx.helper.set_model_props(graph, {"classes": classes, "spec": about})
+    helper.set_model_props(graph, {"classes": classes, "spec": about})
     graph.producer_name, graph.producer_version = "lmd", spec.lmd_version
-    onnx.checker.check_model(graph)
+    checker.check_model(graph)
     atomic_write(path, graph.SerializeToString(), parents=True)
+    folder = run if run.is_dir() else run.parent
+    if (folder / "record.json").exists():
+        write_card(Run.open(folder).record, path.parent, exported=path)
     return path
 
 
@@ -94,12 +91,13 @@ class Deployed(nn.Module):
 
     def forward(self, images: Tensor) -> Tensor:
         """Return probabilities ``(B, K)``."""
-        logits: Tensor = self.model(self.normalised(images))
-        return (logits / self.temperature).softmax(1)
+        return self.answer(images)[0]
 
-    def normalised(self, images: Tensor) -> Tensor:
-        """Return the model's input ``(B, 3, S, S)``."""
-        return (images.permute(0, 3, 1, 2).float() - self.mean) / self.std
+    def answer(self, images: Tensor) -> tuple[Tensor, Tensor]:
+        """Return probabilities ``(B, K)`` and features ``(B, C)``."""
+        features = self.model.features((images.permute(0, 3, 1, 2).float() - self.mean) / self.std)
+        logits: Tensor = self.model.classifier(features)
+        return (logits / self.temperature).softmax(1), features
 
 
 class WithFeatures(Deployed):
@@ -107,40 +105,33 @@ class WithFeatures(Deployed):
 
     def forward(self, images: Tensor) -> tuple[Tensor, Tensor]:  # type: ignore[override]
         """Return probabilities and features."""
-        features = self.model.features(self.normalised(images))
-        logits: Tensor = self.model.classifier(features)
-        return (logits / self.temperature).softmax(1), features
+        return self.answer(images)
 
 
-def trace(deployed: Deployed, size: int, path: Path, name: str, outputs: Sequence[str]) -> None:
-    """Write the graph of a module for square images of ``size``; ``name`` is that of its input."""
+def traced(deployed: Deployed, size: int, name: str, outputs: Sequence[str]) -> bytes:
+    """Return the ONNX file of a module for square images of ``size``; its input is ``name``."""
     # Two images, because the exporter would treat a batch of one as a constant.
     example = torch.zeros(2, size, size, 3, dtype=torch.uint8)
-    with _without_warnings():
-        torch.onnx.export(
-            deployed.eval(),
-            (example,),
-            path,
-            input_names=[name],
-            output_names=list(outputs),
-            dynamic_shapes={"images": {0: torch.export.Dim("batch", min=1)}},
-            opset_version=OPSET,
-            dynamo=True,
-            external_data=False,
-            verbose=False,
-        )
-
-
-@contextmanager
-def _without_warnings() -> Iterator[None]:
-    """Suppress the exporter's warnings about its internals and about optional packages."""
     logger = logging.getLogger("torch.onnx")
     level = logger.level
-    logger.setLevel(logging.ERROR)
+    logger.setLevel(logging.ERROR)  # it warns about its internals and about optional packages
     try:
-        with warnings.catch_warnings():
+        with tempfile.TemporaryDirectory() as folder, warnings.catch_warnings():
             warnings.simplefilter("ignore")
-            yield
+            path = Path(folder) / "model.onnx"
+            torch.onnx.export(
+                deployed.eval(),
+                (example,),
+                path,
+                input_names=[name],
+                output_names=list(outputs),
+                dynamic_shapes={"images": {0: torch.export.Dim("batch", min=1)}},
+                opset_version=OPSET,
+                dynamo=True,
+                external_data=False,
+                verbose=False,
+            )
+            return path.read_bytes()
     finally:
         logger.setLevel(level)
 
@@ -148,26 +139,24 @@ def _without_warnings() -> Iterator[None]:
 class TracedEngine(Engine):
     """The model of a ``TorchEngine``, computed by onnxruntime; nothing stays on disk.
 
-    ``threads`` are those of one batch; 0 is one for each core. An ``LmdError`` if the model cannot
-    be exported or answers differently.
+    An ``LmdError`` if the model cannot be exported or answers differently.
     """
 
     _OUTPUTS = ("probabilities", "features")
 
-    def __init__(self, engine: TorchEngine, threads: int = 0) -> None:
+    def __init__(self, engine: TorchEngine) -> None:
         require_onnx("onnxruntime as engine")
         super().__init__(engine.spec)
         pixels = np.random.default_rng(0).integers(
             0, 256, (3, self.image_size, self.image_size, 3), dtype=np.uint8
         )
-        features = engine.features(pixels)
-        expected = engine.classify(features), features
+        expected = engine.answer(pixels)
         try:
-            self._session = self._exported(engine, threads or _cores())
+            self._session = self._exported(engine)
             answer = self.answer(pixels)
         except Exception as error:  # the exporter and onnxruntime raise many kinds
             raise LmdError(f"the model cannot be exported ({type(error).__name__})") from error
-        scale = max(float(np.abs(features).max()), 1.0)
+        scale = max(float(np.abs(expected[1]).max()), 1.0)
         gaps = [float(np.abs(a - b).max()) for a, b in zip(expected, answer, strict=True)]
         if not (gaps[0] <= CLOSE and gaps[1] <= 1e-3 * scale):
             raise LmdError(f"the exported model answers differently (by {gaps[0]:.2g})")
@@ -177,41 +166,22 @@ class TracedEngine(Engine):
         probabilities, features = self._session.run(self._OUTPUTS, {"images": pixels})
         return probabilities, features
 
-    def _exported(self, engine: TorchEngine, threads: int) -> Any:
+    def _exported(self, engine: TorchEngine) -> Any:
         import onnxruntime
 
         options = onnxruntime.SessionOptions()
-        options.intra_op_num_threads = threads
+        # All cores that this process may use; onnxruntime itself would take those of the machine.
+        cores = getattr(os, "sched_getaffinity", lambda _: range(os.cpu_count() or 1))(0)
+        options.intra_op_num_threads = len(cores)
         # Threads that wait would take the time of those that decode images.
         options.add_session_config_entry("session.intra_op.allow_spinning", "0")
-        with tempfile.TemporaryDirectory() as folder:
-            path = Path(folder) / "model.onnx"
-            deployed = WithFeatures(engine.model, engine.spec)
-            trace(deployed, self.image_size, path, "images", self._OUTPUTS)
-            return onnxruntime.InferenceSession(
-                path.read_bytes(), options, providers=["CPUExecutionProvider"]
-            )
-
-
-def _cores() -> int:
-    """Return the number of cores that this process may use."""
-    if hasattr(os, "sched_getaffinity"):
-        return len(os.sched_getaffinity(0))
-    return os.cpu_count() or 1
-
-
-def with_resize(core: Any, size: int) -> Any:
-    """Return a model that takes ``pixels``, preceded by ``resize_model``."""
-    from onnx import compose
-
-    before = resize_model(size, OPSET, core.ir_version)
-    # A name may occur in both; the prefix does not reach into the branches of the first.
-    core = compose.add_prefix(core, "model_", rename_inputs=False, rename_outputs=False)
-    return compose.merge_models(before, core, io_map=[("pixels", "pixels")])
+        deployed = WithFeatures(engine.model, engine.spec)
+        file = traced(deployed, self.image_size, "images", self._OUTPUTS)
+        return onnxruntime.InferenceSession(file, options, providers=["CPUExecutionProvider"])
 
 
 def resize_model(size: int, opset: int, ir_version: int) -> Any:
-    """Return a model from ``images (B, H, W, 3)`` to ``pixels (B, S, S, 3)``, both uint8."""
+    """Return a graph from ``images (B, H, W, 3)`` to ``pixels (B, S, S, 3)``, both uint8."""
     from onnx import parser
 
     text = _GRAPH.format(

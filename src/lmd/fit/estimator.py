@@ -19,8 +19,7 @@ from lmd.data.source import Columns, Source
 from lmd.fit.spec import resolve
 from lmd.fit.train import train_spec
 from lmd.methods import DEFAULT, find_method
-from lmd.predict.images import fitted
-from lmd.predict.predictor import Predictor, load
+from lmd.predict.predictor import Predictor, fitted, load
 
 try:
     from sklearn.base import BaseEstimator, ClassifierMixin

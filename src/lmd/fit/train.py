@@ -25,7 +25,6 @@ from lmd.base.distributed import (
     rank,
 )
 from lmd.base.errors import LmdError
-from lmd.base.files import atomic_write
 from lmd.base.progress import Display
 from lmd.base.text import counted
 from lmd.data.checks import quick_check
@@ -34,8 +33,7 @@ from lmd.data.loaders import Normalise
 from lmd.data.source import Columns, Source
 from lmd.data.table import PARTS
 from lmd.decisions.policy import answers_of
-from lmd.explain.examples import FILE, make_examples
-from lmd.explain.features import keep, size_line
+from lmd.explain.examples import write_examples
 from lmd.fit import recording
 from lmd.fit.spec import Spec, open_run, resolve
 from lmd.fit.tracking import Tracking, checked_trackers
@@ -44,6 +42,7 @@ from lmd.methods.stage import Stages, Task
 from lmd.model import Model, Preprocessing, build_model
 from lmd.model.files import HeldOut, ModelSpec, Prior, save_model
 from lmd.predict.engines import TorchEngine
+from lmd.predict.novelty import fit_flag
 from lmd.report.card import write_card
 from lmd.report.page import write_report
 from lmd.runs.folder import WRITTEN_AGAIN, Run
@@ -284,6 +283,8 @@ def _announce(ready: Ready, record: Record, display: Display) -> None:
     if data.skipped:
         display.say(f"  data: {len(data.skipped)} images were skipped; the record names them.")
     if ready.spec.keep_features:
+        from lmd.explain.neighbours import size_line
+
         count = int(data.counts("train").sum())
         display.say(f"  {size_line(count, ready.model.classifier.in_features)}")
 
@@ -413,19 +414,24 @@ def _finish(
     if rank() > 0:
         return record
     features = {part: found.numpy() for part, (found, _) in encoded.items()}
-    kept = keep(features, ready.data, predictions, neighbours=ready.spec.keep_features)
-    record = record.replaced(novelty=kept.info)
+    train, test = ready.data.table.part("train"), predictions.parts.get("test")
+    novelty, flag = fit_flag(features, train.labels, None if test is None else test.groups)
+    record = record.replaced(novelty=flag)
     description = ready.description(record.model.temperature, *answers_of(record, predictions))
-    save_model(ready.model, run.path, description)
-    kept.write(run.path)
+    digest = save_model(ready.model, run.path, description)
+    if novelty is not None:
+        novelty.save(run.path, digest)
+    if ready.spec.keep_features:
+        from lmd.explain.neighbours import Neighbours
+
+        index = Neighbours.of(features["train"], train.labels, train.classes)
+        index.save(run.path, digest)
     if model_only:
         run.write_record(record)
         return record
     if ready.spec.images:
         engine = TorchEngine(ready.model, description, ready.device)
-        examples = make_examples(engine, ready.data, predictions)
-        if examples is not None:
-            atomic_write(run.path / FILE, examples.to_bytes())
+        write_examples(run.path, engine, ready.data, predictions)
     record = recording.scored(record, predictions).replaced(finished=recording.now())
     run.write_predictions(predictions)
     run.write_record(record)

@@ -17,7 +17,6 @@ from lmd.base.errors import LmdError
 from lmd.base.progress import Display
 from lmd.data.table import PARTS
 from lmd.decisions.policy import answers_of
-from lmd.explain.features import Kept, flag_of
 from lmd.fit.recording import NO_VALIDATION, data_info, new_record, now, scored
 from lmd.frozen.choose import METHOD_OF, TITLES, Calibrated, solve
 from lmd.frozen.classifier import NAME, FeatureClassifier
@@ -26,6 +25,8 @@ from lmd.frozen.features import feature_table
 from lmd.methods import METHODS
 from lmd.model import Model
 from lmd.model.files import ModelSpec, save_model
+from lmd.predict.novelty import Novelty, fit_flag
+from lmd.predict.record import NoveltyInfo
 from lmd.report.card import write_card
 from lmd.report.page import write_report
 from lmd.runs.folder import Run
@@ -108,18 +109,19 @@ def calibrate_run(
         display.stop()
     seconds = {"features": middle - started, "fit": time.perf_counter() - middle}
     record = new_record(folder.name, command, here, **_record_parts(encoded, calibrated))
-    flag = _flag(encoded)
+    novelty, flag = _flag(encoded)
     record = scored(record, calibrated.predictions).replaced(
         created=created,
         finished=now(),
         status="finished",
         timings={key: round(value, 3) for key, value in seconds.items()},
-        novelty=flag.info,
+        novelty=flag,
     )
     run = Run.create(folder, overwrite=overwrite)
     if encoded.model is not None and encoded.spec is not None:
-        _write_model(run, encoded.model, encoded.spec, calibrated, record)
-        flag.write(run.path)
+        digest = _write_model(run, encoded.model, encoded.spec, calibrated, record)
+        if novelty is not None:
+            novelty.save(run.path, digest)
     calibrated.classifier.save(run.path / NAME)
     run.write_predictions(calibrated.predictions)
     run.write_record(record)
@@ -128,15 +130,13 @@ def calibrate_run(
     return run
 
 
-def _flag(encoded: Encoded) -> Kept:
+def _flag(encoded: Encoded) -> tuple[Novelty, NoveltyInfo] | tuple[None, None]:
     """Return the flag for images unlike the training images, of a complete image model."""
     if encoded.model is None:
-        return Kept()
+        return None, None
     table, features = encoded.features.table, encoded.features.features
-    train, validation, test = (encoded.features.rows(part) for part in PARTS)
-    held_out = {"validation": features[validation], "test": features[test]}
-    groups = table.part("test").group_numbers()
-    return flag_of(features[train], table.labels[train], held_out, groups)
+    parts = {part: features[encoded.features.rows(part)] for part in PARTS}
+    return fit_flag(parts, table.part("train").labels, table.part("test").group_numbers())
 
 
 def _record_parts(encoded: Encoded, calibrated: Calibrated) -> dict[str, Any]:
@@ -206,8 +206,8 @@ def _notes(calibrated: Calibrated) -> list[str]:
 
 def _write_model(
     run: Run, model: Model, spec: ModelSpec, calibrated: Calibrated, record: Record
-) -> None:
-    """Write the encoder with its new classifier as an image model."""
+) -> str:
+    """Write the encoder with its new classifier as an image model; return its digest."""
     weight, bias = (
         torch.from_numpy(a) for a in (calibrated.classifier.weight, calibrated.classifier.bias)
     )
@@ -225,4 +225,4 @@ def _write_model(
         held_out=held_out,
         lmd_version=__version__,
     )
-    save_model(model, run.path, new)
+    return save_model(model, run.path, new)

@@ -14,14 +14,15 @@ from lmd.base.progress import Display
 from lmd.base.text import as_toml
 from lmd.data.dataset import Dataset, plan_data
 from lmd.data.source import Columns, Source
-from lmd.explain.features import images_of_run, place_of
+from lmd.explain.features import images_of_run, source_of
 from lmd.frozen.features import FeatureTable, read_features
 from lmd.model import Model, build_model
 from lmd.model.backbones import names
 from lmd.model.backbones.weights import NoWeights
 from lmd.model.files import ModelSpec, load_model
-from lmd.predict.engines import TorchEngine, open_session
-from lmd.predict.predictor import Predictor
+from lmd.predict.engines import TorchEngine
+from lmd.predict.onnx_files import open_session
+from lmd.predict.predictor import Predictor, in_batches
 from lmd.runs.folder import of_one_model
 from lmd.runs.protocol import Protocol, load_protocol
 from lmd.runs.record import Request
@@ -166,8 +167,7 @@ def _from_run(path: Path, moved: str | None, device: torch.device, display: Disp
         mix=spec.prior.kind if spec.prior else "training",
         single=True,
     )
-    place, columns = place_of(record.request, moved)
-    source = Source(place, Columns.of(columns), record.request.skip_bad)
+    source = source_of(record.request, moved)
     return Encoded(
         _with_classifier(table, model.classifier),
         replace(data, images=None, warnings=()),
@@ -246,7 +246,8 @@ def encode_images(
     """Return the features ``(N, C)`` of the evaluation view of all images."""
     images = data.part()
     display.start("encoding images", len(images))
-    features = Predictor(TorchEngine(model, spec, device)).infer(images, tick=display.step).features
+    predictor = Predictor(TorchEngine(model, spec, device))
+    features = predictor.infer(in_batches(images, display.step)).features
     model.cpu()
     if features is None or not np.isfinite(features).all():
         raise LmdError("the encoder gives NaN or infinite features: its weights are damaged")

@@ -135,8 +135,11 @@ class ModelSpec:
         return self
 
 
-def save_model(model: Model, path: Path, spec: ModelSpec) -> None:
-    """Write ``model.safetensors`` (float32) and ``model.json`` into the folder ``path``."""
+def save_model(model: Model, path: Path, spec: ModelSpec) -> str:
+    """Write ``model.safetensors`` (float32) and ``model.json`` into the folder ``path``.
+
+    Return the SHA-256 of the weights.
+    """
     shape = (model.classifier.out_features, model.classifier.in_features)
     if shape != (len(spec.classes), spec.feature_dim):
         raise LmdError(
@@ -149,7 +152,8 @@ def save_model(model: Model, path: Path, spec: ModelSpec) -> None:
         copy = tensor.detach().cpu().clone(memory_format=torch.contiguous_format)
         tensors[name] = copy.float() if copy.is_floating_point() else copy
     packed = pack_tensors(tensors, metadata={"format": "pt"})
-    header = {"format": FORMAT, "sha256": hashlib.sha256(packed).hexdigest()}
+    digest = hashlib.sha256(packed).hexdigest()
+    header = {"format": FORMAT, "sha256": digest}
     text = json.dumps(header | dataclasses.asdict(spec), indent=2, ensure_ascii=False) + "\n"
     # Lists of numbers on one line; a line break inside brackets is never part of a string.
     text = re.sub(r"\[\n[-+.\de,\s]*\]", lambda match: " ".join(match[0].split()), text)
@@ -158,6 +162,7 @@ def save_model(model: Model, path: Path, spec: ModelSpec) -> None:
     except OSError as error:
         raise LmdError(f"cannot create the folder {path}: {error.strerror}") from error
     atomic_write_all({path / "model.safetensors": packed, path / "model.json": text.encode()})
+    return digest
 
 
 def read_spec(content: Any, where: str) -> ModelSpec:

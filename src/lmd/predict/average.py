@@ -3,7 +3,6 @@
 import re
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from itertools import accumulate
 from pathlib import Path
 from typing import Annotated, Literal
 
@@ -48,16 +47,11 @@ class AverageEngine(Engine):
         super().__init__(spec)
         self.engines = tuple(engines)
 
-    def features(self, pixels: Pixels) -> Floats:
-        """Return the features of all models ``(B, C)`` of images already resized."""
-        return np.concatenate([engine.features(pixels) for engine in self.engines], axis=1)
-
-    def classify(self, features: Floats) -> Floats:
-        """Return the mean probabilities ``(B, K)`` of ``features (B, C)``."""
-        parts = _split(features, [engine.spec.feature_dim for engine in self.engines])
-        pairs = zip(self.engines, parts, strict=True)
-        mean = np.mean([engine.classify(part) for engine, part in pairs], axis=0, dtype=np.float64)
-        return np.asarray(mean, np.float32)
+    def answer(self, pixels: Pixels) -> tuple[Floats, Floats]:
+        """Return the mean probabilities ``(B, K)`` and the features of all models ``(B, C)``."""
+        probabilities, features = zip(*(e.answer(pixels) for e in self.engines), strict=True)
+        mean = np.mean(probabilities, axis=0, dtype=np.float64)
+        return np.asarray(mean, np.float32), np.concatenate(features, axis=1)
 
 
 @dataclass(frozen=True)
@@ -65,18 +59,13 @@ class Majority:
     """The flag of several models: an image is flagged if more than half of them flag it."""
 
     members: tuple[Novelty, ...]
-    widths: tuple[int, ...]
 
     def unlike(self, features: Floats, above: float = ABOVE) -> NDArray[np.bool_]:
         """Return which of ``features (N, C)``, side by side, most of the models flag."""
-        pairs = zip(self.members, _split(features, self.widths), strict=True)
-        votes = np.mean([novelty.unlike(part, above) for novelty, part in pairs], axis=0)
+        ends = np.cumsum([novelty.means.shape[1] for novelty in self.members])
+        parts = zip(self.members, np.split(features, ends[:-1], axis=1), strict=True)
+        votes = np.mean([novelty.unlike(part, above) for novelty, part in parts], axis=0)
         return np.asarray(votes > 0.5)
-
-
-def _split(features: Floats, widths: Sequence[int]) -> list[Floats]:
-    parts = np.split(features, list(accumulate(widths))[:-1], axis=1)
-    return [np.ascontiguousarray(part) for part in parts]
 
 
 def save_average(folder: Path, members: list[str]) -> Path:
@@ -104,35 +93,28 @@ def load_average(
         ) from None
     engines, novelties = [], []
     for member in file.members:
-        place = folder / member.folder
-        model, spec, digest = read_model(place)
+        member_path = folder / member.folder
+        model, spec, digest = read_model(member_path)
         if digest != member.sha256:
-            raise LmdError(f"model file {path}: the model in {place} is another one; restore it")
+            why = f"the model in {member_path} is another one; restore it"
+            raise LmdError(f"model file {path}: {why}")
         engines.append(TorchEngine(model, spec, device))
-        novelties.append(load_novelty(place, spec.feature_dim, digest))
-    members = tuple(novelty for novelty in novelties if novelty is not None)
-    widths = tuple(engine.spec.feature_dim for engine in engines)
-    majority = Majority(members, widths) if len(members) == len(engines) else None
-    return AverageEngine(engines, _common_spec(path, engines)), majority
+        novelties.append(load_novelty(member_path, spec.feature_dim, digest))
+    flags = tuple(novelty for novelty in novelties if novelty is not None)
+    majority = Majority(flags) if len(flags) == len(engines) else None
+    return AverageEngine(engines, _common_spec(path, [e.spec for e in engines])), majority
 
 
-def _common_spec(path: Path, engines: list[TorchEngine]) -> ModelSpec:
+def _common_spec(path: Path, specs: list[ModelSpec]) -> ModelSpec:
     """Describe the average; validation images of one model do not speak for all."""
-    specs = [engine.spec for engine in engines]
     first = specs[0]
     for spec in specs[1:]:
         if (spec.classes, spec.preprocessing) != (first.classes, first.preprocessing):
             raise LmdError(f"model file {path}: its models have other classes or image sizes")
-    counts = np.mean([spec.class_counts for spec in specs], axis=0).round().astype(int)
+    counts = np.mean([spec.class_counts for spec in specs], axis=0).round().astype(int).tolist()
     priors = [spec.prior for spec in specs if spec.prior is not None]
     prior = None
     if len(priors) == len(specs) and len({prior.kind for prior in priors}) == 1:
         shares = np.mean([prior.shares for prior in priors], axis=0)
         prior = Prior(priors[0].kind, tuple((shares / shares.sum()).tolist()))
-    return replace(
-        first,
-        temperature=1.0,
-        class_counts=tuple(counts.tolist()),
-        prior=prior,
-        held_out=None,
-    )
+    return replace(first, temperature=1.0, class_counts=tuple(counts), prior=prior, held_out=None)

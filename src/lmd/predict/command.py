@@ -11,8 +11,10 @@ from lmd.base.text import counted, shorten
 from lmd.decisions.decide import Decide
 
 
-def say_passed_over(others: Sequence[Path]) -> None:
-    """Name the files in folders of images that are not images."""
+def report_left_out(skipped: Sequence[str], others: Sequence[Path]) -> None:
+    """Print why images were skipped, and which files in folders of images are not images."""
+    for problem in skipped:
+        typer.secho(f"skipped: {problem}", fg="yellow", err=True)
     if others:
         text = "{n} [file is|files are] not [an image|images] and [was|were] passed over: "
         names = shorten([str(path) for path in others])
@@ -56,7 +58,7 @@ def predict(
     predictor = load(model, choose_device(device))
     with Display() as display:
         display.start("predicting", len(paths))
-        found = predictor.predict(
+        prediction = predictor.predict(
             paths,
             batch_size=batch_size,
             skip_bad=skip_bad,
@@ -65,17 +67,21 @@ def predict(
             unlike_above=unlike_above,
             tta=tta,
         )
-    found.write_csv(out)
-    if decide.coverage is not None and found.policy.sets is not None:
-        for line in describe_guarantees(found.policy.sets, found.classes, decide.coverage):
+    prediction.write_csv(out)
+    if decide.coverage is not None and prediction.policy.sets is not None:
+        for line in describe_guarantees(
+            prediction.policy.sets, prediction.classes, decide.coverage
+        ):
             typer.echo(line)
-    if found.policy.refers:
-        typer.echo(f"{int(found.decided.refer.sum())} of {len(found.names)} images are referred")
-    for problem in found.skipped:
-        typer.secho(f"skipped: {problem}", fg="yellow", err=True)
-    say_passed_over(others)
-    for note in found.notes:
+    if prediction.policy.refers:
+        typer.echo(
+            f"{int(prediction.decided.refer.sum())} of {len(prediction.names)} images are referred"
+        )
+    report_left_out(prediction.skipped, others)
+    for note in prediction.notes:
         typer.echo(note)
-    typer.echo(f"{len(found.names)} images predicted, {len(found.skipped)} skipped: {out}")
-    if found.unlike_training is not None:
-        typer.echo(f"{int(found.unlike_training.sum())} images are unlike the training images")
+    typer.echo(
+        f"{len(prediction.names)} images predicted, {len(prediction.skipped)} skipped: {out}"
+    )
+    if prediction.unlike_training is not None:
+        typer.echo(f"{int(prediction.unlike_training.sum())} images are unlike the training images")

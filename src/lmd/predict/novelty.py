@@ -2,8 +2,8 @@
 
 import hashlib
 import math
-from collections.abc import Iterator
-from dataclasses import dataclass
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -14,28 +14,55 @@ from safetensors.numpy import save
 
 from lmd.base.errors import LmdError
 from lmd.base.files import atomic_write
-from lmd.model.files import weights_digest
+from lmd.predict.record import NoveltyInfo
 
-Floats = NDArray[np.float64]
+Features = NDArray[np.float32]
+FILE = "novelty.safetensors"
+CHECKSUM = "sha256"
 DIRECTIONS = 128  # at most; all other directions share one variance
 ABOVE = 0.99  # an image farther away than this share of the validation images is flagged
+_REMEDY = "copy it again, or remove it to predict without the flag"
 
 
 @dataclass(frozen=True)
-class Gaussians:
+class Novelty:
     """Gaussians of the classes that have training images, with one covariance for all of them.
 
     ``means (K', C)``; the covariance has the orthonormal directions ``basis (C, D)`` with
-    ``variances (D,)``, and the variance ``rest`` in every other direction.
+    ``variances (D,)``, and the variance ``rest`` in every other direction. ``validation (M,)`` are
+    the distances of the validation images.
     """
 
-    means: NDArray[np.float32]
-    basis: NDArray[np.float32]
-    variances: NDArray[np.float32]
+    means: Features
+    basis: Features
+    variances: Features
     rest: float
+    validation: Features
 
-    def distances(self, features: NDArray[np.float32]) -> NDArray[np.float32]:
-        """Mahalanobis distance of ``features (N, C)`` to the nearest class: ``(N,)``.
+    @classmethod
+    def fit(
+        cls,
+        features: Features,
+        labels: NDArray[np.int64],
+        validation: Features,
+        directions: int = DIRECTIONS,
+    ) -> "Novelty":
+        """Fit class means and the shrunk covariance within classes of ``features (N, C)``."""
+        classes, index = np.unique(labels, return_inverse=True)
+        means = np.stack([features[labels == k].mean(0, dtype=np.float64) for k in classes])
+        values, vectors = np.linalg.eigh(shrunk_covariance(features - means[index]))
+        count = min(directions, len(values) - 1)
+        fitted = cls(
+            means=means.astype(np.float32),
+            basis=np.ascontiguousarray(vectors[:, ::-1][:, :count]).astype(np.float32),
+            variances=values[::-1][:count].astype(np.float32),
+            rest=float(values[::-1][count:].mean()),
+            validation=np.zeros(0, np.float32),
+        )
+        return replace(fitted, validation=fitted.distances(validation))
+
+    def distances(self, features: Features) -> Features:
+        """Return the Mahalanobis distance of ``features (N, C)`` to the nearest class: ``(N,)``.
 
         Lee et al. 2018, "A Simple Unified Framework for Detecting Out-of-Distribution Samples and
         Adversarial Attacks", equation 2. It is divided by √C, so that it does not depend on C.
@@ -48,30 +75,55 @@ class Gaussians:
             away = features - mean
             squares = (away**2).sum(1) / self.rest + (away @ basis) ** 2 @ gain
             nearest = np.minimum(nearest, squares)
-        width = self.means.shape[1]
-        found: NDArray[np.float32] = np.sqrt(np.maximum(nearest, 0) / width).astype(np.float32)
-        return found
+        distances = np.sqrt(np.maximum(nearest, 0) / self.means.shape[1])
+        return np.asarray(distances, np.float32)
+
+    def unlike(self, features: Features, above: float = ABOVE) -> NDArray[np.bool_]:
+        """Return which ``features (N, C)`` are farther than ``above`` of the validation images."""
+        return self.distances(features) > flag_threshold(self.validation, above)
+
+    def save(self, folder: Path, model_sha256: str) -> None:
+        """Write ``novelty.safetensors`` beside the model with these weights."""
+        tensors: dict[str, NDArray[Any]] = {
+            "means": self.means,
+            "basis": self.basis,
+            "variances": self.variances,
+            "rest": np.array([self.rest], np.float64),
+            "validation": np.sort(self.validation).astype(np.float32),
+        }
+        # A tensor, because safetensors writes several values of metadata in any order.
+        tensors[CHECKSUM] = _digest(tensors)
+        atomic_write(folder / FILE, save(tensors, metadata={"model_sha256": model_sha256}))
 
 
-def fit_gaussians(
-    features: NDArray[np.float32], labels: NDArray[np.int64], directions: int = DIRECTIONS
-) -> Gaussians:
-    """Class means and the shrunk covariance within classes of ``features (N, C)``."""
-    means = np.stack([features[labels == k].mean(0, dtype=np.float64) for k in np.unique(labels)])
-    own = np.unique(labels, return_inverse=True)[1]
-    values, vectors = np.linalg.eigh(shrunk_covariance(features - means[own]))
-    kept = min(directions, len(values) - 1)
-    top, others = values[::-1][:kept], values[::-1][kept:]
-    return Gaussians(
-        means=means.astype(np.float32),
-        basis=np.ascontiguousarray(vectors[:, ::-1][:, :kept]).astype(np.float32),
-        variances=top.astype(np.float32),
-        rest=float(others.mean()),
+def fit_flag(
+    features: Mapping[str, Features], labels: NDArray[np.int64], groups: NDArray[Any] | None
+) -> tuple[Novelty, NoveltyInfo] | tuple[None, None]:
+    """Fit the flag to the features ``(N, C)`` of each part, and describe it for the record.
+
+    ``labels`` are of the training part, ``groups`` of the test part. Without validation images
+    there is no flag: training images are nearer to their own Gaussians than new images are, so they
+    cannot give the threshold.
+    """
+    from lmd.scoring.scores import share_of
+
+    finite = all(np.isfinite(array).all() for array in features.values())
+    if not len(features.get("validation", ())) or not finite:
+        return None, None
+    novelty = Novelty.fit(features["train"], labels, features["validation"])
+    flagged = None
+    if len(features.get("test", ())):
+        flagged = share_of(novelty.unlike(features["test"]), groups)
+    return novelty, NoveltyInfo(
+        above=ABOVE,
+        threshold=flag_threshold(novelty.validation),
+        images=len(novelty.validation),
+        flagged=flagged,
     )
 
 
-def shrunk_covariance(residuals: Floats) -> Floats:
-    """The covariance ``(C, C)`` of ``residuals (N, C)`` with mean 0, shrunk to a multiple of I.
+def shrunk_covariance(residuals: NDArray[np.float64]) -> NDArray[np.float64]:
+    """Return the covariance of ``residuals (N, C)`` with mean 0, shrunk to a multiple of I: (C, C).
 
     Ledoit and Wolf 2004, "A well-conditioned estimator for large-dimensional covariance matrices",
     equations 13 to 15. It has an inverse even if there are fewer images than features.
@@ -85,13 +137,13 @@ def shrunk_covariance(residuals: Floats) -> Floats:
     share = min(max(noise / spread, 0.0), 1.0) if spread > 0 else 1.0
     # Features that never change would have the variance 0, which has no inverse.
     floor = 1e-6 * max(size, 1e-12)
-    shrunk: Floats = (1 - share) * sample
+    shrunk: NDArray[np.float64] = (1 - share) * sample
     shrunk[np.diag_indices(width)] += share * size + floor
     return shrunk
 
 
 def flag_threshold(distances: NDArray[Any], above: float = ABOVE) -> float:
-    """The distance above which an image is flagged: the ⌈(n + 1) ``above``⌉-th smallest of n.
+    """Return the distance to exceed for a flag: the ⌈(n + 1) ``above``⌉-th smallest of n.
 
     A new image of the same kind is flagged with a probability of at most ``1 - above``. If there
     are too few images for that, it is the largest, and the probability is 1 / (n + 1).
@@ -103,23 +155,6 @@ def flag_threshold(distances: NDArray[Any], above: float = ABOVE) -> float:
     # Without the small number, 200 · 0.99 would be above 198.
     place = min(math.ceil((n + 1) * above - 1e-9), n)
     return float(np.sort(distances)[max(place, 1) - 1])
-
-
-FILE = "novelty.safetensors"
-CHECKSUM = "sha256"
-_REMEDY = "copy it again, or remove it to predict without the flag"
-
-
-@dataclass(frozen=True)
-class Novelty:
-    """Gaussians of the training features, and the distances of the validation images ``(M,)``."""
-
-    gaussians: Gaussians
-    validation: NDArray[np.float32]
-
-    def unlike(self, features: NDArray[np.float32], above: float = ABOVE) -> NDArray[np.bool_]:
-        """Which of ``features (N, C)`` are farther away than ``above`` of the validation images."""
-        return self.gaussians.distances(features) > flag_threshold(self.validation, above)
 
 
 def checked_above(above: float | None, can_flag: bool) -> float:
@@ -134,23 +169,6 @@ def checked_above(above: float | None, can_flag: bool) -> float:
             "the training images: leave out the option, or train the run again"
         )
     return above
-
-
-def save_novelty(novelty: Novelty, folder: Path) -> Path:
-    """Write ``novelty.safetensors`` beside the model that it belongs to."""
-    gaussians = novelty.gaussians
-    tensors: dict[str, NDArray[Any]] = {
-        "means": gaussians.means,
-        "basis": gaussians.basis,
-        "variances": gaussians.variances,
-        "rest": np.array([gaussians.rest], np.float64),
-        "validation": np.sort(novelty.validation).astype(np.float32),
-    }
-    path = folder / FILE
-    # A tensor, because safetensors writes several values of metadata in any order.
-    tensors[CHECKSUM] = _digest(tensors)
-    atomic_write(path, save(tensors, metadata={"model_sha256": weights_digest(folder)}))
-    return path
 
 
 def load_novelty(folder: Path, width: int, model_sha256: str) -> Novelty | None:
@@ -171,14 +189,12 @@ def load_novelty(folder: Path, width: int, model_sha256: str) -> Novelty | None:
         problem = "it is damaged, as its checksum shows"
     if problem is not None:
         raise LmdError(f"{path} does not fit: {problem}; {_REMEDY}")
-    gaussians = Gaussians(
-        tensors["means"], tensors["basis"], tensors["variances"], float(tensors["rest"][0])
-    )
-    return Novelty(gaussians, tensors["validation"])
+    means, basis, variances = (tensors[name] for name in ("means", "basis", "variances"))
+    return Novelty(means, basis, variances, float(tensors["rest"][0]), tensors["validation"])
 
 
 def _digest(tensors: dict[str, NDArray[Any]]) -> NDArray[np.uint8]:
-    """SHA-256 over names, types, shapes and values, ``(32,)``."""
+    """Return SHA-256 over names, types, shapes and values, ``(32,)``."""
     digest = hashlib.sha256()
     for name, array in sorted(tensors.items()):
         digest.update(f"{name} {array.dtype} {array.shape}\n".encode())
@@ -187,7 +203,7 @@ def _digest(tensors: dict[str, NDArray[Any]]) -> NDArray[np.uint8]:
 
 
 def _problems(tensors: dict[str, NDArray[Any]], width: int) -> Iterator[str]:
-    """What is wrong with the tensors of a file; each check needs those before it."""
+    """Yield what is wrong with the tensors of a file; each check needs those before it."""
     missing = {"means", "basis", "variances", "rest", "validation", CHECKSUM} - tensors.keys()
     if missing:
         yield f"it has no {', '.join(sorted(missing))}"

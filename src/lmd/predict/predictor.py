@@ -1,35 +1,172 @@
 """Predict images with a shipped model."""
 
-from collections.abc import Callable, Iterator, Sequence, Sized
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass
-from itertools import islice
+from dataclasses import dataclass, field
+from itertools import compress, islice
 from os import PathLike
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 import torch
 from numpy.typing import NDArray
+from PIL.Image import Image as PillowImage
 
 from lmd.base.errors import LmdError
-from lmd.base.files import atomic_write
-from lmd.base.text import csv_text, no_formula, shorten
-from lmd.data.images import frames_note, quiet_decoders
+from lmd.base.files import FOLDER, MISSING, atomic_write, what_is
+from lmd.base.text import csv_text, no_formula, printable, shorten
+from lmd.data.images import (
+    Decoded,
+    frames_note,
+    open_image,
+    quiet_decoders,
+    resize,
+    rgb_pixels,
+    unreadable,
+)
+from lmd.data.walk import images_of, tree_below
 from lmd.decisions.decide import CostTable, Decide, Prevalence
 from lmd.decisions.policy import Decided, Policy, extra_columns, policy_of
 from lmd.model.files import AVERAGE, read_model
-from lmd.predict.engines import Engine, OnnxEngine, Pixels, TorchEngine
-from lmd.predict.images import Given, Image, find_images, fitted, listed, mirrored
+from lmd.predict.engines import Engine, Floats, Pixels, TorchEngine
 from lmd.predict.novelty import ABOVE, Novelty, checked_above, load_novelty
-from lmd.scoring.conformal import Guarantee
 
 if TYPE_CHECKING:
-    from lmd.explain.heat_map import Explanation
+    from lmd.data.table import Part
+    from lmd.explain.explanation import Explanation
     from lmd.explain.neighbours import Neighbours
     from lmd.predict.average import Majority
+    from lmd.scoring.conformal import Guarantee
 
-__all__ = ["Predictor", "find_images", "load"]
+BATCH = 64
+SHOWN = 5  # images in the representation
+Image = str | Path | PillowImage | NDArray[np.uint8] | NDArray[np.uint16]
+Given = Image | LmdError  # an error stands for what cannot be read
+Tick = Callable[[int, int], None]
+
+
+def find_images(
+    paths: Iterable[str | Path], others: list[Path] | None = None
+) -> list[Path | LmdError]:
+    """Return the files, and the images in the folders, which are those that training sees.
+
+    Folders that cannot be listed, pipes, sockets, devices and names that are not UTF-8 are in the
+    list as errors, which are raised by the prediction or counted as skipped. Files that are not
+    images are added to ``others``.
+    """
+    images: list[Path | LmdError] = []
+    for path in map(Path, paths):
+        state = what_is(path)
+        if state == FOLDER:
+            tree = tree_below(path)
+            refused = [unreadable(at, why) for at, why in (tree.unlisted | tree.special).items()]
+            inside = images_of(tree.files, path)
+            rest = sorted({*tree.files} - {*inside})
+            if not inside and not refused:
+                names = f": {shorten([file.name for file in rest])} are not images" if rest else ""
+                raise LmdError(f"there are no images in the folder {path}{names}")
+            images += [*map(_checked_name, inside), *refused]
+            if others is not None:
+                others += rest
+        elif state == MISSING:
+            raise LmdError(f"image {path} does not exist")
+        else:
+            images.append(_checked_name(path))
+    return images
+
+
+def _checked_name(path: Path) -> Path | LmdError:
+    """Return the path, or an error if its name cannot be written to a file."""
+    if printable(str(path)) == str(path):
+        return path
+    return LmdError(f"the name of the file {printable(str(path))} is not UTF-8: rename it")
+
+
+def _listed(images: Given | Sequence[Given], others: list[Path]) -> list[Given]:
+    """Return single images; folders and arrays ``(N, H, W, C)`` are replaced by their images."""
+    several = isinstance(images, Iterable) and not isinstance(images, str | bytes | PillowImage)
+    if isinstance(images, np.ndarray):
+        several = images.ndim == 4
+    given: Iterable[Given] = images if several else [images]  # type: ignore[assignment, list-item]
+    singles: list[Given] = []
+    for image in given:
+        if not isinstance(image, str | Path):
+            singles.append(image)
+        elif what_is(Path(image)) == FOLDER:
+            singles += find_images([image], others)
+        else:
+            name = _checked_name(Path(image))
+            singles.append(name if isinstance(name, LmdError) else image)
+    return singles
+
+
+def fitted(image: Image, name: str, size: int) -> Decoded:
+    """Return pixels ``(size, size, 3)`` as in training, and the number of frames."""
+    if not isinstance(image, str | Path):
+        return Decoded(resize(rgb_pixels(image, name), size))
+    with open_image(image) as full:
+        return Decoded(resize(full.pixels, size), full.frames)
+
+
+@dataclass
+class _Reading:
+    """Images that become batches of a ``size``.
+
+    What is read is noted: ``names`` of images, why others are ``skipped``, and how many ``frames``
+    a file has if it has several.
+    """
+
+    images: list[Given]
+    size: int
+    skip_bad: bool
+    names: list[str] = field(default_factory=list)
+    skipped: list[str] = field(default_factory=list)
+    frames: dict[str, int] = field(default_factory=dict)
+
+    def batches(self, batch_size: int, tick: Tick | None) -> Iterator[Pixels]:
+        """Yield the pixels ``(B, S, S, 3)`` of readable images, which are read one batch ahead."""
+        with quiet_decoders(), ThreadPoolExecutor() as pool:
+            numbers, done = iter(range(len(self.images))), 0
+            waiting = [pool.submit(self._read, i) for i in islice(numbers, batch_size)]
+            while waiting:
+                ahead = [pool.submit(self._read, i) for i in islice(numbers, batch_size)]
+                read = [future.result() for future in waiting]
+                problems = [str(pixels) for _, pixels in read if isinstance(pixels, LmdError)]
+                if problems and not self.skip_bad:
+                    raise LmdError(f"{problems[0]}\nUse --skip-bad to leave out such images.")
+                self.skipped += problems
+                good = [(name, pixels) for name, pixels in read if isinstance(pixels, np.ndarray)]
+                self.names += [name for name, _ in good]
+                if good:
+                    yield np.stack([pixels for _, pixels in good])
+                done += len(waiting)
+                if tick is not None:
+                    tick(done, len(self.images))
+                waiting = ahead
+
+    def _read(self, number: int) -> tuple[str, Pixels | LmdError]:
+        image = self.images[number]
+        name = str(image) if isinstance(image, str | Path) else f"image {number}"
+        if isinstance(image, LmdError):
+            return name, image
+        try:
+            pixels, count = fitted(image, name, self.size)
+        except LmdError as error:
+            return name, error
+        except MemoryError:
+            return name, LmdError(f"image {name} needs more memory than there is: shrink it")
+        if count > 1:
+            self.frames[name] = count
+        return name, pixels
+
+
+def in_batches(images: "Part | Pixels", tick: Tick | None = None) -> Iterator[Pixels]:
+    """Yield decoded and resized images ``(N, S, S, 3)``, a part of which may be on disk."""
+    for start in range(0, len(images), BATCH):
+        yield images[start : start + BATCH]
+        if tick is not None:
+            tick(min(start + BATCH, len(images)), len(images))
 
 
 @dataclass(frozen=True, repr=False)
@@ -57,7 +194,7 @@ class Prediction:
         return len(self.names)
 
     def __repr__(self) -> str:
-        """The classes and probabilities of the first images."""
+        """Show the classes and probabilities of the first images."""
         chosen = zip(self.names, self.labels, self.probabilities, self.decided.chosen, strict=True)
         rows = [f"  {name}: {label} {p[k]:.3f}" for name, label, p, k in islice(chosen, SHOWN)]
         more = [f"  and {len(self) - SHOWN} more"] if len(self) > SHOWN else []
@@ -74,13 +211,10 @@ class Prediction:
         """The prediction set of each image, if a coverage was asked for."""
         if self.decided.sets is None:
             return None
-        return tuple(
-            tuple(name for name, inside in zip(self.classes, row, strict=True) if inside)
-            for row in self.decided.sets
-        )
+        return tuple(tuple(compress(self.classes, row)) for row in self.decided.sets)
 
     @property
-    def guarantees(self) -> dict[str, Guarantee]:
+    def guarantees(self) -> "dict[str, Guarantee]":
         """What the coverage of each class means; empty without prediction sets."""
         return dict(zip(self.classes, self.policy.sets or (), strict=False))
 
@@ -111,16 +245,9 @@ class Answers(NamedTuple):
     no ``novelty``.
     """
 
-    probabilities: NDArray[np.float32]
+    probabilities: Floats
     unlike: NDArray[np.bool_]
-    features: NDArray[np.float32] | None
-
-
-class Rows(Sized, Protocol):
-    """Images ``(N, S, S, 3)`` that may be on disk until a batch of them is read."""
-
-    def __getitem__(self, rows: slice, /) -> Pixels:
-        """Return the images of some rows."""
+    features: Floats | None
 
 
 class Predictor:
@@ -145,7 +272,7 @@ class Predictor:
         *,
         batch_size: int = 64,
         skip_bad: bool = False,
-        tick: Callable[[int, int], None] | None = None,
+        tick: Tick | None = None,
         prevalence: Prevalence | None = None,
         costs: CostTable | None = None,
         coverage: float | None = None,
@@ -153,7 +280,7 @@ class Predictor:
         unlike_above: float | None = None,
         tta: bool = False,
     ) -> Prediction:
-        """Probabilities of all images, which are decoded in parallel while the model computes.
+        """Predict all images, which are decoded in parallel while the model computes.
 
         One image or several: paths, folders, Pillow images, or arrays ``(H, W)`` or ``(H, W, C)``
         with 1, 3 or 4 channels of uint8 or uint16; an array ``(N, H, W, C)`` is N images.
@@ -170,72 +297,51 @@ class Predictor:
         policy = policy_of(self.engine.spec, Decide(prevalence, costs, coverage, refer_above))
         above = checked_above(unlike_above, self.novelty is not None)
         others: list[Path] = []
-        images = listed(images, others)
-        frames: dict[str, int] = {}
-        names: list[str] = []
-        answers: list[Answers] = []
-        skipped: list[str] = []
-        done = 0
-        for chunk in self._read(images, batch_size, frames):
-            good = [(name, found) for name, found in chunk if not isinstance(found, LmdError)]
-            problems = [str(found) for _, found in chunk if isinstance(found, LmdError)]
-            if problems and not skip_bad:
-                raise LmdError(f"{problems[0]}\nUse --skip-bad to leave out such images.")
-            skipped += problems
-            if good:
-                names += [name for name, _ in good]
-                pixels = np.stack([pixels for _, pixels in good])
-                answers.append(self.answer(pixels, above, tta=tta))
-            done += len(chunk)
-            if tick is not None:
-                tick(done, len(images))
-        probabilities, unlike, _ = self._joined(answers)
-        decided = policy.decide(probabilities)
+        reading = _Reading(_listed(images, others), self.engine.image_size, skip_bad)
+        answers = self.infer(reading.batches(batch_size, tick), above, tta=tta)
+        decided, frames = policy.decide(answers.probabilities), dict(sorted(reading.frames.items()))
         return Prediction(
-            tuple(names),
+            tuple(reading.names),
             self.classes,
             decided.probabilities,
             decided,
             policy,
-            tuple(skipped),
-            None if self.novelty is None else unlike,
-            (frames_note(dict(sorted(frames.items()))),) if frames else (),
+            tuple(reading.skipped),
+            None if self.novelty is None else answers.unlike,
+            (frames_note(frames),) if frames else (),
             tuple(map(str, others)),
         )
 
     def __repr__(self) -> str:
-        """What the model is and what it tells apart."""
+        """Show what the model is and its classes."""
         spec = self.engine.spec
-        made = f"{spec.method} on {spec.backbone} at {self.engine.image_size} px"
+        method = f"{spec.method} on {spec.backbone} at {self.engine.image_size} px"
         where = "" if self.folder is None else f" from {self.folder}"
-        return f"<model{where}: {made}, {len(self.classes)} classes: {shorten(self.classes, 8)}>"
+        return f"<model{where}: {method}, {len(self.classes)} classes: {shorten(self.classes, 8)}>"
 
     def explain(
         self, image: Image, *, classes: int = 2, neighbours: int | None = None
     ) -> "Explanation":
-        """Heat maps of the most probable classes, and the nearest training images.
+        """Return heat maps of the most probable classes, and the nearest training images.
 
         ``neighbours`` is their number; by default 5 if the run folder has their features, else 0.
         """
-        from lmd.explain.heat_map import explain
+        from lmd.explain.explanation import explain
 
         return explain(self, image, classes=classes, neighbours=neighbours)
 
     def infer(
-        self,
-        images: Rows,
-        *,
-        tta: bool = False,
-        tick: Callable[[int, int], None] | None = None,
+        self, batches: Iterable[Pixels], above: float = ABOVE, *, tta: bool = False
     ) -> Answers:
-        """Answer for decoded and resized images ``(N, S, S, 3)``, in batches."""
-        answers = []
-        for start in range(0, len(images), BATCH):
-            batch = images[start : start + BATCH]
-            answers.append(self.answer(batch, tta=tta))
-            if tick is not None:
-                tick(start + len(batch), len(images))
-        return self._joined(answers)
+        """Answer for the images of batches ``(B, S, S, 3)``, of which there may be none."""
+        answers = [self.answer(pixels, above, tta=tta) for pixels in batches]
+        if not answers:
+            none = np.zeros((0, len(self.classes)), np.float32)
+            no_features = np.zeros((0, self.engine.spec.feature_dim), np.float32)
+            return Answers(none, np.zeros(0, np.bool_), no_features)
+        probabilities, unlike, features = zip(*answers, strict=True)
+        joined = None if features[0] is None else np.concatenate(features)
+        return Answers(np.concatenate(probabilities), np.concatenate(unlike), joined)
 
     def answer(self, pixels: Pixels, above: float = ABOVE, *, tta: bool = False) -> Answers:
         """Answer for one batch of resized images ``(B, S, S, 3)``.
@@ -247,60 +353,26 @@ class Predictor:
         if self.novelty is not None and features is not None:
             unlike = self.novelty.unlike(features, above)
         if tta:
-            views = [probabilities, *map(self.engine.probabilities, mirrored(pixels))]
+            views = [probabilities, *(self.engine.answer(view)[0] for view in mirrored(pixels))]
             probabilities = np.asarray(np.mean(views, axis=0, dtype=np.float64), np.float32)
         return Answers(probabilities, unlike, features)
 
-    def _joined(self, answers: Sequence[Answers]) -> Answers:
-        """The answers of all batches, of which there may be none."""
-        if not answers:
-            no_features = np.zeros((0, self.engine.spec.feature_dim), np.float32)
-            no_probabilities = np.zeros((0, len(self.classes)), np.float32)
-            return Answers(no_probabilities, np.zeros(0, np.bool_), no_features)
-        probabilities, unlike, features = zip(*answers, strict=True)
-        joined = None if features[0] is None else np.concatenate(features)
-        return Answers(np.concatenate(probabilities), np.concatenate(unlike), joined)
 
-    def _read(
-        self, images: Sequence[Given], batch_size: int, frames: dict[str, int]
-    ) -> Iterator[list[tuple[str, NDArray[np.uint8] | LmdError]]]:
-        """Batches of names and pixels ``(S, S, 3)`` or errors, read one batch ahead.
-
-        Files with several frames are added to ``frames``.
-        """
-        size = self.engine.image_size
-
-        def one(item: tuple[int, Given]) -> tuple[str, NDArray[np.uint8] | LmdError]:
-            number, image = item
-            name = str(image) if isinstance(image, str | Path) else f"image {number}"
-            if isinstance(image, LmdError):
-                return name, image
-            try:
-                pixels, count = fitted(image, name, size)
-            except LmdError as error:
-                return name, error
-            except MemoryError:
-                return name, LmdError(f"image {name} needs more memory than there is: shrink it")
-            if count > 1:
-                frames[name] = count
-            return name, pixels
-
-        with quiet_decoders(), ThreadPoolExecutor() as pool:
-            items = iter(enumerate(images))
-            waiting = [pool.submit(one, item) for item in islice(items, batch_size)]
-            while waiting:
-                ahead = [pool.submit(one, item) for item in islice(items, batch_size)]
-                yield [future.result() for future in waiting]
-                waiting = ahead
+def mirrored(pixels: Pixels) -> list[Pixels]:
+    """Return the images ``(B, S, S, 3)`` mirrored left to right, top to bottom, and both."""
+    views = (pixels[:, :, ::-1], pixels[:, ::-1], pixels[:, ::-1, ::-1])
+    return [np.ascontiguousarray(view) for view in views]
 
 
 def load(path: str | PathLike[str], device: torch.device | str = "cpu") -> Predictor:
-    """A predictor for the model of a run, of a run folder or of an exported ``.onnx`` file.
+    """Return a predictor for the model of a run, of a run folder or of an ``.onnx`` file.
 
     The models of a cross-validation's folder answer together.
     """
     path = Path(path)
     if path.suffix.lower() == ".onnx":
+        from lmd.predict.onnx_files import OnnxEngine
+
         return Predictor(OnnxEngine(path))
     if (path / AVERAGE).is_file() and not (path / "model.json").exists():
         from lmd.predict.average import load_average
@@ -311,7 +383,3 @@ def load(path: str | PathLike[str], device: torch.device | str = "cpu") -> Predi
     model, spec, digest = read_model(path)
     novelty = load_novelty(folder, spec.feature_dim, digest)
     return Predictor(TorchEngine(model, spec, device), folder, novelty)
-
-
-BATCH = 64
-SHOWN = 5  # images in the representation

@@ -29,7 +29,7 @@ SECTIONS: dict[str, tuple[str, str | None]] = {
     "counts": ("Classes", "lmd.report.sections:counts_view"),
     "recall": ("Recall", "lmd.report.sections:recall_view"),
     "confusion": ("Confusion", "lmd.report.sections:confusion_view"),
-    "looks": ("Images", "lmd.explain.page:looks_view"),
+    "looks": ("Images", "lmd.explain.examples:looks_view"),
     "calibration": ("Calibration", "lmd.report.sections:calibration_view"),
     "sets": ("Sets", "lmd.decisions.section:sets_view"),
     "decisions": ("Decisions", "lmd.decisions.section:decisions_view"),

@@ -12,9 +12,10 @@ from numpy.typing import NDArray
 from lmd.base.errors import LmdError
 from lmd.decisions.decide import Decide
 from lmd.decisions.policy import Policy, policy_of
-from lmd.explain.heat_map import Explanation, explain_pixels, nearest_index
+from lmd.explain.explanation import Explanation, explain_pixels, nearest_index
 from lmd.export.export import TracedEngine, onnx_is_there
-from lmd.predict.engines import OnnxEngine, TorchEngine
+from lmd.predict.engines import TorchEngine
+from lmd.predict.onnx_files import OnnxEngine
 from lmd.predict.predictor import Predictor, load
 from lmd.scoring.proportions import class_mix
 from lmd.serve.batching import Batcher

@@ -12,8 +12,8 @@ from numpy.typing import NDArray
 from PIL import Image
 
 from lmd.decisions.policy import Policy
-from lmd.explain.heat_map import Explanation
-from lmd.explain.page import OPACITY, as_png, colour_map
+from lmd.explain.explanation import Explanation
+from lmd.explain.pictures import OPACITY, as_png, colour_map
 from lmd.report.svg import data_uri, png_uri
 from lmd.serve.batching import Full
 from lmd.serve.limits import Limits

@@ -21,7 +21,7 @@ from starlette.requests import ClientDisconnect, Request
 
 from lmd.base.errors import LmdError
 from lmd.data.images import has_dicom_mark, read_image, resize
-from lmd.explain.heat_map import shown
+from lmd.explain.explanation import shown
 from lmd.serve.limits import LONGEST_SIDE, Limits
 from lmd.serve.problems import Problem, busy
 from lmd.serve.schemas import Options

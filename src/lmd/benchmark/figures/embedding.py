@@ -109,9 +109,10 @@ def _choose_images(labels: NDArray[np.int64], options: Options) -> NDArray[np.in
 def _features(path: Path, pixels: NDArray[np.uint8], device: Any) -> Floats:
     from lmd.model.files import load_model
     from lmd.predict.engines import TorchEngine
-    from lmd.predict.predictor import Predictor
+    from lmd.predict.predictor import Predictor, in_batches
 
-    features = Predictor(TorchEngine(*load_model(path), device)).infer(pixels).features
+    predictor = Predictor(TorchEngine(*load_model(path), device))
+    features = predictor.infer(in_batches(pixels)).features
     assert features is not None
     return features.astype(np.float64)
 

@@ -6,8 +6,8 @@ import numpy as np
 import pytest
 from PIL import Image, ImageFont
 
-from lmd.explain import page as heat_maps
-from lmd.explain.page import as_png, colour_map, font_for, overlay, side_by_side
+from lmd.explain import pictures
+from lmd.explain.pictures import as_png, colour_map, font_for, overlay, side_by_side
 
 
 def test_no_heat_leaves_the_image_and_more_heat_adds_more_colour() -> None:
@@ -30,9 +30,9 @@ def test_the_colours_grow_lighter_so_that_hue_is_not_needed() -> None:
 
 
 def test_pictures_stand_side_by_side_above_their_captions() -> None:
-    pictures = [np.full((200, 180, 3), value, np.uint8) for value in (10, 90, 170)]
+    photos = [np.full((200, 180, 3), value, np.uint8) for value in (10, 90, 170)]
     long = "squamous cell carcinoma of the skin, in situ"
-    drawn = side_by_side(pictures, [("a.jpg", ""), (long, "71.2\u202f%"), ("nevus", "9.0\u202f%")])
+    drawn = side_by_side(photos, [("a.jpg", ""), (long, "71.2\u202f%"), ("nevus", "9.0\u202f%")])
     with Image.open(io.BytesIO(as_png(drawn))) as image:
         pixels = np.asarray(image)
     for i, value in enumerate((10, 90, 170)):
@@ -46,10 +46,10 @@ def test_names_in_other_scripts_take_a_font_of_the_machine(monkeypatch: pytest.M
     from matplotlib.font_manager import findfont
 
     dejavu = findfont("DejaVu Sans")  # has Cyrillic; the usual font has not
-    monkeypatch.setattr(heat_maps, "FONTS", ("no such font.ttf", dejavu))
+    monkeypatch.setattr(pictures, "FONTS", ("no such font.ttf", dejavu))
     found = font_for("меланома", 15)
     assert isinstance(found, ImageFont.FreeTypeFont)
     assert found.getname()[0] == "DejaVu Sans"
     assert font_for("melanoma", 15).getname() == ImageFont.load_default(15).getname()
-    monkeypatch.setattr(heat_maps, "FONTS", ())
+    monkeypatch.setattr(pictures, "FONTS", ())
     assert font_for("меланома", 15).getname() == ImageFont.load_default(15).getname()
