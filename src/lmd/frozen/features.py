@@ -21,15 +21,16 @@ EXPECTED = (
     "bias), or train_features, train_labels, validation_features, validation_labels, "
     "test_features, test_labels"
 )
-_ROWWISE = ("groups", "ids", "logits")
+ROWWISE = ("features", "labels", "groups", "ids", "logits")
+BLOCK = 65536  # rows of features that are checked at a time
 
 
 @dataclass(frozen=True)
 class FeatureTable:
     """``features (N, C)`` float32 of the images of ``table``, whose parts are known.
 
-    ``weight (K, C)`` and ``bias (K,)``, or ``logits (N, K)``, are those of an existing classifier,
-    which answers for the class mix ``mix``. ``widths`` are those of the encoder's levels,
+    ``weight (K, C)`` and ``bias (K,)``, or ``logits (N, K)``, are of an existing classifier, which
+    answers for the class mix ``mix``. ``widths`` are the widths of the encoder's levels,
     ``mean_images`` shrinks the means of the class Gaussians. ``single`` rounds the new classifier
     to float32, as an image model has it.
     """
@@ -50,7 +51,7 @@ class FeatureTable:
         return np.flatnonzero(self.table.parts == part)
 
     def existing_logits(self, rows: NDArray[np.int64]) -> NDArray[Any] | None:
-        """Return what the existing classifier says about some rows, if there is one."""
+        """Return the logits of the existing classifier for some rows, if there is one."""
         if self.weight is not None and self.bias is not None:
             return np.asarray(self.features[rows] @ self.weight.T + self.bias)
         return None if self.logits is None else self.logits[rows].astype(np.float64)
@@ -87,24 +88,7 @@ def _checked(arrays: Mapping[str, NDArray[Any]], source: str) -> FeatureTable:
     if not n or not width:
         raise LmdError(f"features is empty, its shape is {features.shape}")
     labels = label_column("labels", arrays, n)
-    weight, bias, logits = _classifier(arrays, n, width)
-    names = arrays.get("classes")
-    rows = 0 if logits is None else logits.shape[1]
-    rows = rows if weight is None else len(weight)
-    if names is None and rows:
-        if labels.dtype.kind not in "iu":
-            raise LmdError(
-                "there is an existing classifier and labels that are text, so that the order of "
-                "its classes is unknown: give the array classes (K,), the names in the order of "
-                "the rows of weight or the columns of logits"
-            )
-        names = np.arange(rows).astype(str)
-    classes, named = class_names(labels, names)
-    if rows and rows != len(classes):
-        raise LmdError(
-            f"the existing classifier has {rows} classes, but there are {len(classes)} "
-            f"({', '.join(classes[:8])}); give the array classes (K,) in the order of its rows"
-        )
+    classes, label_names, existing = _classifier(arrays, labels, width)
     ids = _column("ids", arrays, n)
     if ids is None:
         ids = np.arange(n).astype(np.str_)
@@ -112,21 +96,29 @@ def _checked(arrays: Mapping[str, NDArray[Any]], source: str) -> FeatureTable:
         raise LmdError("ids must differ from one another")
     groups = _column("groups", arrays, n)
     if groups is not None:
-        # Without a group, a row is one of its own.
+        # A row without a group is a group by itself.
         groups = np.where(groups == "", np.char.add("row ", ids), groups)
+    split = _column("split", arrays, n)
+    if split is None:
+        split = np.full(n, "train")
+    words, places = np.unique(split, return_inverse=True)
+    parts = [part_name(str(word)) for word in words]
+    if None in parts:
+        word = str(words[parts.index(None)])
+        raise LmdError(f"split must be train, validation or test in every row; it is also {word!r}")
     index = {name: k for k, name in enumerate(classes)}
     table = Table(
         ids=ids,
-        labels=np.array([index[name] for name in named], dtype=np.int64),
+        labels=np.array([index[name] for name in label_names], dtype=np.int64),
         classes=classes,
         images=ArrayImages(()),
         rows=np.arange(n),
         groups=groups,
-        parts=_parts(_column("split", arrays, n), n),
+        parts=np.array(parts, dtype="U10")[places],
         source=source,
         kind="features",
     )
-    return FeatureTable(table, features, weight, bias, logits)
+    return FeatureTable(table, features, **existing)
 
 
 def _joined(arrays: Mapping[str, NDArray[Any]]) -> dict[str, NDArray[Any]]:
@@ -146,7 +138,7 @@ def _joined(arrays: Mapping[str, NDArray[Any]]) -> dict[str, NDArray[Any]]:
             raise LmdError(f"{word}_features must be (N, C); its shape is {features.shape}")
         label_column(f"{word}_labels", arrays, len(features))
         split += [part] * len(features)
-    for key in ("features", "labels", *_ROWWISE):
+    for key in ROWWISE:
         names = [f"{word}_{key}" for word in parts if f"{word}_{key}" in arrays]
         if not names:
             continue
@@ -167,8 +159,8 @@ def _floats(name: str, array: NDArray[Any], ndim: int) -> NDArray[np.float32]:
         raise LmdError(f"{name} must be numbers {shape}; it is {array.dtype} {array.shape}")
     with np.errstate(over="ignore"):
         floats = np.ascontiguousarray(array, dtype=np.float32)
-    for start in range(0, len(floats), 65536):
-        bad = ~np.isfinite(floats[start : start + 65536])
+    for start in range(0, len(floats), BLOCK):
+        bad = ~np.isfinite(floats[start : start + BLOCK])
         if bad.any():
             rows = np.flatnonzero(bad.reshape(len(bad), -1).any(axis=1))
             raise LmdError(
@@ -179,29 +171,46 @@ def _floats(name: str, array: NDArray[Any], ndim: int) -> NDArray[np.float32]:
 
 
 def _classifier(
-    arrays: Mapping[str, NDArray[Any]], n: int, width: int
-) -> tuple[NDArray[np.float64] | None, NDArray[np.float64] | None, NDArray[np.float32] | None]:
-    """Read weight, bias and logits of an existing classifier, as far as they are given."""
-    logits = weight = bias = None
+    arrays: Mapping[str, NDArray[Any]], labels: NDArray[Any], width: int
+) -> tuple[tuple[str, ...], list[str], dict[str, Any]]:
+    """Return the classes, the name of each label, and an existing classifier if there is one."""
+    existing: dict[str, NDArray[Any]] = {}
+    count = 0
     if "logits" in arrays:
-        logits = _floats("logits", arrays["logits"], 2)
-        if len(logits) != n:
-            raise LmdError(f"logits has {len(logits)} rows for {n} rows of features")
+        existing["logits"] = logits = _floats("logits", arrays["logits"], 2)
+        count = logits.shape[1]
+        if len(logits) != len(labels):
+            raise LmdError(f"logits has {len(logits)} rows for {len(labels)} rows of features")
     if "weight" in arrays:
-        weight = _floats("weight", arrays["weight"], 2).astype(np.float64)
+        existing["weight"] = weight = _floats("weight", arrays["weight"], 2).astype(np.float64)
+        count = len(weight)
         if weight.shape[1] != width:
             raise LmdError(
                 f"weight must be (K, C) with C = {width}, the width of the features; it is "
-                f"{weight.shape}" + ("; transpose it" if len(weight) == width else "")
+                f"{weight.shape}" + ("; transpose it" if count == width else "")
             )
-        bias = np.zeros(len(weight))
-        if "bias" in arrays:
-            bias = _floats("bias", arrays["bias"], 1).astype(np.float64)
-        if len(bias) != len(weight):
-            raise LmdError(f"bias has {len(bias)} entries for {len(weight)} classes")
+        bias = _floats("bias", arrays.get("bias", np.zeros(count)), 1)
+        if len(bias) != count:
+            raise LmdError(f"bias has {len(bias)} entries for {count} classes")
+        existing["bias"] = bias.astype(np.float64)
     elif "bias" in arrays:
         raise LmdError("it has bias, but not weight: give both")
-    return weight, bias, logits
+    names = arrays.get("classes")
+    if names is None and count:
+        if labels.dtype.kind not in "iu":
+            raise LmdError(
+                "there is an existing classifier and labels that are text, so that the order of "
+                "its classes is unknown: give the array classes (K,), the names in the order of "
+                "the rows of weight or the columns of logits"
+            )
+        names = np.arange(count).astype(str)
+    classes, label_names = class_names(labels, names)
+    if count and count != len(classes):
+        raise LmdError(
+            f"the existing classifier has {count} classes, but there are {len(classes)} "
+            f"({', '.join(classes[:8])}); give the array classes (K,) in the order of its rows"
+        )
+    return classes, label_names, existing
 
 
 def _column(name: str, arrays: Mapping[str, NDArray[Any]], n: int) -> NDArray[np.str_] | None:
@@ -214,15 +223,3 @@ def _column(name: str, arrays: Mapping[str, NDArray[Any]], n: int) -> NDArray[np
             f"{arrays[name].dtype} {arrays[name].shape}"
         )
     return values.astype(np.str_)
-
-
-def _parts(split: NDArray[np.str_] | None, n: int) -> NDArray[np.str_]:
-    """Return the part of every row; without a split all rows are for training."""
-    if split is None:
-        return np.full(n, "train", dtype="U10")
-    words, places = np.unique(split, return_inverse=True)
-    names = [part_name(str(word)) for word in words]
-    if None in names:
-        word = str(words[names.index(None)])
-        raise LmdError(f"split must be train, validation or test in every row; it is also {word!r}")
-    return np.array(names, dtype="U10")[places]

@@ -1,15 +1,16 @@
 """Fit classifiers on scaled frozen features: regressions, class Gaussians, class means."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import Any, Self
+from functools import lru_cache
+from typing import Any, Self, TypeVar
 
 import torch
 from torch import Tensor
 from torch.autograd.function import once_differentiable
 
 from lmd.methods.decoupling import nearest_mean_classifier
-from lmd.methods.lmd.calibrate import Objective, enough_draws, minimise
+from lmd.methods.lmd.calibrate import Objective, Solution, enough_draws, minimise
 from lmd.methods.lmd.gaussians import ClassGaussians, level_scale, shrunk_moments
 from lmd.methods.lmd.selection import VirtualFeatures
 from lmd.methods.supervised import log_priors
@@ -55,19 +56,18 @@ class Scaling:
 
     @classmethod
     def of(cls, features: Tensor, widths: Sequence[int] | None = None) -> Self:
-        """Measure training features ``(N, C)``; ``widths`` are those of the encoder's levels."""
+        """Measure training features ``(N, C)``; ``widths`` are the widths of encoder levels."""
         total = torch.zeros(2, features.shape[1], dtype=torch.float64)
         for rows in features.split(ROWS):
             total[0] += rows.sum(0, dtype=torch.float64)
         centre = total[0] / len(features)
         for rows in features.split(ROWS):
             total[1] += (rows - centre.to(rows)).square().sum(0, dtype=torch.float64)
-        variance = (total[1] / max(len(features) - 1, 1)).mean().item()
-        factors = torch.ones_like(centre)
+        factors, spread = torch.ones_like(centre), total[1] / max(len(features) - 1, 1)
         if widths is not None and len(widths) > 1:
             factors = level_scale(features, widths).double()
-            variance = (total[1] / max(len(features) - 1, 1) * factors.square()).mean().item()
-        return cls(centre, factors / (variance**0.5 or 1.0))
+            spread = spread * factors.square()
+        return cls(centre, factors / (spread.mean().item() ** 0.5 or 1.0))
 
     def apply(self, features: Tensor) -> Tensor:
         """Return a scaled copy ``(N, C)`` in float32."""
@@ -89,6 +89,7 @@ class Scaling:
 
 
 Pair = tuple[float, float]  # shrinkage and penalty of the class Gaussians
+Setting = TypeVar("Setting", float, Pair)
 
 # From strong to weak, in units of the total variance of the features.
 PENALTIES = (1e-2, 1e-3, 1e-4, 1e-5)
@@ -130,10 +131,10 @@ class _CrossEntropy(torch.autograd.Function):
         # Classes are rows, so that both products read the features as they are in memory.
         single, shift = weight.to(features.dtype), bias[:, None]
         for x, y in zip(features.split(BLOCK), labels.split(BLOCK), strict=True):
-            log_p, own = ((single @ x.T).double() + shift).log_softmax(0), y[None]
-            loss -= log_p.gather(0, own).sum().item()
+            log_p, index = ((single @ x.T).double() + shift).log_softmax(0), y[None]
+            loss -= log_p.gather(0, index).sum().item()
             error = log_p.exp_()
-            error.scatter_add_(0, own, error.new_full(own.shape, -1.0))
+            error.scatter_add_(0, index, error.new_full(index.shape, -1.0))
             grad_bias += error.sum(1)
             grad += error.to(x.dtype) @ x
         ctx.save_for_backward(grad / len(labels), grad_bias / len(labels))
@@ -148,14 +149,8 @@ class _CrossEntropy(torch.autograd.Function):
 
 def streamed_cross_entropy(features: Tensor, labels: Tensor) -> Objective:
     """Return the mean cross-entropy of ``(N, C)`` as a function of weight and bias."""
-
-    def objective(weight: Tensor, bias: Tensor) -> Tensor:
-        loss: Tensor = _CrossEntropy.apply(  # type: ignore[no-untyped-call]
-            weight, bias, features, labels
-        )
-        return loss
-
-    return objective
+    apply: Callable[..., Tensor] = _CrossEntropy.apply
+    return lambda weight, bias: apply(weight, bias, features, labels)
 
 
 def regressions(
@@ -174,27 +169,34 @@ def regressions(
     its argmin is this one with the bias ``b - ln π`` and needs no fit of its own.
     """
     objective = streamed_cross_entropy(rows.features, rows.labels)
-    variance = metric.diagonal().sum().item()
-    solved: dict[float, Linear] = {}
-    for penalty in sorted(guesses, reverse=True):
-        guess = _guess(guesses[penalty], solved)
-        solution = minimise(
+    variance, centre = metric.diagonal().sum().item(), metric.new_zeros(len(metric))
+
+    def solve(penalty: float, guess: Linear) -> Solution:
+        return minimise(
             objective,
             guess.weight,
             guess.bias,
-            guess.weight.new_zeros(guess.weight.shape[1]),
+            centre,
             metric,
             penalty=variance * penalty,
             iterations=iterations,
             change=change,
         )
-        solved[penalty] = Linear(solution.weight, solution.bias)
+
+    return _solve_all(guesses, solve)
+
+
+def _solve_all(
+    guesses: Mapping[Setting, Linear], solve: Callable[[Setting, Linear], Solution]
+) -> dict[Setting, Linear]:
+    """Solve for each setting, from strong to weak; a solution replaces a next guess of zero."""
+    solved: dict[Setting, Linear] = {}
+    last: Linear | None = None
+    for setting in sorted(guesses, reverse=True):
+        guess = guesses[setting]
+        solution = solve(setting, guess if last is None or guess.weight.any() else last)
+        solved[setting] = last = Linear(solution.weight, solution.bias)
     return solved
-
-
-def _guess(guess: Linear, solved: Mapping[Any, Linear]) -> Linear:
-    """Replace a guess of zero by the last solution, that of a stronger penalty."""
-    return list(solved.values())[-1] if solved and not guess.weight.any() else guess
 
 
 def fit(
@@ -205,42 +207,37 @@ def fit(
     *,
     mean_images: float = 0.0,
     seed: int = 0,
-    before: Fits | None = None,
+    exact: bool = False,
+    start: Fits | None = None,
 ) -> Fits:
-    """Fit everything roughly, or exactly from the rough fits ``before``.
+    """Fit everything roughly or exactly, with first guesses from ``start``.
 
     ``mean_images`` shrinks the means of the class Gaussians; it should be above 0 only if the
     encoder was trained on these images.
     """
     counts = torch.bincount(rows.labels, minlength=classes)
     zero = Linear.of(torch.zeros(classes, rows.features.shape[1]))
+    start = start or Fits(counts, {}, {}, zero)
     gaussians: dict[Pair, Linear] = {}
     if pairs:
-        problem, metric = _gaussians(rows, counts, mean_images, seed)
-        start = {} if before is None else before.gaussians
-        guesses = {pair: start.get(pair, zero) for pair in pairs}
-        gaussians = _argmins(problem, guesses, trial=before is None)
+        problem, metric = _virtual_features(rows, counts, mean_images, seed)
+        shrunk = lru_cache(1)(problem.shrunk)
+
+        def solve(pair: Pair, guess: Linear) -> Solution:
+            strength = problem.variance * pair[1]
+            return shrunk(pair[0]).solve(guess.weight, guess.bias, strength, trial=not exact)
+
+        gaussians = _solve_all({pair: start.gaussians.get(pair, zero) for pair in pairs}, solve)
     else:
         metric = (rows.features.T @ rows.features / len(rows.labels)).double()
     means = nearest_mean_classifier(rows.features, rows.labels, classes)
-    limits: dict[str, Any] = TRIAL if before is None else FINAL
-    first = {} if before is None else before.regressions
-    plain = regressions(rows, metric, {p: first.get(p, zero) for p in penalties}, **limits)
+    limits: dict[str, Any] = FINAL if exact else TRIAL
+    guesses = {penalty: start.regressions.get(penalty, zero) for penalty in penalties}
+    plain = regressions(rows, metric, guesses, **limits)
     return Fits(counts, plain, gaussians, Linear.of(*means))
 
 
-def no_room_for_gaussians(classes: int, width: int) -> str:
-    """Say why K covariances ``(C, C)`` in float32 are too large to work with; empty if not."""
-    size = 4 * classes * width * width
-    if size <= MOST_BYTES:
-        return ""
-    return (
-        f"Class Gaussians were left out: {classes} covariances of {width} features would need "
-        f"{size / 1e9:.1f} GB."
-    )
-
-
-def _gaussians(
+def _virtual_features(
     rows: Rows, counts: Tensor, mean_images: float, seed: int
 ) -> tuple[VirtualFeatures, Tensor]:
     """Return the M step's problem (LMD paper, Eq. 6-8) and the covariance of all features."""
@@ -258,20 +255,3 @@ def _gaussians(
     generator = torch.Generator().manual_seed(seed)
     draws = enough_draws(len(counts))
     return VirtualFeatures.of(gaussians, counts, draws, generator), metric[0]
-
-
-def _argmins(
-    problem: VirtualFeatures, guesses: Mapping[Pair, Linear], *, trial: bool
-) -> dict[Pair, Linear]:
-    """Minimise the expected cross-entropy of virtual features for each shrinkage and penalty."""
-    solved: dict[Pair, Linear] = {}
-    shrunk, last = problem, 0.0
-    for pair in sorted(guesses, reverse=True):
-        shrinkage, penalty = pair
-        if shrinkage != last:
-            shrunk, last = problem.shrunk(shrinkage), shrinkage
-        guess = _guess(guesses[pair], solved)
-        strength = problem.variance * penalty
-        solution = shrunk.solve(guess.weight, guess.bias, strength, trial=trial)
-        solved[pair] = Linear(solution.weight, solution.bias)
-    return solved
