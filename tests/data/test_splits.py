@@ -98,14 +98,6 @@ def test_zero_ratios_leave_a_part_empty():
     assert by_part(grouped)[1] == [0, 0]
 
 
-@pytest.mark.parametrize(
-    "ratios", [(0.7, 0.1), (0.7, 0.1, 0.1), (1.1, -0.2, 0.1), (0, 0.5, 0.5), (8, 1, 1)]
-)
-def test_bad_ratios(ratios):
-    with pytest.raises(LmdError, match=r"split ratios are .*expected three numbers.*add up to 1"):
-        split(make([10, 10]), ratios)
-
-
 def test_too_few_images_or_groups():
     with pytest.raises(
         LmdError,

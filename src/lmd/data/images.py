@@ -1,15 +1,11 @@
 """Read an image as RGB pixels and give it the size of a model: one rule for training and later.
 
-A file, a Pillow image and an array with the same content have the same pixels. The limits on memory
-hold for all images of a process together.
-
-``resize`` takes the mean of an image over a window around the place of each pixel of the result.
-The window is as wide as a pixel of the result, but at least as wide as a pixel of the image:
-shrinking averages, so that nothing is aliased, and enlarging interpolates linearly. Beyond the
-edge, the outermost pixel is repeated. Weights are integers of ``BITS`` bits, and both passes are
-exact in floating point: float32 holds the first sum, below 2^24, and float64 the second, below
-2^40. There is one rounding, at the end, half up. So no order of operations, library or processor
-can change a bit.
+A file, a Pillow image and an array with the same content have the same pixels. ``resize`` takes the
+mean of an image over a window around the place of each pixel of the result. The window is as wide
+as a pixel of the result, but at least as wide as a pixel of the image; beyond the edge, the
+outermost pixel is repeated. Weights are integers of ``BITS`` bits, and both passes are exact in
+floating point: float32 holds the first sum, below 2^24, and float64 the second, below 2^40. There
+is one rounding, at the end, half up. So no library or processor can change a bit.
 """
 
 import io

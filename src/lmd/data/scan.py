@@ -1,7 +1,9 @@
 """List all images of a source and what is wrong with it, however broken it is."""
 
+import tomllib
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
+from importlib import resources
 from pathlib import Path
 from typing import Literal
 
@@ -14,160 +16,23 @@ from lmd.data.table import ArrayImages, FileImages, Table
 
 Severity = Literal["error", "warning", "note"]
 SEVERITIES: tuple[Severity, ...] = ("error", "warning", "note")
-# Kinds of findings, with their titles and usual remedies, by their usual severity.
-_ERRORS = {
-    "refused": ("Training would stop", "Fix the errors below first."),
-    "source": ("Unreadable source", "Replace it with a complete copy."),
-    "encoding": ("Not UTF-8", "Save the file as CSV in UTF-8."),
-    "columns": ("Missing columns", "Name the columns with --image-column, …"),
-    "missing_file": (
-        "Missing files",
-        "Set --root to the folder of the images, or leave them out with --skip-bad.",
-    ),
-    "outside_root": (
-        "Paths outside the root",
-        "Write paths relative to the root, or use --allow-outside if you trust the manifest.",
-    ),
-    "ambiguous_file": ("Ambiguous names", "Write the path with folder and suffix."),
-    "unlabelled": (
-        "Images without a label",
-        "Fill in the label, or leave them out with --skip-bad.",
-    ),
-    "unknown_split": ("Unknown names of parts", "Use train, validation (or val) or test."),
-    "part_folders": (
-        "Part folders that cannot be used",
-        "Name all top folders train, validation or test, and put class folders into each.",
-    ),
-    "conflicting_rows": (
-        "Contradictory lines",
-        "Find out which line is right and remove the others.",
-    ),
-    "stray_image": (
-        "Images outside any class folder",
-        "Move them into the folder of their class, or leave them out with --skip-bad.",
-    ),
-    "empty_class_folder": (
-        "Empty class folders",
-        "Fill or remove them, or leave them out with --skip-bad.",
-    ),
-    "unlisted_folder": (
-        "Folders that cannot be listed",
-        "Make them readable, remove links in circles, or leave them out with --skip-bad.",
-    ),
-    "special_file": (
-        "Pipes, sockets and devices",
-        "Remove them, or leave them out with --skip-bad.",
-    ),
-    "one_class": ("Only one class", "Provide images of at least two classes."),
-    "too_few": ("Classes too small to split", "Merge each with another class, or remove it."),
-    "group_in_parts": ("Groups in several parts", "Put all images of a group into one part."),
-    "empty_file": ("Empty files", "Copy the originals again, or remove them."),
-    "truncated": ("Truncated files", "Copy the originals again, or remove them."),
-    "unreadable": ("Unreadable images", "Replace or remove them."),
-    "huge": ("Images too large to decode", "Make them smaller, or remove them."),
-    "duplicate_in_parts": ("The same image in several parts", "Keep each image in one part only."),
-    "conflicting_duplicates": (
-        "One image with several labels",
-        "Find out which label is right, or remove all.",
-    ),
-}
-_WARNINGS = {
-    "ragged_row": (
-        "Lines with too many cells",
-        "Put quotes around cells that contain the delimiter.",
-    ),
-    "repeated_row": ("Repeated lines", "Remove the repeats."),
-    "ignored_file": ("Images ignored because of their names", "Add the suffix of their format."),
-    "absent_in_part": ("Classes missing from a part", "Put images of every class into every part."),
-    "tiny_test": (
-        "Very small test classes",
-        "Rely on their intervals, collect more images, or cross-validate.",
-    ),
-    "class_name": ("One class under two names", "Use one spelling; --fix uses the most common."),
-    "class_spelling": ("Similar class names", "Rename one of them if they mean the same class."),
-    "end_missing": ("JPEG files without an end marker", "Check whether the last rows are missing."),
-    "tiny": ("Tiny images", "Check whether they are thumbnails."),
-    "one_colour": ("Blank images", "Remove them."),
-    "greyscale": (
-        "Grey images among colour images",
-        "Check whether being grey gives the class away.",
-    ),
-    "cmyk": ("CMYK images", "Convert them to RGB with their colour profile."),
-    "alpha": ("Transparent images", "Flatten them; otherwise transparent pixels become black."),
-    "wrong_suffix": ("Wrong suffixes", "Rename them; lmd goes by content, other tools may not."),
-    "frames": ("Several frames or pages", "Extract the right one; only the first is used."),
-    "duplicate": ("Exact duplicates", "Keep one of each."),
-    "near_duplicate": ("Near-duplicates", "Put them into one group, or keep one of them."),
-    "near_duplicate_in_parts": (
-        "Near-duplicates in several parts",
-        "Put similar images into the same part.",
-    ),
-    "near_duplicate_labels": (
-        "Near-duplicates with several labels",
-        "Check them: a label may be wrong.",
-    ),
-}
-_NOTES = {
-    "unlisted_file": ("Images not in the manifest", "Add them if they belong to the data set."),
-    "counts": ("Images per class", ""),
-    "imbalance": (
-        "Long tail",
-        "Judge models by balanced accuracy and by the recall of each class.",
-    ),
-    "groups": ("Groups", "Split by group; lmd does this whenever groups are known."),
-    "group_labels": (
-        "Groups with several classes",
-        "Normal for patients; for lesions, check the labels.",
-    ),
-    "group_hint": ("Possible groups", "If they are real, add a group column to a manifest."),
-    "palette": ("Palette images", "Check whether colours were lost."),
-    "deep": ("More than 8 bits", "Check that 8 bits of the full range suffice."),
-    "exif_rotated": (
-        "Images rotated by EXIF",
-        "lmd turns them upright; check that other tools do too.",
-    ),
-    "metadata": ("Corrupt metadata", "Check the orientation; the pixels can be read as usual."),
-}
+_TEXTS = tomllib.loads((resources.files(__package__) / "findings.toml").read_text("utf-8"))
+# The severity, title and remedy that findings of a kind usually have.
 KINDS: dict[str, tuple[Severity, str, str]] = {
-    kind: (severity, title, remedy)
-    for severity, kinds in zip(SEVERITIES, (_ERRORS, _WARNINGS, _NOTES), strict=True)
-    for kind, (title, remedy) in kinds.items()
+    kind: (severity, *texts) for severity in SEVERITIES for kind, texts in _TEXTS[severity].items()
 }
-# Why an image cannot be used, by the kind of finding that says so.
-FAULTS = {
-    "missing_file": "not on disk",
-    "outside_root": "outside the root",
-    "ambiguous_file": "ambiguous name",
-    "unlabelled": "no label",
-    "unknown_split": "unknown part",
-    "repeated_row": "repeats another line",
-    "conflicting_rows": "contradicted by another line",
-    "stray_image": "outside any class folder",
-    "empty_class_folder": "empty class folder",
-    "unlisted_folder": "folder cannot be listed",
-    "special_file": "not a regular file",
-    "ignored_file": "not recognised as an image by its name",
-    "encoding": "name is not UTF-8",
-    "empty_file": "empty file",
-    "truncated": "truncated",
-    "unreadable": "unreadable",
-    "huge": "too large to decode",
-}
+FAULTS: dict[str, str] = _TEXTS["fault"]  # why an image cannot be used, by the kind of finding
 # Findings whose names, beside the cases, are left out.
 NAMED = frozenset({"empty_class_folder", "unlisted_folder", "special_file"})
 # Errors that --skip-bad ignores.
 SKIPPABLE = NAMED | {"missing_file", "unlabelled", "stray_image"}
 # Kinds with files or lines as names; the text of other kinds contains the names already.
 LISTS = NAMED | {"unlisted_file", "ragged_row"}
-PART_NAMES = {
-    "train": "train",
-    "training": "train",
-    "val": "validation",
-    "valid": "validation",
-    "validation": "validation",
-    "test": "test",
-    "testing": "test",
-}
+PART_NAMES = (
+    dict.fromkeys(("train", "training"), "train")
+    | dict.fromkeys(("val", "valid", "validation"), "validation")
+    | dict.fromkeys(("test", "testing"), "test")
+)
 
 
 @dataclass(frozen=True)
