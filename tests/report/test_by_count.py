@@ -15,7 +15,7 @@ from lmd.scoring.estimates import Estimate
 
 def point(value: float) -> Point:
     estimate = Estimate(value=value, low=value - 0.1, high=value + 0.1)
-    return Point(estimate, "tail", "circle", "a class")
+    return Point("a class", estimate, "tail", "circle")
 
 
 def test_places_are_logarithmic() -> None:

@@ -9,7 +9,7 @@ import pytest
 from pages import page, report_of
 from runs_on_disk import write_hits
 
-from lmd.report.sections import reliability_bins
+from lmd.report.curves import reliability_bins
 from lmd.scoring.metrics import METRICS, Sample
 
 

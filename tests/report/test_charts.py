@@ -3,7 +3,7 @@
 import pytest
 from pages import Page
 
-from lmd.report.charts import DotRow, Point, count_bars, dots
+from lmd.report.charts import Point, count_bars, dots_figure
 from lmd.scoring.estimates import Estimate
 
 
@@ -15,8 +15,8 @@ def percent(place: str) -> float:
 def test_marks_lie_where_their_values_are() -> None:
     def drawn(value: float, low: float, high: float) -> tuple[float, float, float]:
         estimate = Estimate(value=value, low=low, high=high)
-        row = DotRow("a", "", [Point(estimate, "head", "circle", "")])
-        found = Page(dots("x", "title", [row]))
+        row = ("a", "", [Point("", estimate, "head")])
+        found = Page(dots_figure("x", "title", [row], []))
         centre = next(
             percent(v) for tag, key, v in found.attributes if (tag, key) == ("circle", "cx")
         )

@@ -226,7 +226,7 @@ def test_a_folder_without_a_run(tmp_path: Path) -> None:
 
 def test_imports_stay_light() -> None:
     code = (
-        "import sys, lmd.report.card, lmd.report.terminal; "
+        "import sys, lmd.report.card, lmd.report.text; "
         "heavy = {'torch', 'lmd.methods', 'lmd.training', 'matplotlib'} & set(sys.modules); "
         "sys.exit(repr(heavy) if heavy else 0)"
     )

@@ -7,8 +7,8 @@ import pytest
 from pages import Page, page, report_of
 from runs_on_disk import SKIN, make_run
 
+from lmd.report.charts import savable
 from lmd.report.curves import curve_groups
-from lmd.report.svg import savable
 
 
 @pytest.fixture(scope="module")

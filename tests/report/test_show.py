@@ -11,7 +11,7 @@ from typer.testing import CliRunner
 from lmd.base.errors import LmdError
 from lmd.cli.commands import app
 from lmd.report.command import state_of
-from lmd.report.terminal import format_scores, format_summary
+from lmd.report.text import format_scores, format_summary
 from lmd.runs.folder import Run
 
 

@@ -5,7 +5,7 @@ import re
 import numpy as np
 import pytest
 
-from lmd.report.terminal import format_comparison
+from lmd.report.text import format_comparison
 from lmd.scoring.differences import Difference, compare, holm, paired_differences, paired_limits
 from lmd.scoring.metrics import METRICS, Sample
 from lmd.scoring.proportions import wilson

@@ -61,7 +61,7 @@ def train(
             be repeated.
     """
     from lmd.explain.command import show_size
-    from lmd.report.terminal import format_scores
+    from lmd.report.text import format_scores
 
     shortcuts = {"weights": weights, "seed": seed, "epochs": epochs, "image_size": image_size}
     request: dict[str, Any] = {

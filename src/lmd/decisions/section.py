@@ -7,10 +7,19 @@ from markupsafe import Markup
 
 from lmd.base.text import text_table
 from lmd.decisions.numbers import precision_recall, roc_points
-from lmd.report.charts import SHAPES, DotRow, dots_figure
-from lmd.report.sections import ClassRow, Report, Values
-from lmd.report.svg import chart, element, line, mark, savable, text, with_tip
-from lmd.report.wording import percent
+from lmd.report.charts import (
+    SHAPES,
+    chart,
+    dots_figure,
+    element,
+    line,
+    mark,
+    savable,
+    text,
+    with_tip,
+)
+from lmd.report.page import ClassRow, Report, Values
+from lmd.report.text import percent
 from lmd.scoring.estimates import Decisions, SetScores, number_text
 from lmd.scoring.proportions import Floats, class_mix, reweighted
 
@@ -28,7 +37,7 @@ def sets_view(report: Report) -> Values | None:
     for row, one in zip(report.classes, rows, strict=True):
         size = "–" if one.size.value is None else f"size {one.size.value:.2f}"
         note = f"{one.coverage.value_text('.1%')} · {size}"
-        lines.append(DotRow(row.name, note, [row.point(one.coverage)]))
+        lines.append((row.name, note, [row.point(one.coverage)]))
         data.append(row.cells("coverage", one.coverage) | {"size": one.size.value})
     title = "Coverage of each class"
     figure = dots_figure("coverage", title, lines, data, sets.requested)
@@ -37,7 +46,7 @@ def sets_view(report: Report) -> Values | None:
 
 def decisions_view(report: Report) -> Values | None:
     """Curves and predictive values at the stated prevalence, where the mix is known."""
-    decisions, sample = report.record.decisions, report.sample()
+    decisions, sample = report.record.decisions, report.sample
     if sample is None or decisions is None or report.record.model.prior is None:
         return None
     mix = np.array([one.prevalence or 0.0 for one in decisions.per_class])

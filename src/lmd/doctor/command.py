@@ -245,7 +245,7 @@ def _pictures(
 
 
 def _picture(examination: "Examination", i: int, pictures: dict[int, str]) -> dict[str, str]:
-    from lmd.report.svg import data_uri
+    from lmd.report.charts import data_uri
 
     case, look = examination.scan.cases[i], examination.looks[i]
     if i not in pictures:

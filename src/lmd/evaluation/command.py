@@ -49,7 +49,7 @@ def evaluate(
     from lmd.evaluation.evaluate import compare_runs
     from lmd.evaluation.evaluate import evaluate as evaluate_run
     from lmd.evaluation.section import format_external
-    from lmd.report.terminal import format_scores
+    from lmd.report.text import format_scores
     from lmd.runs.folder import Run
 
     made = evaluate_run(

@@ -20,7 +20,7 @@ from lmd.fit.recording import now, scored
 from lmd.predict.predictor import Predictor, in_batches, load
 from lmd.report.card import write_card
 from lmd.report.page import write_report
-from lmd.report.terminal import format_comparison
+from lmd.report.text import format_comparison
 from lmd.runs.folder import Run, paired, unborn
 from lmd.runs.predictions import PARTS, PartPredictions, Predictions
 from lmd.runs.record import Record

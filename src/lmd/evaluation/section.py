@@ -3,7 +3,7 @@
 from collections.abc import Sequence
 
 from lmd.base.text import text_table
-from lmd.report.sections import Report, Values
+from lmd.report.page import Report, Values
 from lmd.runs.record import Record
 from lmd.scoring.estimates import Estimate, number_text
 from lmd.scoring.metrics import METRICS, number_form

@@ -12,9 +12,9 @@ from lmd.base.arrays import read_npz
 from lmd.base.errors import LmdError
 from lmd.base.files import atomic_write
 from lmd.explain.pictures import Pixels, overlay
-from lmd.report.sections import Report, Values
-from lmd.report.svg import data_uri
-from lmd.report.wording import percent
+from lmd.report.charts import data_uri
+from lmd.report.page import Report, Values
+from lmd.report.text import percent
 from lmd.runs.folder import Run
 from lmd.runs.predictions import Predictions
 from lmd.scoring.proportions import Labels, Probabilities

@@ -219,8 +219,8 @@ def explain_images(
 
 def _drawn(explanation: Explanation, path: Path) -> dict[str, Any]:
     """Write the picture of an explained image, and return its panel of the page."""
-    from lmd.report.svg import data_uri
-    from lmd.report.wording import percent
+    from lmd.report.charts import data_uri
+    from lmd.report.text import percent
 
     unlike = bool(explanation.unlike_training)
     pictures = [explanation.picture, *(overlay(explanation.picture, h) for h in explanation.heat)]

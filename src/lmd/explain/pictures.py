@@ -8,7 +8,7 @@ import numpy as np
 from numpy.typing import NDArray
 from PIL import Image, ImageDraw, ImageFont
 
-from lmd.report.svg import shorten
+from lmd.report.charts import shorten
 
 Pixels = NDArray[np.uint8]
 Font = ImageFont.FreeTypeFont | ImageFont.ImageFont

@@ -9,7 +9,7 @@ from markupsafe import Markup, escape
 from lmd.base.errors import LmdError
 from lmd.base.files import atomic_write_all
 from lmd.report.page import environment
-from lmd.report.wording import fitted_on, setting
+from lmd.report.text import fitted_on, setting
 from lmd.runs.record import Record
 from lmd.scoring.estimates import MISSING
 from lmd.scoring.metrics import METRICS

@@ -1,65 +1,178 @@
-"""Draw the figures of the report: dots, bars, recall against class size, the confusion matrix."""
+"""Build SVG elements and pictures, and draw the figures of the report from them."""
 
+import base64
+import io
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from html import escape
 from typing import Any
+from unicodedata import east_asian_width
 
+import numpy as np
 from markupsafe import Markup
+from numpy.typing import NDArray
+from PIL import Image
 
-from lmd.report.svg import (
-    chart,
-    element,
-    legend_mark,
-    line,
-    mark,
-    savable,
-    shorten,
-    text,
-    upright,
-    with_tip,
-)
-from lmd.report.wording import percent, thousands
+from lmd.base.text import csv_text
+from lmd.report.text import percent, thousands
 from lmd.scoring.estimates import Estimate
 
-SHAPES = {"head": "circle", "medium": "square", "tail": "diamond"}
-RUN_SHAPES = ("circle", "diamond", "square", "triangle")
-MOST_RUNS = 8  # side by side; each has a tone of its own
-SHARES = (0.0, 0.25, 0.5, 0.75, 1.0)
+Place = float | str  # px, or per cent of the width such as "12.5%"
+CHARACTER = 7.1  # mean width of a character at the charts' 12.5 px, in px
 PHONE = 342.0  # px that a drawing has at least; labels are cut to fit
 EDGE = 1.5  # per cent of the width on both sides, for the marks of 0 and 1
+SHARES = (0.0, 0.25, 0.5, 0.75, 1.0)
+SHAPES = {"head": "circle", "medium": "square", "tail": "diamond"}
+_CORNERS = {
+    "square": [(-0.9, -0.9), (0.9, -0.9), (0.9, 0.9), (-0.9, 0.9)],
+    "diamond": [(0, -1.25), (1.25, 0), (0, 1.25), (-1.25, 0)],
+    "triangle": [(0, -1.2), (1.15, 0.9), (-1.15, 0.9)],
+}
+
+
+def element(name: str, content: str = "", **attributes: object) -> str:
+    """Return an element around markup; ``class_`` and ``stroke_width`` lose their underscores.
+
+    >>> element("rect", x=1.23456, class_="a")
+    '<rect x="1.23" class="a"/>'
+    """
+    pairs = ""
+    for key, value in attributes.items():
+        if value is not None:
+            short = f"{value:.2f}".rstrip("0").rstrip(".") if isinstance(value, float) else value
+            pairs += f' {key.rstrip("_").replace("_", "-")}="{escape(str(short))}"'
+    return f"<{name}{pairs}>{content}</{name}>" if content else f"<{name}{pairs}/>"
+
+
+def text(x: Place, y: float, content: str, **attributes: object) -> str:
+    """Return escaped text at a point."""
+    return element("text", escape(content), x=x, y=y, **attributes)
+
+
+def upward_text(x: float, y: float, content: str, **attributes: object) -> str:
+    """Return text that reads upwards from a point."""
+    return text(0, 0, content, **attributes, transform=f"translate({x:.1f} {y:.1f}) rotate(-90)")
+
+
+def with_tip(tip: str, *parts: str) -> str:
+    """Return a group with a title, which browsers show as a tooltip."""
+    return element("g", element("title", escape(tip)) + "".join(parts))
+
+
+def line(x1: Place, y1: float, x2: Place, y2: float, class_: str) -> str:
+    """Return a straight line."""
+    return element("line", x1=x1, y1=y1, x2=x2, y2=y2, class_=class_)
+
+
+def mark(shape: str, x: Place, y: float, class_: str, size: float = 4.8) -> str:
+    """Return a circle, square, diamond or triangle, so that colour is not the only difference."""
+    if shape == "circle":
+        return element("circle", cx=x, cy=y, r=size, class_=class_)
+    points = " ".join(f"{size * dx:.2f},{size * dy:.2f}" for dx, dy in _CORNERS[shape])
+    polygon = element("polygon", points=points, class_=class_)
+    # The points of a polygon cannot be in per cent, but the corner of a drawing within can.
+    return element("svg", polygon, x=x, y=y, overflow="visible")
+
+
+def legend_mark(shape: str, tone: str) -> Markup:
+    """Return one marker for a legend."""
+    drawn = mark(shape, 7.0, 7.0, f"fill {tone}")
+    return Markup(element("svg", drawn, width=14, height=14, aria_hidden="true", class_="key"))
+
+
+def chart(
+    name: str,
+    title: str,
+    description: str,
+    size: tuple[float | None, float],
+    parts: Iterable[str],
+) -> str:
+    """Return a drawing with an accessible name; ``name`` must be unique.
+
+    ``size`` is width and height. Without a width it is as wide as the page allows, and the parts
+    have horizontal places in per cent.
+    """
+    width, height = size
+    head = element("title", escape(title), id=f"{name}-title")
+    head += element("desc", escape(description), id=f"{name}-desc")
+    return element(
+        "svg",
+        head + "".join(parts),
+        role="img",
+        viewBox=None if width is None else f"0 0 {width:g} {height:g}",
+        width="100%" if width is None else width,
+        height=height,
+        aria_labelledby=f"{name}-title {name}-desc",
+        class_="chart fluid" if width is None else "chart",
+    )
+
+
+def savable(name: str, drawing: str, rows: Sequence[Mapping[str, Any]]) -> Markup:
+    """Return a drawing with ``rows`` as its data; both are saved under ``name``."""
+    columns = list(dict.fromkeys(key for row in rows for key in row))
+    short = [
+        {key: f"{x:.6g}" if isinstance(x, float) else x for key, x in row.items()} for row in rows
+    ]
+    data = escape(csv_text(columns, short))
+    return Markup(f'<div class="plot" data-name="{escape(name)}" data-csv="{data}">{drawing}</div>')
+
+
+def shorten(label: str, width: float, character: float = CHARACTER) -> str:
+    """Return text cut in the middle to about a width in px, because names often differ at the end.
+
+    >>> shorten("ulcerative colitis grade 2", 100)
+    'ulcerati…ade 2'
+    """
+    wide = sum(east_asian_width(letter) in "WF" for letter in label)
+    if wide:  # Chinese, Japanese and Korean signs are nearly twice as wide
+        character *= 1 + 0.8 * wide / len(label)
+    room = max(int(width / character), 4)
+    if len(label) <= room:
+        return label
+    end = (room - 1) * 2 // 5
+    return label[: room - 1 - end].rstrip() + "…" + label[len(label) - end :].lstrip()
+
+
+def data_uri(pixels: NDArray[np.uint8], side: int, quality: int = 72) -> str:
+    """Return an image ``(H, W, 3)`` as a data URI, a JPEG of at most ``side`` pixels each way."""
+    image = Image.fromarray(pixels)
+    image.thumbnail((side, side))
+    file = io.BytesIO()
+    image.save(file, "JPEG", quality=quality)
+    return "data:image/jpeg;base64," + base64.b64encode(file.getvalue()).decode()
+
+
+def png_uri(png: bytes) -> str:
+    """Return the bytes of a PNG file as a data URI."""
+    return "data:image/png;base64," + base64.b64encode(png).decode()
 
 
 @dataclass(frozen=True)
 class Point:
-    """A value with its interval; ``tone`` is a colour class, ``tip`` the tooltip."""
+    """A named value with its interval; ``tone`` is a colour class, by default with its shape."""
 
+    name: str
     estimate: Estimate
     tone: str
-    shape: str
-    tip: str
+    shape: str = ""
+    images: int | None = None
 
-    @classmethod
-    def make(
-        cls, name: str, estimate: Estimate, tone: str, shape: str = "", images: int | None = None
-    ) -> "Point":
-        """Return a point whose tooltip has the name, the value, its interval and the images."""
-        tip = f"{name}: {estimate.value_text('.1%')}"
-        if estimate.low is not None and estimate.high is not None:
-            low, high = percent(estimate.low), percent(estimate.high)
-            tip += f" (95 % interval {low} to {high})"
-        if images is not None:
-            tip += f", {images} images"
-        return cls(estimate, tone, shape or SHAPES.get(tone, "circle"), tip)
+    @property
+    def tip(self) -> str:
+        """The tooltip: the name, the value, its interval and the images."""
+        tip = f"{self.name}: {self.estimate.value_text('.1%')}"
+        if self.estimate.low is not None and self.estimate.high is not None:
+            tip += f" (95 % interval {percent(self.estimate.low)} to {percent(self.estimate.high)})"
+        return tip if self.images is None else f"{tip}, {self.images} images"
+
+    def mark(self, x: Place, y: float) -> str:
+        """Draw the value."""
+        return mark(self.shape or SHAPES.get(self.tone, "circle"), x, y, f"fill {self.tone}")
 
 
-@dataclass(frozen=True)
-class DotRow:
-    """One row of a dot-and-whisker chart: its label, the numbers beside it, and its points."""
-
-    label: str
-    note: str
-    points: Sequence[Point]
+# A row of a dot-and-whisker chart: its label, the numbers beside it, and its points.
+DotRow = tuple[str, str, Sequence[Point]]
 
 
 def dots_figure(
@@ -69,33 +182,25 @@ def dots_figure(
     data: Sequence[Mapping[str, Any]],
     reference: float | None = None,
 ) -> Markup:
-    """Return ``dots`` with their ``data``."""
-    drawing = dots(name.replace(" ", "-"), f"{title} with 95 % intervals", rows, reference)
-    return savable(name, drawing, data)
-
-
-def dots(name: str, title: str, rows: Sequence[DotRow], reference: float | None = None) -> str:
     """Draw shares from 0 to 1 as dots with whiskers; ``reference`` is a dashed vertical line."""
     top, head = 6.0, 21.0
-    heights = [head + 8 + 13 * max(len(row.points), 1) for row in rows]
-    bottom = top + sum(heights)
-    parts = []
-    for share in SHARES:
-        x = _across(share)
-        parts.append(line(x, top, x, bottom, "grid"))
-        sign = " %" if share == 1 else ""
-        parts.append(_tick(share, bottom + 15, f"{100 * share:.0f}{sign}"))
+    bottom = top + sum(head + 8 + 13 * max(len(points), 1) for _, _, points in rows)
+    labels = {share: f"{100 * share:.0f}{' %' if share == 1 else ''}" for share in SHARES}
+    parts = _grid(top, bottom, labels)
     if reference is not None:
         x = _across(reference)
         parts.append(line(x, top, x, bottom, "reference"))
     y = top
-    for row, height in zip(rows, heights, strict=True):
-        parts.append(_heading(row.label, row.note, y + 15))
-        parts += [_point(point, y + head + 8 + 13 * i) for i, point in enumerate(row.points)]
-        y += height
-    values = [", ".join(point.estimate.value_text(".1%") for point in row.points) for row in rows]
-    about = "; ".join(f"{row.label}: {text}" for row, text in zip(rows, values, strict=True))
-    return chart(name, title, about, (None, bottom + 22), parts)
+    for label, note, points in rows:
+        parts.append(_heading(label, note, y + 15))
+        parts += [_whiskers(point, y + head + 8 + 13 * i) for i, point in enumerate(points)]
+        y += head + 8 + 13 * max(len(points), 1)
+    about = "; ".join(
+        f"{label}: {', '.join(point.estimate.value_text('.1%') for point in points)}"
+        for label, _, points in rows
+    )
+    size, title = (None, bottom + 22), f"{title} with 95 % intervals"
+    return savable(name, chart(name.replace(" ", "-"), title, about, size, parts), data)
 
 
 def count_bars(name: str, rows: Sequence[tuple[str, str, Sequence[int | None]]]) -> str:
@@ -106,11 +211,8 @@ def count_bars(name: str, rows: Sequence[tuple[str, str, Sequence[int | None]]])
     top, step = 8.0, 40.0
     bottom = top + step * len(rows)
     powers = math.ceil(math.log10(max([counts[0] or 0 for _, _, counts in rows] + [10])))
-    parts = []
-    for power in range(powers + 1):
-        x = _across(power / powers)
-        parts.append(line(x, top, x, bottom, "grid"))
-        parts.append(_tick(power / powers, bottom + 15, thousands(10**power)))
+    labels = {power / powers: thousands(10**power) for power in range(powers + 1)}
+    parts = _grid(top, bottom, labels)
     for i, (label, tier, counts) in enumerate(rows):
         y, train = top + step * i, counts[0] or 0
         numbers = [thousands(count) for count in (train, *counts[1:])]
@@ -124,8 +226,8 @@ def count_bars(name: str, rows: Sequence[tuple[str, str, Sequence[int | None]]])
             rx=2,
             class_=f"fill {tier}",
         )
-        parts_of_data = ("training", "validation", "test")
-        listed = ", ".join(f"{n} {part}" for n, part in zip(numbers, parts_of_data, strict=True))
+        names = ("training", "validation", "test")
+        listed = ", ".join(f"{n} {part}" for n, part in zip(numbers, names, strict=True))
         heading = _heading(label, " / ".join(numbers), y + 15)
         parts.append(with_tip(f"{label} ({tier}): {listed}", bar, heading))
     title = "Images of each class, logarithmic scale"
@@ -160,7 +262,7 @@ def against_counts(name: str, points: Sequence[tuple[int, Point]]) -> str:
     for count, point in points:
         x, estimate = across(count), point.estimate
         assert estimate.value is not None
-        drawn = mark(point.shape, x, up(estimate.value), f"fill {point.tone}")
+        drawn = point.mark(x, up(estimate.value))
         if estimate.low is not None and estimate.high is not None:
             whisker = line(x, up(estimate.low), x, up(estimate.high), f"whisker {point.tone}")
             drawn = whisker + drawn
@@ -186,7 +288,7 @@ def confusion(name: str, labels: Sequence[str], matrix: Sequence[Sequence[int]])
     for i, label in enumerate(labels):
         y, x = top + cell * i, left + cell * i
         short = text(left - 8, y + cell / 2 + 4, shorten(label, left - 12), class_="end")
-        turned = text(0, 0, shorten(label, 132), transform=upright(x + cell / 2 + 4, top - 7))
+        turned = upward_text(x + cell / 2 + 4, top - 7, shorten(label, 132))
         parts += [with_tip(label, short), with_tip(label, turned)]
         total = sum(matrix[i])
         for j, count in enumerate(matrix[i]):
@@ -200,19 +302,19 @@ def confusion(name: str, labels: Sequence[str], matrix: Sequence[Sequence[int]])
     return chart(name, "Confusion matrix", about, size_px, parts)
 
 
-def tier_legend(tiers: Sequence[str]) -> list[tuple[str, Markup]]:
-    """Return the mark of each tier."""
-    return [(tier, legend_mark(SHAPES[tier], tier)) for tier in tiers]
-
-
 def _across(share: float) -> str:
     """Return the horizontal place of a share, in per cent of the width."""
     return f"{EDGE + (100 - 2 * EDGE) * min(max(share, 0.0), 1.0):.2f}%"
 
 
-def _tick(share: float, y: float, content: str) -> str:
-    anchor = {0.0: "start", 1.0: "end"}.get(share, "middle")
-    return text(_across(share), y, content, class_="tick", style=f"text-anchor: {anchor}")
+def _grid(top: float, bottom: float, labels: Mapping[float, str]) -> list[str]:
+    """Draw a vertical line at each share of the width, with its label below."""
+    parts = []
+    for share, label in labels.items():
+        x, anchor = _across(share), {0.0: "start", 1.0: "end"}.get(share, "middle")
+        parts.append(line(x, top, x, bottom, "grid"))
+        parts.append(text(x, bottom + 15, label, class_="tick", style=f"text-anchor: {anchor}"))
+    return parts
 
 
 def _heading(label: str, note: str, y: float) -> str:
@@ -221,18 +323,15 @@ def _heading(label: str, note: str, y: float) -> str:
     return with_tip(label, short) + text("100%", y, note, class_="number end")
 
 
-def _point(point: Point, y: float) -> str:
-    estimate, whisker = point.estimate, f"whisker {point.tone}"
+def _whiskers(point: Point, y: float) -> str:
+    estimate, drawn, class_ = point.estimate, "", f"whisker {point.tone}"
     if estimate.value is None:
         return with_tip(point.tip, text(_across(0), y + 4, "no image", class_="absent"))
-    drawn = ""
     if estimate.low is not None and estimate.high is not None:
         low, high = _across(estimate.low), _across(estimate.high)
-        drawn += line(low, y, high, y, whisker)
-        drawn += "".join(line(x, y - 3.5, x, y + 3.5, whisker) for x in (low, high))
-    return with_tip(
-        point.tip, drawn, mark(point.shape, _across(estimate.value), y, f"fill {point.tone}")
-    )
+        drawn += line(low, y, high, y, class_)
+        drawn += "".join(line(x, y - 3.5, x, y + 3.5, class_) for x in (low, high))
+    return with_tip(point.tip, drawn, point.mark(_across(estimate.value), y))
 
 
 def _count_ticks(low: float, span: float) -> list[int]:
@@ -245,17 +344,14 @@ def _count_ticks(low: float, span: float) -> list[int]:
 
 
 def _cell(x: float, y: float, size: float, count: int, share: float, right: bool) -> str:
-    def square(**style: object) -> str:
-        side = size - 1
-        return element("rect", "", x=x + 0.5, y=y + 0.5, width=side, height=side, rx=2, **style)
-
-    drawn = square(class_="cell")
+    side, middle = size - 1, x + size / 2
+    box: dict[str, object] = {"x": x + 0.5, "y": y + 0.5, "width": side, "height": side, "rx": 2}
+    drawn = element("rect", "", **box, class_="cell")
     if not count:
         return drawn
     tone = "heat right" if right else "heat wrong"
-    drawn += square(class_=tone, fill_opacity=0.08 + 0.92 * share)
+    drawn += element("rect", "", **box, class_=tone, fill_opacity=0.08 + 0.92 * share)
     ink = "strong" if share > 0.75 else "plain"
-    middle = x + size / 2
     number = "count" if size >= 32 and count < 10_000 else "count small"
     if size < 42:
         return drawn + text(middle, y + size / 2 + 4, str(count), class_=f"{number} {ink}")

@@ -26,7 +26,7 @@ def show(runs: Runs, *, definitions: bool = False) -> None:
         runs: Run folders.
         definitions: Explain every number and its interval too.
     """
-    from lmd.report.terminal import format_definitions, format_summary
+    from lmd.report.text import format_definitions, format_summary
     from lmd.runs.folder import Run
 
     # All of them before the first is printed: an error must not follow a long output.

@@ -2,18 +2,44 @@
 
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import asdict, dataclass, field
 from itertools import groupby
-from typing import TYPE_CHECKING, Any
+from typing import Any, NamedTuple
 
 from markupsafe import Markup
 
-from lmd.report.svg import chart, element, line, mark, savable, shorten, text, upright, with_tip
-from lmd.report.wording import percent
+from lmd.report.charts import (
+    SHARES,
+    chart,
+    element,
+    line,
+    mark,
+    savable,
+    shorten,
+    text,
+    upward_text,
+    with_tip,
+)
+from lmd.report.page import Report, Values
+from lmd.report.text import fitted_on, percent
 from lmd.runs.record import HistoryRow
+from lmd.scoring.estimates import Estimate
+from lmd.scoring.metrics import ECE_BINS, METRICS, Sample
+from lmd.scoring.proportions import effective, wilson, without_temperature
 
-if TYPE_CHECKING:
-    from lmd.report.sections import Report
+M_STEP = "m_loss"  # a stage with this number is expectation-maximisation, an iteration per epoch
+FIXED_COLUMNS = ("stage", "stage_name", "epoch", "lr", "seconds")
+TITLES = {
+    "val_bacc": "Validation balanced accuracy",
+    "loss": "Loss",
+    "psi": "Psi: distance to the own class",
+    "phi": "Phi: distance to the other classes",
+    M_STEP: "Loss of the M step",
+    "m_grad_norm": "Gradient where the M step ended",
+    "m_evaluations": "Evaluations in the M step",
+    "shrinkage": "Shrinkage of the covariances",
+    "weight_penalty": "Penalty on the classifier's weights",
+}
 
 
 @dataclass(frozen=True)
@@ -29,11 +55,52 @@ class Bin:
     high: float
 
 
-def reliability(name: str, bins: Sequence[Bin]) -> str:
-    """Accuracy against confidence with 95 % intervals, above the share of images in each bin."""
+def calibration_view(report: Report) -> Values | None:
+    """Show the reliability diagram, with the temperature and without it."""
+    sample, record = report.sample, report.record
+    if sample is None:
+        return None
+    bins = reliability_bins(sample)
+    before, temperature = None, record.model.temperature
+    # A mean over mirror images has no logits that could be multiplied by it.
+    if temperature != 1 and record.tta is None:
+        plain = without_temperature(sample.probabilities, temperature)
+        without = Sample(sample.labels, plain, groups=sample.groups)
+        before = reliability("reliability-before", reliability_bins(without))
+    gaps = sum(row.count * (row.confidence - row.accuracy) for row in bins)
+    return {
+        "figure": reliability("reliability", bins),
+        "before": before,
+        "error": report.metrics.get("ece") or Estimate(value=METRICS["ece"].value(sample)),
+        "bins": len(bins),
+        "gap": gaps / sum(row.count for row in bins),
+        "errors": record.calibration.get(record.part) if record.part else None,
+        "fitted_on": fitted_on(record),
+    }
+
+
+def reliability_bins(sample: Sample) -> list[Bin]:
+    """Return the bins of the expected calibration error, each with its accuracy.
+
+    Guo et al. 2017, "On Calibration of Modern Neural Networks", equations 2 and 3. Images of one
+    patient or lesion count as in the intervals of recall.
+    """
+    result = []
+    for i in range(ECE_BINS):
+        inside = sample.bins == i
+        count, hits = int(inside.sum()), int(sample.right[inside].sum())
+        low, high = wilson(*effective(sample.right[inside], sample.groups_in(inside)))
+        mean = float(sample.confidence[inside].mean()) if count else (i + 0.5) / ECE_BINS
+        share = hits / count if count else 0.0
+        result.append(Bin(i / ECE_BINS, (i + 1) / ECE_BINS, count, mean, share, low, high))
+    return result
+
+
+def reliability(name: str, bins: Sequence[Bin]) -> Markup:
+    """Draw accuracy against confidence with 95 % intervals, above the images in each bin."""
     size, left, top, below = 280.0, 46.0, 10.0, 56.0
-    total = max(sum(each.count for each in bins), 1)
-    tallest = max([each.count for each in bins] + [1])
+    total = max(sum(row.count for row in bins), 1)
+    tallest = max([row.count for row in bins] + [1])
     base = top + size + below + 12
 
     def x(share: float) -> float:
@@ -43,7 +110,7 @@ def reliability(name: str, bins: Sequence[Bin]) -> str:
         return top + size * (1 - share)
 
     parts = []
-    for share in (0.0, 0.25, 0.5, 0.75, 1.0):
+    for share in SHARES:
         parts += [
             line(left, y(share), left + size, y(share), "grid"),
             line(x(share), top, x(share), top + size, "grid"),
@@ -51,33 +118,34 @@ def reliability(name: str, bins: Sequence[Bin]) -> str:
             text(x(share), base + 15, f"{100 * share:.0f}", class_="tick"),
         ]
     parts.append(line(x(0), y(0), x(1), y(1), "reference"))
-    for each in bins:
-        height = below * each.count / tallest
+    for row in bins:
+        height = below * row.count / tallest
         about = (
-            f"confidence {percent(each.left, 0)} to {percent(each.right, 0)}: {each.count} images, "
-            f"{percent(each.accuracy)} right at a mean confidence of {percent(each.confidence)}"
+            f"confidence {percent(row.left, 0)} to {percent(row.right, 0)}: {row.count} images, "
+            f"{percent(row.accuracy)} right at a mean confidence of {percent(row.confidence)}"
         )
         bar = element(
             "rect",
-            x=x(each.left) + 1,
+            x=x(row.left) + 1,
             y=base - height,
-            width=x(each.right) - x(each.left) - 2,
+            width=x(row.right) - x(row.left) - 2,
             height=height,
             class_="fill quiet",
         )
-        if each.count:
-            at = x(each.confidence)
-            bar += line(at, y(each.low), at, y(each.high), "whisker curve")
-            bar += mark("circle", at, y(each.accuracy), "fill curve", 4.5)
+        if row.count:
+            at = x(row.confidence)
+            bar += line(at, y(row.low), at, y(row.high), "whisker curve")
+            bar += mark("circle", at, y(row.accuracy), "fill curve", 4.5)
             parts.append(with_tip(about, bar))
     parts.append(line(left, base, left + size, base, "axis"))
     parts.append(text(left + size / 2, base + 32, "confidence, %", class_="tick"))
-    parts.append(text(0, 0, "accuracy, %", class_="tick", transform=upright(12, top + size / 2)))
-    parts.append(text(0, 0, "images", class_="tick", transform=upright(12, base - below / 2)))
-    gaps = sum(each.count * abs(each.accuracy - each.confidence) for each in bins) / total
-    title = "Reliability diagram"
+    parts.append(upward_text(12, top + size / 2, "accuracy, %", class_="tick"))
+    parts.append(upward_text(12, base - below / 2, "images", class_="tick"))
+    gaps = sum(row.count * abs(row.accuracy - row.confidence) for row in bins) / total
+    title, px = "Reliability diagram", (left + size + 14, base + 40)
     description = f"Mean gap between confidence and accuracy: {gaps:.3f}"
-    return chart(name, title, description, (left + size + 14, base + 40), parts)
+    drawing = chart(name, title, description, px, parts)
+    return savable(name, drawing, [asdict(row) for row in bins])
 
 
 def nice_ticks(low: float, high: float) -> list[float]:
@@ -94,32 +162,18 @@ def nice_ticks(low: float, high: float) -> list[float]:
     return [round(i * step, 12) for i in range(first, max(final, first + 1) + 1)]
 
 
-FIXED_COLUMNS = ("stage", "stage_name", "epoch", "lr", "seconds")
-M_STEP = "m_loss"  # a stage with this number is expectation-maximisation, an iteration per epoch
-TITLES = {
-    "val_bacc": "Validation balanced accuracy",
-    "loss": "Loss",
-    "psi": "Psi: distance to the own class",
-    "phi": "Phi: distance to the other classes",
-    M_STEP: "Loss of the M step",
-    "m_grad_norm": "Gradient where the M step ended",
-    "m_evaluations": "Evaluations in the M step",
-    "shrinkage": "Shrinkage of the covariances",
-    "weight_penalty": "Penalty on the classifier's weights",
-}
-
-
-@dataclass(frozen=True)
-class Stage:
+class Stage(NamedTuple):
     """The numbers of a stage: its epochs, and for each a row of what was measured."""
 
     name: str
     epochs: list[Any]
     rows: list[dict[str, float]]
+    keys: list[str]
 
-    def has(self, key: str) -> bool:
-        """Whether any epoch has a number."""
-        return any(key in row for row in self.rows)
+    @property
+    def unit(self) -> str:
+        """What a row is."""
+        return "EM iteration" if M_STEP in self.keys else "epoch"
 
 
 @dataclass(frozen=True)
@@ -131,8 +185,8 @@ class Group:
     numbers: list[tuple[str, str]] = field(default_factory=list)
 
 
-def curves_view(report: "Report") -> dict[str, Any]:
-    """The learning curves of the run."""
+def curves_view(report: Report) -> Values:
+    """Show the learning curves of the run."""
     return {"groups": curve_groups(report.run.history)}
 
 
@@ -143,32 +197,32 @@ def curve_groups(history: Sequence[HistoryRow]) -> list[Group]:
     down if that is a single epoch.
     """
     stages = _stages(history)
-    keys = list(dict.fromkeys(key for stage in stages for row in stage.rows for key in row))
+    keys = list(dict.fromkeys(key for stage in stages for key in stage.keys))
     keys.sort(key=lambda key: key != "val_bacc")
     if len(stages) == 1:
-        figures = [_figure(key, stages, _unit(stages[0])) for key in keys]
+        figures = [_figure(key, stages, stages[0].unit) for key in keys]
         return [Group("", figures)] if figures else []
-    owners = {key: [stage for stage in stages if stage.has(key)] for key in keys}
-    shared = [key for key in keys if key == "val_bacc" or len(owners[key]) > 1]
+    shared = [
+        key for key in keys if key == "val_bacc" or sum(key in stage.keys for stage in stages) > 1
+    ]
     groups = [Group("", [_figure(key, stages, "epoch") for key in shared])]
     for stage in stages:
-        own = [key for key in keys if key not in shared and owners[key] == [stage]]
+        alone = [key for key in keys if key in stage.keys and key not in shared]
         if len(stage.rows) == 1:
             row = stage.rows[0]
-            numbers = [(TITLES.get(key, key), f"{row[key]:.4g}") for key in own]
+            numbers = [(TITLES.get(key, key), f"{row[key]:.4g}") for key in alone]
             groups.append(Group(stage.name, numbers=numbers))
             continue
-        heading = stage.name + (", over its EM iterations" if stage.has(M_STEP) else "")
-        groups.append(Group(heading, [_figure(key, [stage], _unit(stage)) for key in own]))
+        heading = stage.name + (", over its EM iterations" if M_STEP in stage.keys else "")
+        groups.append(Group(heading, [_figure(key, [stage], stage.unit) for key in alone]))
     return [group for group in groups if group.figures or group.numbers]
 
 
 def _stages(history: Sequence[HistoryRow]) -> list[Stage]:
-    def name(row: HistoryRow) -> str:
-        return str(row.get("stage_name") or f"stage {row.get('stage')}")
-
     stages = []
-    for title, group in groupby(history, key=name):
+    for name, group in groupby(
+        history, key=lambda row: str(row.get("stage_name") or f"stage {row.get('stage')}")
+    ):
         rows = list(group)
         numbers = [
             {
@@ -178,12 +232,9 @@ def _stages(history: Sequence[HistoryRow]) -> list[Stage]:
             }
             for row in rows
         ]
-        stages.append(Stage(title, [row.get("epoch") for row in rows], numbers))
+        keys = list(dict.fromkeys(key for row in numbers for key in row))
+        stages.append(Stage(name, [row.get("epoch") for row in rows], numbers, keys))
     return stages
-
-
-def _unit(stage: Stage) -> str:
-    return "EM iteration" if stage.has(M_STEP) else "epoch"
 
 
 def _figure(key: str, stages: Sequence[Stage], unit: str) -> tuple[str, Markup]:
@@ -221,10 +272,10 @@ def _figure(key: str, stages: Sequence[Stage], unit: str) -> tuple[str, Markup]:
         measured = [
             (first + i, row[key]) if key in row else None for i, row in enumerate(stage.rows)
         ]
-        for known, run in groupby(measured, key=bool):
+        for _, run in groupby(measured, key=bool):
             points = [point for point in run if point is not None]
             path = " ".join(f"{x(epoch):.1f},{y(value):.1f}" for epoch, value in points)
-            if known and len(points) > 1:
+            if len(points) > 1:
                 parts.append(element("polyline", points=path, class_="curve"))
             for epoch, value in points:
                 dot = mark("circle", x(epoch), y(value), "fill curve", 2.5)

@@ -14,7 +14,7 @@ from PIL import Image
 from lmd.decisions.policy import Policy
 from lmd.explain.explanation import Explanation
 from lmd.explain.pictures import OPACITY, as_png, colour_map
-from lmd.report.svg import data_uri, png_uri
+from lmd.report.charts import data_uri, png_uri
 from lmd.serve.batching import Full
 from lmd.serve.limits import Limits
 from lmd.serve.measures import Measures
