@@ -12,9 +12,8 @@ import time
 import torch
 from common import long_tailed_features, one_thread
 
-from lmd.methods.lmd.calibrate import DRAWS, Solution, enough_draws, expected_cross_entropy
 from lmd.methods.lmd.gaussians import ClassGaussians
-from lmd.methods.lmd.selection import VirtualFeatures
+from lmd.methods.lmd.vfc import DRAWS, Problem, Solution, enough_draws, virtual_features
 
 CHANNELS, FEATURES, JUDGES = 512, 20_000, 16_384
 
@@ -26,13 +25,13 @@ def main(classes: int) -> None:
     gaussians.fit(features[:half], labels[:half])
     unseen, truth = features[half:].double(), labels[half:]
 
-    def problem(draws: int, seed: int) -> VirtualFeatures:
+    def problem(draws: int, seed: int) -> Problem:
         generator = torch.Generator().manual_seed(seed)
-        return VirtualFeatures.of(gaussians, counts, draws, generator).shrunk(0.5)
+        return virtual_features(gaussians, counts, draws, generator)
 
     judge = problem(JUDGES, 99)
     penalty = 3e-4 * judge.variance
-    objective = expected_cross_entropy(judge.mean, judge.covariance, judge.draws)
+    objective, _ = judge.at(0.5, False)
 
     @torch.no_grad()
     def loss(found: Solution) -> float:
@@ -45,7 +44,7 @@ def main(classes: int) -> None:
     first: torch.Tensor | None = None
     for draws, seed in ((DRAWS, 0), (DRAWS, 1), *((DRAWS >> i, 2) for i in range(1, 5))):
         given, begun = problem(draws, seed), time.perf_counter()
-        found = given.solve(*start, penalty)
+        found = given.solve(*start, penalty, shrinkage=0.5)
         seconds = time.perf_counter() - begun
         predicted = (unseen @ found.weight.T + found.bias).argmax(1)
         first = predicted if first is None else first

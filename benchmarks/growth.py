@@ -19,13 +19,13 @@ import torch
 from common import Result, above, clock, finish, in_process, long_tailed_features, one_thread
 from scipy.optimize import nnls
 
-from lmd.methods.lmd.calibrate import LOGITS, enough_draws, pays, sgd_pass, virtual_pass
+from lmd.methods.lmd.descent import SGD, pays, sgd_pass, virtual_pass
 from lmd.methods.lmd.gaussians import ClassGaussians
-from lmd.methods.lmd.icc import fdc_loss
-from lmd.methods.lmd.selection import VirtualFeatures
+from lmd.methods.lmd.icc import attraction_and_repulsion
+from lmd.methods.lmd.vfc import LOGITS, enough_draws, virtual_features
 
 M_BATCH, BATCH = 352, 128
-SGD = {"lr": 1e-5, "momentum": 0.9, "weight_decay": 1e-4}
+STEPS = SGD(lr=1e-5, momentum=0.9, weight_decay=1e-4)
 Point = tuple[int, int, int, int]  # N, K, C, R
 
 FITTED: tuple[Point, ...] = (
@@ -94,8 +94,9 @@ def run_point(n: int, k: int, c: int, r: int) -> dict[str, float]:
 
         def solve() -> None:
             draws = min(r, enough_draws(k))
-            problem = VirtualFeatures.of(gaussians, labels.bincount(), draws, generator)
-            solution = problem.shrunk(0.5).solve(weight, bias, 3e-4 * problem.variance)
+            problem = virtual_features(gaussians, labels.bincount(), draws, generator)
+            penalty = 3e-4 * problem.variance
+            solution = problem.solve(weight, bias, penalty, shrinkage=0.5)
             evaluations.append(solution.evaluations)
 
         # Per evaluation: how many are needed depends on the data, not on its size.
@@ -104,7 +105,8 @@ def run_point(n: int, k: int, c: int, r: int) -> dict[str, float]:
 
         def fdc() -> None:
             for x, y in batches:
-                fdc_loss(x.clone().requires_grad_(), y, gaussians).backward()
+                psi, phi = attraction_and_repulsion(x.clone().requires_grad_(), y, gaussians)
+                (psi - phi).backward()
 
         seconds["FDC"] = clock(fdc)
         gaussians.factors()
@@ -114,7 +116,7 @@ def run_point(n: int, k: int, c: int, r: int) -> dict[str, float]:
             kind, descend = "sgd, in logits", partial(virtual_pass, gaussians, *drawn)
         else:
             kind, descend = "sgd, on features", partial(sgd_pass, gaussians.batches(*drawn))
-        seconds[kind] = clock(lambda: descend(weight, bias, velocity, **SGD))
+        seconds[kind] = clock(lambda: descend(weight, bias, velocity, STEPS))
 
     _, peak = above(lambda: long_tailed_features(n, k, c), body)
     return seconds | {"mb": peak}

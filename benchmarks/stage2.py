@@ -27,10 +27,10 @@ from common import (
 )
 from torch import nn
 
-from lmd.methods.lmd.calibrate import enough_draws, virtual_pass
+from lmd.methods.lmd import descent
 from lmd.methods.lmd.gaussians import ClassGaussians
-from lmd.methods.lmd.icc import fdc_loss
-from lmd.methods.lmd.selection import VirtualFeatures
+from lmd.methods.lmd.icc import attraction_and_repulsion
+from lmd.methods.lmd.vfc import enough_draws, virtual_features
 
 N, K, C, R, BATCH, M_BATCH, RIDGE = 7000, 8, 512, 50_000, 128, 352, 1e-2
 SGD = {"lr": 1e-5, "momentum": 0.9, "weight_decay": 1e-4}
@@ -91,21 +91,22 @@ class Ours:
 
     def calibrate(self) -> None:
         arguments = (self.generator, self.weight, self.bias, self.velocity)
-        virtual_pass(self.gaussians, R, M_BATCH, *arguments, **SGD)
+        descent.virtual_pass(self.gaussians, R, M_BATCH, *arguments, descent.SGD(**SGD))
 
     def argmin(self) -> None:
         counts = torch.full((K,), N // K)
         draws = min(R, enough_draws(K))
-        problem = VirtualFeatures.of(self.gaussians, counts, draws, self.generator)
-        problem = problem.shrunk(0.5)
-        solution = problem.solve(self.weight, self.bias, 3e-4 * problem.variance)
+        problem = virtual_features(self.gaussians, counts, draws, self.generator)
+        penalty = 3e-4 * problem.variance
+        solution = problem.solve(self.weight, self.bias, penalty, shrinkage=0.5)
         self.weight, self.bias = solution.weight.float(), solution.bias.float()
 
     def fdc(self) -> None:
         batches = zip(self.features.split(BATCH), self.labels.split(BATCH), strict=True)
         for features, labels in batches:
             x = features.clone().requires_grad_()
-            fdc_loss(x, labels, self.gaussians).backward()
+            psi, phi = attraction_and_repulsion(x, labels, self.gaussians)
+            (psi - phi).backward()
 
 
 def memory(side: str) -> None:

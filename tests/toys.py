@@ -15,7 +15,8 @@ from torch.optim import SGD
 from lmd.base.progress import Display
 from lmd.data.table import Part
 from lmd.methods import METHODS
-from lmd.methods.lmd.gaussians import ClassGaussians
+from lmd.methods.lmd.gaussians import ClassGaussians, Distance
+from lmd.methods.lmd.icc import attraction_and_repulsion
 from lmd.methods.method import Method
 from lmd.methods.stage import Batch, Stage, Task, prepare
 from lmd.model import CosineClassifier, Model
@@ -293,6 +294,14 @@ def overlapping(classes: int = 4, dim: int = 8, seed: int = 0) -> tuple[Tensor, 
     shape = torch.randn(classes, dim, dim, generator=g) * torch.logspace(0.3, -1.2, dim)
     noise = torch.einsum("ncd,nd->nc", shape[labels], torch.randn(400, dim, generator=g))
     return mean[labels] + noise + 3, labels
+
+
+def fdc_loss(
+    features: Tensor, labels: Tensor, gaussians: ClassGaussians, distance: Distance = "mahalanobis"
+) -> Tensor:
+    """Feature Distribution Consistency, Psi - Phi (LMD paper, Eq. 10-12), of ``(B, C)``."""
+    psi, phi = attraction_and_repulsion(features, labels, gaussians, distance)
+    return psi - phi
 
 
 def virtual_sample(

@@ -5,17 +5,11 @@ import torch
 from scripts import common, script
 from torch import nn
 from torch.nn import functional as F
-from toys import virtual_sample
+from toys import fdc_loss, virtual_sample
 
-from lmd.methods.lmd.calibrate import (
-    expected_cross_entropy,
-    normal_draws,
-    pays,
-    sgd_pass,
-    virtual_pass,
-)
+from lmd.methods.lmd.descent import SGD, pays, sgd_pass, virtual_pass
 from lmd.methods.lmd.gaussians import ClassGaussians, mixed_counts
-from lmd.methods.lmd.icc import fdc_loss
+from lmd.methods.lmd.vfc import expected_cross_entropy, normal_draws
 
 K, C, N = 4, 12, 240
 
@@ -97,13 +91,13 @@ def passes(way, gaussians, layer, seeds, *, per_class, lr=1.0):
 def on_features(gaussians, per_class, generator, *state_lr):
     *state, lr = state_lr
     batches = gaussians.batches(per_class, 40, generator)
-    return sgd_pass(batches, *state, lr=lr, momentum=0.5, weight_decay=0.1)
+    return sgd_pass(batches, *state, SGD(lr, 0.5, 0.1))
 
 
 def in_logits(gaussians, per_class, generator, *state_lr):
     *state, lr = state_lr
     drawn = gaussians, per_class, 40, generator
-    return virtual_pass(*drawn, *state, lr=lr, momentum=0.5, weight_decay=0.1)
+    return virtual_pass(*drawn, *state, SGD(lr, 0.5, 0.1))
 
 
 @pytest.mark.parametrize("per_class", [10, 25])  # one batch; several, the last one partial

@@ -2,7 +2,6 @@
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
-from functools import lru_cache
 from typing import Any, Self, TypeVar
 
 import torch
@@ -10,9 +9,15 @@ from torch import Tensor
 from torch.autograd.function import once_differentiable
 
 from lmd.methods.decoupling import nearest_mean_classifier
-from lmd.methods.lmd.calibrate import Objective, Solution, enough_draws, minimise
 from lmd.methods.lmd.gaussians import ClassGaussians, level_scale, shrunk_moments
-from lmd.methods.lmd.selection import VirtualFeatures
+from lmd.methods.lmd.vfc import (
+    Objective,
+    Problem,
+    Solution,
+    enough_draws,
+    minimise,
+    virtual_features,
+)
 from lmd.methods.supervised import log_priors
 
 # Rows of features in one product.
@@ -221,11 +226,11 @@ def fit(
     gaussians: dict[Pair, Linear] = {}
     if pairs:
         problem, metric = _virtual_features(rows, counts, mean_images, seed)
-        shrunk = lru_cache(1)(problem.shrunk)
 
         def solve(pair: Pair, guess: Linear) -> Solution:
-            strength = problem.variance * pair[1]
-            return shrunk(pair[0]).solve(guess.weight, guess.bias, strength, trial=not exact)
+            (shrinkage, penalty), first = pair, (guess.weight, guess.bias)
+            strength = problem.variance * penalty
+            return problem.solve(*first, strength, shrinkage=shrinkage, trial=not exact)
 
         gaussians = _solve_all({pair: start.gaussians.get(pair, zero) for pair in pairs}, solve)
     else:
@@ -239,7 +244,7 @@ def fit(
 
 def _virtual_features(
     rows: Rows, counts: Tensor, mean_images: float, seed: int
-) -> tuple[VirtualFeatures, Tensor]:
+) -> tuple[Problem, Tensor]:
     """Return the M step's problem (LMD paper, Eq. 6-8) and the covariance of all features."""
     metric: list[Tensor] = []
 
@@ -254,4 +259,4 @@ def _virtual_features(
     gaussians.fit(rows.features, rows.labels, shrink)
     generator = torch.Generator().manual_seed(seed)
     draws = enough_draws(len(counts))
-    return VirtualFeatures.of(gaussians, counts, draws, generator), metric[0]
+    return virtual_features(gaussians, counts, draws, generator), metric[0]

@@ -6,15 +6,10 @@ from torch import nn
 from torch.nn import functional as F
 from toys import overlapping, virtual_sample
 
-from lmd.methods.lmd import calibrate
-from lmd.methods.lmd.calibrate import (
-    DRAWS,
-    enough_draws,
-    expected_cross_entropy,
-    normal_draws,
-    sgd_pass,
-)
+from lmd.methods.lmd import vfc
+from lmd.methods.lmd.descent import SGD, sgd_pass
 from lmd.methods.lmd.gaussians import ClassGaussians
+from lmd.methods.lmd.vfc import DRAWS, enough_draws, expected_cross_entropy, normal_draws
 
 
 def test_sgd_pass_is_torchs_sgd():
@@ -32,7 +27,7 @@ def test_sgd_pass_is_torchs_sgd():
             loss.backward()
             optimizer.step()
             losses.append(loss.item() * len(y))
-        mean = sgd_pass(batches, weight, bias, velocity, lr=0.05, momentum=0.9, weight_decay=0.01)
+        mean = sgd_pass(batches, weight, bias, velocity, SGD(0.05, 0.9, 0.01))
         assert mean == pytest.approx(sum(losses) / 400, rel=1e-5)
     torch.testing.assert_close(weight, layer.weight.detach())
     torch.testing.assert_close(bias, layer.bias.detach())
@@ -92,7 +87,7 @@ def test_many_classes_take_turns_with_the_same_result(monkeypatch):
     weight = torch.randn(4, 5, generator=torch.Generator().manual_seed(1)).double()
     found = []
     for held in (2**22, 3 * 4 * 64, 1):  # all four classes, three and one, one at a time
-        monkeypatch.setattr(calibrate, "LOGITS", held)
+        monkeypatch.setattr(vfc, "LOGITS", held)
         w, b = weight.clone().requires_grad_(), torch.zeros(4).double().requires_grad_()
         loss = objective(w, b)
         found.append((loss, *torch.autograd.grad(loss, [w, b])))

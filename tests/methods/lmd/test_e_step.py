@@ -3,10 +3,10 @@
 import pytest
 import torch
 from torch.nn import functional as F
-from toys import LABELS, LOGITS
+from toys import LABELS, LOGITS, fdc_loss
 
 from lmd.methods.lmd.gaussians import ClassGaussians
-from lmd.methods.lmd.icc import attraction_and_repulsion, fdc_loss, gce_loss
+from lmd.methods.lmd.icc import attraction_and_repulsion, gce_loss
 
 
 def reference_gaussians():

@@ -237,8 +237,7 @@ MEMORY = """
 import resource, torch
 torch.set_num_threads(1)
 from lmd.methods.lmd.gaussians import ClassGaussians
-from lmd.methods.lmd.calibrate import expected_cross_entropy, minimise
-from lmd.methods.lmd.selection import VirtualFeatures
+from lmd.methods.lmd.vfc import minimise, virtual_features
 R, K, C = 50_000, 23, 512
 def peak():
     return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024
@@ -252,11 +251,9 @@ for features, labels in gaussians.batches(R, 352, g):
     seen += len(labels)
     if seen > 9_000:
         break
-problem = VirtualFeatures.of(gaussians, torch.full((K,), 100), min(R, 4096), g)
-shrunk = problem.shrunk(0.5)
-objective = expected_cross_entropy(shrunk.mean, shrunk.covariance, shrunk.draws)
+problem = virtual_features(gaussians, torch.full((K,), 100), min(R, 4096), g)
+objective, metric = problem.at(0.5, False)
 weight = torch.zeros(K, C).normal_(generator=g)
-metric = shrunk.pooled.double()
 minimise(objective, weight, torch.zeros(K), problem.centre, metric, penalty=10.0, iterations=2)
 print(peak() - base)
 """

@@ -9,7 +9,7 @@ from torch.nn import functional as F
 from toys import FakeEpoch, small_model
 
 from lmd.base.errors import LmdError
-from lmd.methods.lmd.icc import ICC, ICCSettings
+from lmd.methods.lmd.icc import ICC, ICCSettings, check_model
 from lmd.methods.stage import Batch, Task, prepare
 from lmd.model import CosineClassifier, Model
 
@@ -226,12 +226,12 @@ def test_half_precision_keeps_distances_in_float32():
 def test_only_a_linear_classifier_will_do():
     model = Model(small_model().encoder, CosineClassifier(16, 3))
     with pytest.raises(LmdError, match=r"^model.classifier: LMD needs a linear classifier"):
-        ICC(model, Task(torch.tensor(COUNTS), 16), ICCSettings())
+        check_model(model, ICCSettings())
 
 
 def test_too_many_virtual_features_are_refused():
     with pytest.raises(LmdError, match=r"must be at most 333333333 with 3 classes"):
-        setup(virtual_features=10**9)
+        check_model(small_model(3), ICCSettings(virtual_features=10**9))
 
 
 def test_the_views_of_a_single_image_are_not_the_spread_of_its_class():

@@ -4,10 +4,10 @@ import torch
 from profiles import QUICK, ROWS, every_profile, stage_two
 from torch import nn
 from torch.nn import functional as F
+from toys import fdc_loss
 
-from lmd.methods.lmd import icc, selection
+from lmd.methods.lmd import descent, vfc
 from lmd.methods.lmd.gaussians import ClassGaussians, class_moments
-from lmd.methods.lmd.icc import fdc_loss
 
 
 @every_profile
@@ -87,8 +87,8 @@ def test_row_14_number_of_virtual_features(profile, monkeypatch):
 
         return sgd_pass(pass_on(), *args, **kwargs)
 
-    sgd_pass = icc.sgd_pass
-    monkeypatch.setattr(icc, "sgd_pass", watched)
+    sgd_pass = descent.sgd_pass
+    monkeypatch.setattr(descent, "sgd_pass", watched)
     stage.start_epoch(run)
     assert torch.cat([y for _, y in seen]).bincount().tolist() == [700] * 4
     assert max(n for n, _ in seen) == 352
@@ -102,9 +102,9 @@ def test_row_15_optimiser_of_the_m_step(profile, monkeypatch):
     )  # fmt: skip
     if profile == "corrected":
         solved = []
-        solve = selection.VirtualFeatures.solve
+        solve = vfc.Problem.solve
         monkeypatch.setattr(
-            selection.VirtualFeatures,
+            vfc.Problem,
             "solve",
             lambda *a, **k: solved.append(solve(*a, **k)) or solved[-1],
         )

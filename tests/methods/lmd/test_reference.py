@@ -3,10 +3,10 @@
 import json
 
 import torch
-from toys import VECTORS
+from toys import VECTORS, fdc_loss
 
 from lmd.methods.lmd.gaussians import ClassGaussians
-from lmd.methods.lmd.icc import attraction_and_repulsion, fdc_loss, gce_loss
+from lmd.methods.lmd.icc import attraction_and_repulsion, gce_loss
 from lmd.methods.lmd.rrl import channel_relation_loss, probability_loss, sample_relation_loss
 
 

@@ -1,5 +1,6 @@
 """The argmin of the M step, and the choice of its regularisers."""
 
+import copy
 from dataclasses import dataclass
 
 import pytest
@@ -7,9 +8,16 @@ import torch
 from torch.nn import functional as F
 from toys import overlapping, virtual_sample
 
-from lmd.methods.lmd.calibrate import Solution, mean_cross_entropy, sgd_pass
-from lmd.methods.lmd.gaussians import ClassGaussians
-from lmd.methods.lmd.selection import RealFeatures, VirtualFeatures, balanced_score, choose
+from lmd.methods.lmd.descent import SGD, sgd_pass
+from lmd.methods.lmd.gaussians import ClassGaussians, pooled_covariance
+from lmd.methods.lmd.vfc import (
+    Solution,
+    balanced_score,
+    choose,
+    mean_cross_entropy,
+    real_features,
+    virtual_features,
+)
 
 
 @pytest.mark.parametrize("penalty", [0.0, 0.05])
@@ -17,7 +25,7 @@ def test_the_argmin_is_one_and_no_worse_than_long_sgd(penalty):
     features, labels = overlapping()
     gaussians = ClassGaussians(4, 8).fit(features, labels)
     g = torch.Generator().manual_seed(2)
-    problem = VirtualFeatures.of(gaussians, torch.full((4,), 100), 4096, g)
+    problem = virtual_features(gaussians, torch.full((4,), 100), 4096, g)
     solution = problem.solve(torch.zeros(4, 8).normal_(generator=g), torch.zeros(4), penalty)
     # The covariances are float32: where exactly the search ends is up to the last bits of a CPU.
     assert solution.grad_norm < 1e-3
@@ -27,7 +35,7 @@ def test_the_argmin_is_one_and_no_worse_than_long_sgd(penalty):
         for _ in range(3):
             sgd_pass(
                 gaussians.batches(8000, 352, g),
-                weight, bias, velocity, lr=lr, momentum=0.9, weight_decay=0.0,
+                weight, bias, velocity, SGD(lr, momentum=0.9, weight_decay=0.0),
             )  # fmt: skip
     virtual, y = virtual_sample(gaussians, 100_000, torch.Generator().manual_seed(77))
     ours = F.cross_entropy(virtual @ solution.weight.float().T + solution.bias.float(), y)
@@ -43,7 +51,7 @@ def test_the_argmin_does_not_depend_on_where_it_starts():
     features, labels = overlapping()
     gaussians = ClassGaussians(4, 8).fit(features, labels)
     g = torch.Generator().manual_seed(2)
-    problem = VirtualFeatures.of(gaussians, torch.full((4,), 100), 2048, g)
+    problem = virtual_features(gaussians, torch.full((4,), 100), 2048, g)
     first = problem.solve(torch.randn(4, 8, generator=g), torch.zeros(4), 0.01)
     again = problem.solve(first.weight, first.bias, 0.01)
     other = problem.solve(3 * torch.randn(4, 8, generator=g), torch.ones(4), 0.01)
@@ -56,7 +64,7 @@ def test_real_features_are_solved_like_logistic_regression():
     from sklearn.linear_model import LogisticRegression
 
     features, labels = overlapping()
-    solution = RealFeatures.of(features, labels).solve(torch.zeros(4, 8), torch.zeros(4), 0.05)
+    solution = real_features(features, labels).solve(torch.zeros(4, 8), torch.zeros(4), 0.05)
     theirs = LogisticRegression(C=1 / (0.05 * 400), tol=1e-8, max_iter=1000).fit(features, labels)
     torch.testing.assert_close(
         solution.weight, torch.from_numpy(theirs.coef_).double(), rtol=1e-3, atol=1e-4
@@ -69,13 +77,17 @@ def test_shrinkage_moves_towards_the_pooled_covariance():
     features, labels = overlapping()
     gaussians = ClassGaussians(4, 8).fit(features, labels)
     counts = torch.tensor([101, 51, 11, 1])
-    problem = VirtualFeatures.of(gaussians, counts, 8, torch.Generator())
     pooled = sum(w * gaussians.covariance[k] for k, w in enumerate((100, 50, 10, 0))) / 160
-    torch.testing.assert_close(problem.pooled, pooled)
-    torch.testing.assert_close(
-        problem.shrunk(0.25).covariance, 0.75 * gaussians.covariance + 0.25 * pooled
-    )
-    assert problem.shrunk(0.0) is problem
+    torch.testing.assert_close(pooled_covariance(gaussians.covariance, counts), pooled)
+    problem = virtual_features(gaussians, counts, 64, torch.Generator())
+    assert problem.variance == pytest.approx(pooled.trace().item())
+    moved = copy.deepcopy(gaussians)
+    moved.covariance.copy_(0.75 * gaussians.covariance + 0.25 * pooled)
+    expected, metric = virtual_features(moved, counts, 64, torch.Generator()).at(0.0, False)
+    shrunk, within = problem.at(0.25, False)
+    torch.testing.assert_close(within, metric, rtol=1e-5, atol=1e-5)
+    weight, bias = torch.eye(4, 8).double(), torch.zeros(4).double()
+    torch.testing.assert_close(shrunk(weight, bias), expected(weight, bias), rtol=1e-4, atol=1e-5)
 
 
 def test_balanced_score_counts_classes_equally():
@@ -95,15 +107,11 @@ class Table:
     """Solutions known beforehand: how many images of each class are right, how sure they are."""
 
     hits: dict[tuple[float, float], tuple[int, float]]
-    shrinkage: float = 0.0
     variance: float = 1.0
 
-    def shrunk(self, shrinkage):
-        return Table(self.hits, shrinkage)
-
-    def solve(self, weight, bias, penalty, anchor, *, trial=False):
+    def solve(self, weight, bias, penalty, anchor, *, shrinkage, trial):
         # Image i has the feature e_i and class i % 2: its column says what is predicted.
-        hits, sure = self.hits.get((self.shrinkage, penalty), (0, 1.0))
+        hits, sure = self.hits.get((shrinkage, penalty), (0, 1.0))
         predicted = [(i % 2) if i // 2 < hits else 1 - i % 2 for i in range(200)]
         return Solution(sure * torch.eye(2)[predicted].T.double(), torch.zeros(2).double(), 0, 0, 1)
 

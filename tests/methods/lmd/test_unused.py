@@ -5,7 +5,7 @@ import torch
 from toys import World, assert_same, weights_of
 
 from lmd.methods import METHODS
-from lmd.methods.lmd.calibrate import DRAWS
+from lmd.methods.lmd.vfc import DRAWS
 
 LMD = METHODS["lmd"]
 QUICK = {"virtual_features": 40, "shrinkage": 0.5, "weight_penalty": 0.01}

@@ -55,6 +55,19 @@ def cholesky(matrix: Tensor) -> Tensor:
     return factor
 
 
+def small_cholesky(matrices: Tensor) -> Tensor:
+    """Differentiable factors of ``(K, K - 1, K - 1)``, jittered as much as float32 errors need."""
+    scale = matrices.detach().diagonal(dim1=1, dim2=2).mean(1) + 1e-30
+    jitter = 1e-6
+    while True:
+        shifted = matrices + torch.diag_embed((jitter * scale)[:, None].expand(matrices.shape[:2]))
+        factor: Tensor
+        factor, failed = torch.linalg.cholesky_ex(shifted)
+        if not failed.any() or jitter > 1:
+            return factor
+        jitter *= 10
+
+
 def class_moments(
     features: Tensor, labels: Tensor, classes: int, ridge: float = 0.0
 ) -> tuple[Tensor, Tensor, Tensor]:
@@ -210,8 +223,8 @@ class ClassGaussians(nn.Module):
             self._derived = {"key": key}
         if name not in self._derived:
             self._derived[name] = make()
-        found: T = self._derived[name]
-        return found
+        derived: T = self._derived[name]
+        return derived
 
     @torch.no_grad()
     def factors(self) -> Tensor:

@@ -14,7 +14,6 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from lmd.base.errors import LmdError
-from lmd.methods.lmd.calibrate import enough_draws, pays, sgd_pass, virtual_pass
 from lmd.methods.lmd.gaussians import (
     MOST_VIRTUAL_FEATURES,
     ClassGaussians,
@@ -25,30 +24,23 @@ from lmd.methods.lmd.gaussians import (
     shrunk_moments,
 )
 from lmd.methods.lmd.rrl import Sampling
-from lmd.methods.lmd.selection import (
+from lmd.methods.lmd.vfc import (
     FALLBACK_PENALTY,
     FALLBACK_SHRINKAGE,
     PENALTIES,
     SHRINKAGES,
     Problem,
-    RealFeatures,
-    VirtualFeatures,
     choose,
+    enough_draws,
+    real_features,
+    virtual_features,
 )
 from lmd.methods.method import BelowOne, Count, Needs, NonNegative, Positive, Settings, Share
 from lmd.methods.stage import Batch, Epoch, ParameterGroups, Stage, Task, Terms
 from lmd.methods.supervised import NORMS, image_weights, log_priors
 from lmd.model import Model
 
-Depth = Annotated[int, Field(ge=0)]
-Moments = Literal["ema", "raw"]
-Seen = Literal["eval", "all"]
-Classifier = Literal["averaged", "kept", "fresh"]
-MStep = Literal["argmin", "sgd"]
-LabelLoss = Literal["ce", "gce"]
-Form = Literal["difference", "bounded"]
 Chosen = Literal["validation"]
-
 
 WITH_ICC, WITH_FDC = Needs(icc=True), Needs(icc=True, fdc=True)
 WITH_ARGMIN, WITH_SGD = Needs(m_step="argmin"), Needs(m_step="sgd")
@@ -64,11 +56,16 @@ class ICCSettings(Settings):
     iterations: Annotated[
         Count | None, "EM iterations (J); null: the protocol's stage2_epochs.", WITH_ICC
     ] = None
-    levels: Annotated[Depth, "Inner levels of the encoder among the features (row 31)."] = 5
+    levels: Annotated[
+        int, Field(ge=0), "Inner levels of the encoder among the features (row 31)."
+    ] = 5
     classifier: Annotated[
-        Classifier, "Average with stage 1's classifier, correct it, or drop it (row 32)."
+        Literal["averaged", "kept", "fresh"],
+        "Average with stage 1's classifier, correct it, or drop it (row 32).",
     ] = "fresh"
-    m_views: Annotated[Seen, "Moments of the eval view, or of all views (row 33)."] = "all"
+    m_views: Annotated[
+        Literal["eval", "all"], "Moments of the eval view, or of all views (row 33)."
+    ] = "all"
     mean_images: Annotated[NonNegative, "Images that pull a class mean to the centre (row 34)."] = (
         30.0
     )
@@ -80,7 +77,9 @@ class ICCSettings(Settings):
     m_drop_partial: Annotated[Count | None, "Drop partial batches of this size (row 11)."] = None
     ridge: Annotated[NonNegative, "Added to the diagonal of each covariance (row 12)."] = 1e-2
     virtual_moments: Annotated[
-        Moments, "draw from averaged or new moments (row 12).", Needs(icc=True, vfc=True)
+        Literal["ema", "raw"],
+        "draw from averaged or new moments (row 12).",
+        Needs(icc=True, vfc=True),
     ] = "ema"
     moments_decay: Annotated[Share, "largest decay of the averaged moments (row 13).", WITH_ICC] = (
         0.0
@@ -90,7 +89,9 @@ class ICCSettings(Settings):
         "virtual features of each class; argmin: at most 4096 (row 14).",
         Needs(vfc=True),
     ] = 50_000
-    m_step: Annotated[MStep, "Solve the M step, or make one pass of SGD (row 15)."] = "argmin"
+    m_step: Annotated[
+        Literal["argmin", "sgd"], "Solve the M step, or make one pass of SGD (row 15)."
+    ] = "argmin"
     shrinkage: Annotated[
         Share | Chosen,
         "shrinkage to the pooled covariance (row 15).",
@@ -112,14 +113,16 @@ class ICCSettings(Settings):
     e_statistics: Annotated[
         bool, "let the E step update BatchNorm statistics (row 35).", WITH_ICC
     ] = False
-    label_loss: Annotated[LabelLoss, "plain or generalised cross-entropy (row 16).", WITH_ICC] = (
-        "ce"
-    )
+    label_loss: Annotated[
+        Literal["ce", "gce"], "plain or generalised cross-entropy (row 16).", WITH_ICC
+    ] = "ce"
     label_gradient: Annotated[
         bool, "whether the label loss reaches the encoder (row 16).", WITH_ICC
     ] = True
     lambda_e: Annotated[NonNegative, "weight of feature distribution consistency.", WITH_FDC] = 0.1
-    fdc_form: Annotated[Form, "Psi - Phi, or bounded cross-entropy (row 36).", WITH_FDC] = "bounded"
+    fdc_form: Annotated[
+        Literal["difference", "bounded"], "Psi - Phi, or bounded cross-entropy (row 36).", WITH_FDC
+    ] = "bounded"
     fdc_temperature: Annotated[
         Positive,
         "temperature (row 36).",
@@ -168,14 +171,6 @@ def attraction_and_repulsion(
     return own.mean(), (total - own).mean() / (len(gaussians.mean) - 1)
 
 
-def fdc_loss(
-    features: Tensor, labels: Tensor, gaussians: ClassGaussians, distance: Distance = "mahalanobis"
-) -> Tensor:
-    """Feature Distribution Consistency, Psi - Phi (LMD paper, Eq. 10-12), of ``(B, C)``."""
-    psi, phi = attraction_and_repulsion(features, labels, gaussians, distance)
-    return psi - phi
-
-
 def gce_loss(logits: Tensor, labels: Tensor, q: float = 0.7) -> Tensor:
     """Generalised cross-entropy, mean of ``(1 - p_y^q) / q``; logits ``(B, K)``."""
     # By its logarithm, because p may underflow, and the gradient of a power of zero is infinite.
@@ -207,25 +202,20 @@ class ICC(Stage):
         self,
         model: Model,
         task: Task,
-        settings: ICCSettings | None = None,
+        settings: ICCSettings,
         *,
         vfc: bool = True,
         fdc: bool = True,
         e_step: bool = True,
     ) -> None:
-        settings = settings or ICCSettings()
         # Virtual features are drawn alike for every class; real ones as the M step samples them.
         super().__init__(balanced=vfc or settings.m_sampling == "balanced")
-        self.settings = settings
-        check_model(model, settings)
-        self.model = model
+        self.settings, self.model = settings, model
         self.vfc, self.e_step = vfc, e_step
         self.lambda_e = settings.lambda_e if fdc else 0.0
         self.epochs = settings.iterations if e_step else 1
         self.gaussians = ClassGaussians(
-            *model.classifier.weight.shape,
-            ridge=settings.ridge,
-            decay=settings.moments_decay,
+            *model.classifier.weight.shape, ridge=settings.ridge, decay=settings.moments_decay
         )
         self.register_buffer("class_counts", task.class_counts.clone(), persistent=False)
         self.register_buffer("iteration", torch.tensor(0))
@@ -238,8 +228,8 @@ class ICC(Stage):
         self.register_buffer("fdc_bias", torch.zeros_like(weight[:, 0]))
         # Shrinkage and penalty in use; -1 until the first M step has chosen them.
         self.register_buffer("regularisers", torch.full((2,), -1.0, dtype=torch.float64))
-        self.register_buffer("weight_velocity", torch.zeros_like(model.classifier.weight))
-        self.register_buffer("bias_velocity", torch.zeros_like(self._bias()))
+        self.register_buffer("weight_velocity", torch.zeros_like(weight))
+        self.register_buffer("bias_velocity", torch.zeros_like(weight[:, 0]))
 
     @property
     def name(self) -> str:
@@ -270,67 +260,65 @@ class ICC(Stage):
     @torch.no_grad()
     def start_epoch(self, epoch: Epoch) -> Mapping[str, float]:
         """The M step: features, moments, virtual features, classifier."""
+        settings, gaussians = self.settings, self.gaussians
         features, labels = self._draw(epoch)
-        self.gaussians.update(features, labels, int(self.iteration), self._honest)
-        drawn_from = self.gaussians
-        if self.settings.virtual_moments == "raw":
+        gaussians.update(features, labels, int(self.iteration), self._shrink)
+        if settings.virtual_moments == "raw":
             # Those of this iteration alone, but for a class that was not drawn.
-            shape, ridge = self.gaussians.mean.shape, self.gaussians.ridge
-            drawn_from = ClassGaussians(*shape, ridge=ridge, decay=0.0).to(self.gaussians.mean)
-            drawn_from.load_state_dict(self.gaussians.state_dict())
-            drawn_from.update(features, labels, int(self.iteration), self._honest)
-        solve = self._sgd_pass if self.settings.m_step == "sgd" else self._argmin
-        numbers = solve(epoch, drawn_from, features, labels)
-        if self.lambda_e and self.settings.fdc_form == "bounded":
+            gaussians = ClassGaussians(*gaussians.mean.shape, ridge=gaussians.ridge, decay=0.0)
+            gaussians.to(self.gaussians.mean).load_state_dict(self.gaussians.state_dict())
+            gaussians.update(features, labels, int(self.iteration), self._shrink)
+        solve = self._sgd_pass if settings.m_step == "sgd" else self._argmin
+        numbers = solve(epoch, gaussians, features, labels)
+        if self.lambda_e and settings.fdc_form == "bounded":
             pooled = pooled_covariance(self.gaussians.covariance, self.class_counts)
-            found = discriminant(self.gaussians.mean, pooled, self.settings.fdc_temperature)
-            self.fdc_weight.copy_(found[0])
-            self.fdc_bias.copy_(found[1])
+            weight, bias = discriminant(self.gaussians.mean, pooled, settings.fdc_temperature)
+            self.fdc_weight.copy_(weight)
+            self.fdc_bias.copy_(bias)
         elif self.lambda_e and self.class_weights(epoch):
-            self.gaussians.forms(self.settings.distance)  # here, so that no step waits for them
-        if not self.settings.e_statistics:
+            self.gaussians.forms(settings.distance)  # here, so that no step waits for them
+        if not settings.e_statistics:
             for module in self.model.encoder.modules():
                 if isinstance(module, NORMS):
                     module.eval()
         self.iteration += 1
         return numbers
 
-    def _honest(self, mean: Tensor, covariance: Tensor) -> tuple[Tensor, Tensor]:
-        given = self.settings
-        if given.m_views == "all":
+    def _shrink(self, mean: Tensor, covariance: Tensor) -> tuple[Tensor, Tensor]:
+        settings, counts = self.settings, self.class_counts
+        if settings.m_views == "all":
             # The views of a single image have a spread, but not that of a class.
-            alone = (self.class_counts.to(covariance) == 1)[:, None, None]
-            pooled = pooled_covariance(covariance, self.class_counts)
-            covariance = torch.where(alone, pooled, covariance)
+            pooled = pooled_covariance(covariance, counts)
+            covariance = torch.where((counts == 1)[:, None, None], pooled, covariance)
         return shrunk_moments(
             mean,
             covariance,
-            self.class_counts,
-            mean_images=given.mean_images,
-            covariance_images=given.covariance_images,
-            mean_error=given.mean_error,
+            counts,
+            mean_images=settings.mean_images,
+            covariance_images=settings.covariance_images,
+            mean_error=settings.mean_error,
         )
 
     def _draw(self, epoch: Epoch) -> tuple[Tensor, Tensor]:
         """The features of the M step, scaled, on the device of the moments."""
-        features, labels = epoch.features(drawn=self.settings.m_sampling)
-        if self.settings.m_views == "all":
-            views = (epoch.features(self.settings.m_sampling, view=v) for v in ("weak", "strong"))
-            both = [(features, labels), *views]
-            features, labels = torch.cat([f for f, _ in both]), torch.cat([y for _, y in both])
-        if self.settings.m_drop_partial and len(labels) > self.settings.m_drop_partial:
+        settings, first = self.settings, not int(self.iteration)
+        views: tuple[Literal["eval", "weak", "strong"], ...] = ("eval", "weak", "strong")
+        views = views if settings.m_views == "all" else views[:1]
+        parts = [epoch.features(settings.m_sampling, view=view) for view in views]
+        features, labels = torch.cat([f for f, _ in parts]), torch.cat([y for _, y in parts])
+        if settings.m_drop_partial and len(labels) > settings.m_drop_partial:
             # The draws are independent, so it does not matter which of them are dropped.
-            kept = len(labels) - len(labels) % self.settings.m_drop_partial
-            rows = torch.randperm(len(labels), generator=epoch.generator)[:kept].to(labels.device)
+            whole = len(labels) - len(labels) % settings.m_drop_partial
+            rows = torch.randperm(len(labels), generator=epoch.generator)[:whole].to(labels.device)
             features, labels = features[rows], labels[rows]
         present = torch.bincount(labels, minlength=len(self.class_counts)) > 0
-        if not int(self.iteration) and not present.all():
+        if first and not present.all():
             # If the first draw missed a class, take all its images.
-            more, more_labels = epoch.features(drawn="natural")
+            more, more_labels = epoch.features()
             missed = ~present[more_labels]
             features = torch.cat([features, more[missed]])
             labels = torch.cat([labels, more_labels[missed]])
-        if not int(self.iteration) and self.settings.m_step == "argmin":
+        if first and settings.m_step == "argmin":
             self.scale.copy_(level_scale(features, self.model.widths))
         features = features.to(self.gaussians.mean) * self.scale
         return features, labels.to(self.gaussians.mean.device)
@@ -339,44 +327,43 @@ class ICC(Stage):
         self, epoch: Epoch, gaussians: ClassGaussians, features: Tensor, labels: Tensor
     ) -> dict[str, float]:
         """The paper's M step: one pass of SGD over R K virtual features."""
-        given = self.settings
-        weight, velocity = self.model.classifier.weight, (self.weight_velocity, self.bias_velocity)
-        moved = weight.detach(), self._bias().detach(), velocity
-        lr, momentum, decay = given.m_lr, given.m_momentum, given.m_weight_decay
-        drawn = given.virtual_features, given.m_batch, epoch.generator
-        if self.vfc and pays(weight.shape[0], weight.shape[1], given.m_batch):
-            loss = virtual_pass(
-                gaussians, *drawn, *moved, lr=lr, momentum=momentum, weight_decay=decay
-            )
-            return {"m_loss": loss}
+        from lmd.methods.lmd.descent import SGD, pays, sgd_pass, virtual_pass
+
+        settings, weight = self.settings, self.model.classifier.weight.detach()
+        sgd = SGD(settings.m_lr, settings.m_momentum, settings.m_weight_decay)
+        state = weight, self._bias().detach(), (self.weight_velocity, self.bias_velocity)
+        drawn = settings.virtual_features, settings.m_batch, epoch.generator
+        if self.vfc and pays(weight.shape[0], weight.shape[1], settings.m_batch):
+            return {"m_loss": virtual_pass(gaussians, *drawn, *state, sgd)}
         if self.vfc:
             batches = gaussians.batches(*drawn)
         else:
             order = torch.randperm(len(labels), generator=epoch.generator).to(labels.device)
-            batches = ((features[rows], labels[rows]) for rows in order.split(given.m_batch))
-        loss = sgd_pass(batches, *moved, lr=lr, momentum=momentum, weight_decay=decay)
-        return {"m_loss": loss}
+            batches = ((features[rows], labels[rows]) for rows in order.split(settings.m_batch))
+        return {"m_loss": sgd_pass(batches, *state, sgd)}
 
     def _argmin(
         self, epoch: Epoch, gaussians: ClassGaussians, features: Tensor, labels: Tensor
     ) -> dict[str, float]:
         """The argmin of the M step's loss, from the classifier of the iteration before."""
-        classifier = self.model.classifier
-        problem: Problem = RealFeatures.of(features, labels)
+        classifier, settings = self.model.classifier, self.settings
         if self.vfc:
-            draws = min(self.settings.virtual_features, enough_draws(len(self.class_counts)))
-            problem = VirtualFeatures.of(gaussians, self.class_counts, draws, epoch.generator)
+            draws = min(settings.virtual_features, enough_draws(len(self.class_counts)))
+            problem = virtual_features(gaussians, self.class_counts, draws, epoch.generator)
+        else:
+            problem = real_features(features, labels)
         # The problem is solved for scaled features; the classifier is for features as they are.
         guess = classifier.weight.detach() / self.scale, self._bias().detach()
-        anchor = self.anchor / self.scale if self.settings.classifier == "kept" else None
+        anchor = self.anchor / self.scale if settings.classifier == "kept" else None
         if (self.regularisers < 0).any():
-            found = self._choose_regularisers(epoch, problem, guess, anchor)
-            self.regularisers.copy_(torch.tensor(found, dtype=torch.float64))
+            pair = self._choose_regularisers(epoch, problem, guess, anchor)
+            self.regularisers.copy_(torch.tensor(pair, dtype=torch.float64))
         shrinkage, penalty = self.regularisers.tolist()
         with torch.enable_grad():
-            solution = problem.shrunk(shrinkage).solve(*guess, problem.variance * penalty, anchor)
+            strength = problem.variance * penalty
+            solution = problem.solve(*guess, strength, anchor, shrinkage=shrinkage)
         weight, bias = solution.weight.to(self.scale) * self.scale, solution.bias.to(self.scale)
-        if self.settings.classifier == "averaged":
+        if settings.classifier == "averaged":
             weight, bias = (weight + self.anchor) / 2, (bias + self.anchor_bias) / 2
         classifier.weight.copy_(weight)
         self._bias().copy_(bias)
@@ -389,58 +376,57 @@ class ICC(Stage):
         }
 
     def chosen(self) -> Mapping[str, float]:
-        """Shrinkage and weight penalty, unless they were given or are not used."""
+        """Shrinkage and weight penalty, unless they were set or are not used."""
         if self.settings.m_step == "sgd":
             return {}
-        asked = self.settings.model_dump(include={"shrinkage", "weight_penalty"})
-        values = zip(asked.items(), self.regularisers.tolist(), strict=True)
-        return {key: value for (key, given), value in values if given == "validation"}
+        values = zip(("shrinkage", "weight_penalty"), self.regularisers.tolist(), strict=True)
+        return {key: v for key, v in values if getattr(self.settings, key) == "validation"}
 
     def _choose_regularisers(
         self, epoch: Epoch, problem: Problem, guess: tuple[Tensor, Tensor], anchor: Tensor | None
     ) -> tuple[float, float]:
-        """Shrinkage and penalty: as given, chosen on validation, or the fallbacks without one."""
+        """Shrinkage and penalty: as set, chosen on validation, or the fallbacks without one."""
         shrinkages: tuple[float, ...] = SHRINKAGES if self.vfc else (0.0,)
         penalties: tuple[float, ...] = PENALTIES
-        fallback = (FALLBACK_SHRINKAGE if self.vfc else 0.0, FALLBACK_PENALTY)
-        shrinkage, penalty = self.settings.shrinkage, self.settings.weight_penalty
-        if not isinstance(shrinkage, str):
-            shrinkages, fallback = (shrinkage,), (shrinkage, fallback[1])
-        if not isinstance(penalty, str):
-            penalties, fallback = (penalty,), (fallback[0], penalty)
-        if len(shrinkages) * len(penalties) == 1:
-            return fallback
-        features, labels = epoch.features(drawn="natural", part="validation")
-        if not len(labels):
-            return fallback
-        features = features.to(self.scale) * self.scale
-        with torch.enable_grad():
-            return choose(problem, *guess, (features, labels), shrinkages, penalties, anchor)
+        shrinkage, penalty = FALLBACK_SHRINKAGE if self.vfc else 0.0, FALLBACK_PENALTY
+        if not isinstance(self.settings.shrinkage, str):
+            shrinkages = (shrinkage := self.settings.shrinkage,)
+        if not isinstance(self.settings.weight_penalty, str):
+            penalties = (penalty := self.settings.weight_penalty,)
+        if len(shrinkages) * len(penalties) > 1:
+            features, labels = epoch.features(part="validation")
+            if len(labels):
+                features = features.to(self.scale) * self.scale
+                with torch.enable_grad():
+                    return choose(
+                        problem, *guess, (features, labels), shrinkages, penalties, anchor
+                    )
+        return shrinkage, penalty
 
     def loss(self, batch: Batch, *others: Batch) -> Terms:
         """The E step: terms ``loss``, ``ce`` (or ``gce``) and those of FDC."""
         with self.clock("student"):
             features = self.model.features(batch.views["label"])
-        given = self.settings
-        logits = self.model.classifier(features if given.label_gradient else features.detach())
-        logits = logits + given.e_tau * log_priors(self.class_counts)
-        criterion = F.cross_entropy if given.label_loss == "ce" else gce_loss
+        settings = self.settings
+        logits = self.model.classifier(features if settings.label_gradient else features.detach())
+        logits = logits + settings.e_tau * log_priors(self.class_counts)
+        criterion = F.cross_entropy if settings.label_loss == "ce" else gce_loss
         label = criterion(logits, batch.labels)
-        terms: dict[str, Tensor] = {given.label_loss: label}
+        terms: dict[str, Tensor] = {settings.label_loss: label}
         if not self.lambda_e:
             # Without a label gradient no loss reaches the encoder, which then does not move.
-            idle = 0 if given.label_gradient else 0 * features.sum()
+            idle = 0 if settings.label_gradient else 0 * features.sum()
             return {"loss": label + idle} | terms
         # Differences of large distances: never in half precision.
         with self.clock("losses"), torch.autocast(features.device.type, enabled=False):
             z = features.to(self.gaussians.mean.dtype) * self.scale
-            if given.fdc_form == "bounded":
+            if settings.fdc_form == "bounded":
                 fdc = F.cross_entropy(F.linear(z, self.fdc_weight, self.fdc_bias), batch.labels)
                 terms["fdc"] = fdc
             else:
                 labels = batch.host_labels  # they are grouped by class
-                psi, phi = attraction_and_repulsion(z, labels, self.gaussians, given.distance)
+                psi, phi = attraction_and_repulsion(z, labels, self.gaussians, settings.distance)
                 terms |= {"psi": psi, "phi": phi}
-                fdc = given.fdc_sign * (psi - phi)
+                fdc = settings.fdc_sign * (psi - phi)
             loss = label + self.lambda_e * fdc
         return {"loss": loss} | terms
