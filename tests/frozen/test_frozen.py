@@ -1,12 +1,16 @@
 """Classifiers on frozen features: against scikit-learn, known limits, and the rule of choice."""
 
+from typing import Any
+
 import numpy as np
 import pytest
 import torch
+from numpy.typing import NDArray
 from sklearn.linear_model import LogisticRegression
 from torch.nn import functional as F
 
 from lmd.frozen.choose import CLASSIFIERS, Problem, calibrate_features
+from lmd.frozen.features import feature_table
 from lmd.frozen.fits import (
     FINAL,
     Linear,
@@ -95,57 +99,50 @@ def test_scaling_can_be_undone(widths: tuple[int, int] | None) -> None:
     torch.testing.assert_close(back.bias, one.bias)
 
 
+def problem(train: Rows, validation: Rows | None = None, **more: NDArray[Any]) -> Problem:
+    rows = [("train", train), *([("validation", validation)] if validation else [])]
+    arrays = {
+        "features": torch.cat([part.features for _, part in rows]).numpy(),
+        "labels": torch.cat([part.labels for _, part in rows]).numpy(),
+        "split": np.repeat([name for name, _ in rows], [len(part.labels) for _, part in rows]),
+    }
+    return Problem(feature_table(arrays | more, "test"))
+
+
 def test_all_candidates_find_the_rare_class_that_plain_regression_misses() -> None:
     train, validation = sample((400, 100, 12)), sample((40, 40, 40), seed=1)
-    scaling = Scaling.of(train.features)
-
-    def scaled(rows: Rows) -> Rows:
-        return Rows(scaling.apply(rows.features), rows.labels)
-
-    head = Linear.of(torch.randn(3, 6, generator=torch.Generator().manual_seed(3)))
-    problem = Problem(3, scaling, scaled(train), scaled(validation), head=head)
-    outcome = calibrate_features(problem)
-    assert list(outcome.tried) == [key for key in CLASSIFIERS if key != "existing"]
-    rare = validation.labels == 2
-    recall = {
-        key: (one.held_out.argmax(1) == validation.labels.numpy())[rare.numpy()].mean()
-        for key, one in outcome.tried.items()
-    }
+    head = torch.randn(3, 6, generator=torch.Generator().manual_seed(3))
+    tried, best, _ = calibrate_features(problem(train, validation, weight=head.numpy()))
+    assert list(tried) == [key for key in CLASSIFIERS if key != "existing"]
+    rare = (validation.labels == 2).numpy()
+    recall = {key: (one.held_out.argmax(1) == 2)[rare].mean() for key, one in tried.items()}
     for key in ("balanced", "adjusted", "gaussians", "means"):
         assert recall[key] > recall["plain"] + 0.1, key
-    assert outcome.best != "plain"
+    assert best != "plain"
     # What is shipped is for features as they are, and is what was scored.
-    best = outcome.tried[outcome.best]
-    found = best.classifier.logits(validation.features.double())
-    np.testing.assert_allclose(found, best.held_out, atol=1e-3)
+    logits = tried[best].classifier.logits(validation.features.double())
+    np.testing.assert_allclose(logits, tried[best].held_out, atol=1e-3)
 
 
 def test_cross_validation_never_scores_an_image_that_was_fitted() -> None:
     """Labels without information: training accuracy would be near 1, held-out accuracy is not."""
     generator = torch.Generator().manual_seed(0)
-    features = torch.randn(60, 80, generator=generator)
-    labels = torch.arange(60) % 2
-    folds = np.arange(60) // 2 % 3
-    folds[0] = -1
-    held = Rows(features[1:], labels[1:])
-    problem = Problem(
-        2, Scaling.of(features), Rows(features, labels), held, torch.from_numpy(folds)
-    )
-    outcome = calibrate_features(problem)
-    for one in outcome.tried.values():
-        assert one.held_out.shape == (59, 2)
-        assert (one.held_out.argmax(1) == labels.numpy()[1:]).mean() < 0.8
-    fitted = outcome.tried["plain"].classifier.logits(features).argmax(1)
+    features = torch.randn(61, 80, generator=generator)
+    labels = torch.arange(61) % 2
+    labels[60] = 2  # the only image of its class is always for training
+    tried, _, _ = calibrate_features(problem(Rows(features, labels)))
+    for one in tried.values():
+        assert one.held_out.shape == (60, 3)
+        assert (one.held_out.argmax(1) == labels.numpy()[:60]).mean() < 0.8
+    fitted = tried["plain"].classifier.logits(features).argmax(1)
     assert (fitted == labels).double().mean() > 0.9
 
 
 def test_too_many_classes_leave_the_gaussians_out(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("lmd.frozen.fits.MOST_BYTES", 100)
-    rows = sample()
-    scaling = Scaling.of(rows.features)
-    outcome = calibrate_features(Problem(3, scaling, rows, rows))
-    assert "gaussians" not in outcome.tried
-    assert "left out" in outcome.notes[0]
+    tried, _, notes = calibrate_features(problem(sample(), sample()))
+    assert "gaussians" not in tried
+    assert "left out" in notes[0]
 
 
 def test_a_class_of_one_image_can_be_fitted() -> None:

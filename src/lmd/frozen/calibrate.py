@@ -137,8 +137,8 @@ def _flag(encoded: Encoded) -> tuple[Novelty, NoveltyInfo] | tuple[None, None]:
 
 def _record_parts(encoded: Encoded, calibrated: Calibrated) -> dict[str, Any]:
     """Return what the record has about the data, the classifiers and the model."""
-    outcome, classifier = calibrated.outcome, calibrated.classifier
-    title, method = CLASSIFIERS[outcome.best]
+    classifier, best = calibrated.classifier, calibrated.best
+    title, method = CLASSIFIERS[best.key]
     data = data_info(encoded.request, encoded.data)
     notes = [note for note in data.notes if note != NO_VALIDATION]
     parameters, levels = classifier.weight.size + classifier.bias.size, list[str]()
@@ -155,8 +155,8 @@ def _record_parts(encoded: Encoded, calibrated: Calibrated) -> dict[str, Any]:
             note="",
             profile="default",
             settings={},
-            notes=[*_notes(calibrated), *outcome.notes],
-            chosen=dict(outcome.tried[outcome.best].setting),
+            notes=[*_notes(calibrated), *calibrated.notes],
+            chosen=dict(best.setting),
         ),
         "protocol": {},
         "data": data.model_copy(update={"notes": [*notes, *encoded.notes]}),

@@ -4,8 +4,9 @@ No row of ``METHODS``: nothing here trains an encoder. It applies formulas of se
 features that some encoder has already made.
 """
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -18,7 +19,7 @@ from lmd.data.splits import grouped_folds
 from lmd.frozen import fits
 from lmd.frozen.classifier import FeatureClassifier, softmax
 from lmd.frozen.features import FeatureTable
-from lmd.frozen.fits import Fits, Linear, Rows, Scaling
+from lmd.frozen.fits import Fits, Linear, Pair, Rows, Scaling
 from lmd.frozen.record import Candidate
 from lmd.methods import decoupling
 from lmd.runs.predictions import PartPredictions, Predictions
@@ -49,44 +50,49 @@ Setting = Mapping[str, float]
 Tick = Callable[[int, int], None]
 
 
-@dataclass(frozen=True)
 class Problem:
-    """Scaled training rows, and the rows on which a classifier is chosen.
+    """The scaled rows of a table for training, and those on which a classifier is chosen.
 
-    These are validation rows, or the training rows in one of the ``folds`` (the fold of each
-    training row; -1 is in none). ``groups`` are of the held-out images. ``head`` is an existing
-    classifier for features before ``scaling``; ``mean_images`` is for ``fit``.
+    ``held`` are the validation rows ``index (M,)``; without these, the training rows in one of the
+    ``folds`` (the fold of each training row; -1 is in none). ``head`` is an existing classifier for
+    features before ``scaling``.
     """
 
-    classes: int
-    scaling: Scaling
-    train: Rows
-    held: Rows
-    folds: Tensor | None = None
-    groups: NDArray[Any] | None = None
-    head: Linear | None = None
-    mean_images: float = 0.0
-    seed: int = 0
+    def __init__(self, data: FeatureTable, seed: int = 0) -> None:
+        table, train = data.table, data.rows("train")
+        self.index, self.folds = data.rows("validation"), None
+        if not len(self.index):
+            folds = grouped_folds(table.take(train), seed=seed)
+            self.index, self.folds = train[folds >= 0], torch.from_numpy(folds)
+        self.scaling = Scaling.of(torch.from_numpy(data.features[train]), data.widths)
+        self.train, self.held = (
+            Rows(
+                self.scaling.apply(torch.from_numpy(data.features[rows])),
+                torch.from_numpy(table.labels[rows]),
+            )
+            for rows in (train, self.index)
+        )
+        self.groups = None if table.groups is None else table.groups[self.index]
+        self.head = None
+        if data.weight is not None and data.bias is not None:
+            self.head = Linear.of(torch.from_numpy(data.weight), torch.from_numpy(data.bias))
+        self.classes = len(table.classes)
+        self.fit = partial(fits.fit, classes=self.classes, mean_images=data.mean_images, seed=seed)
 
-    def trials(self, tick: Tick, **options: Any) -> list[tuple[Fits, Tensor, Tensor]]:
+    def trials(self, pairs: Sequence[Pair], tick: Tick) -> list[tuple[Fits, Tensor, Tensor]]:
         """Fit roughly; each fit has the indices and features of the rows held out from it."""
         if self.folds is None:
             tick(0, 2)
-            fitted = self.fit(self.train, **options)
-            return [(fitted, torch.arange(len(self.held.labels)), self.held.features)]
+            fitted = self.fit(self.train, pairs=pairs)
+            return [(fitted, torch.arange(len(self.index)), self.held.features)]
         held, trials = self.folds[self.folds >= 0], []
         numbers = held.unique().tolist()
         for done, number in enumerate(numbers):
             tick(done, len(numbers) + 1)
             rest, out = self.folds != number, (held == number).nonzero()[:, 0]
-            fitted = self.fit(Rows(self.train.features[rest], self.train.labels[rest]), **options)
-            trials.append((fitted, out, self.held.features[out]))
+            rows = Rows(self.train.features[rest], self.train.labels[rest])
+            trials.append((self.fit(rows, pairs=pairs), out, self.held.features[out]))
         return trials
-
-    def fit(self, rows: Rows, **options: Any) -> Fits:
-        """Fit the classifiers to some rows."""
-        options |= {"mean_images": self.mean_images, "seed": self.seed}
-        return fits.fit(rows, self.classes, **options)
 
     def classifier(self, fitted: Fits, key: str, setting: Setting) -> Linear:
         """Return the classifier of scaled features with a setting."""
@@ -121,15 +127,6 @@ class Chosen:
 
 
 @dataclass(frozen=True)
-class Outcome:
-    """One classifier of each kind, and the ``best`` of the candidates."""
-
-    tried: Mapping[str, Chosen]
-    best: str
-    notes: tuple[str, ...]
-
-
-@dataclass(frozen=True)
 class Calibrated:
     """The shipped classifier, its predictions, and how it was chosen.
 
@@ -139,47 +136,46 @@ class Calibrated:
     """
 
     classifier: FeatureClassifier
-    outcome: Outcome
+    best: Chosen
     predictions: Predictions
     crossed: bool
-    mix: Kind = "uniform"
+    mix: Kind
+    notes: Sequence[str]
 
 
 def solve(
     data: FeatureTable, *, seed: int = 0, tick: Tick = lambda done, total: None
 ) -> Calibrated:
     """Fit, choose and score classifiers; the test part is used only after the choice."""
-    table, train, test = data.table, data.rows("train"), data.rows("test")
-    held, folds = data.rows("validation"), None
-    if not len(held):
-        folds = grouped_folds(table.take(train), seed=seed)
-        held = train[folds >= 0]
-    outcome = calibrate_features(_problem(data, train, held, folds, seed), tick)
-    best, labels = outcome.tried[outcome.best], table.labels[held]
-    counts = table.part("train").counts()
+    problem, table = Problem(data, seed), data.table
+    tried, key, notes = calibrate_features(problem, tick)
+    best, crossed = tried[key], problem.folds is not None
+    labels, counts = table.labels[problem.index], table.part("train").counts()
     mix = mix_of(best, data.mix)
     prior = class_mix(mix, counts)
     temperature = fit_temperature(best.held_out, labels, mix_weights(labels, prior))
     weight, bias = best.classifier.weight.numpy(), best.classifier.bias.numpy()
     if data.single:
         weight, bias = (a.astype(np.float32).astype(np.float64) for a in (weight, bias))
-    candidates = _candidates(data, held, test, outcome, crossed=folds is not None)
+    indices: dict[Part, NDArray[np.int64]] = {
+        "validation": problem.index,
+        "test": data.rows("test"),
+    }
+    candidates = _candidates(data, indices, tried, key, crossed=crossed)
     classifier = FeatureClassifier(
         table.classes, weight, bias, temperature, prior, counts, candidates
     )
     parts: dict[Part, PartPredictions] = {}
-    indices: dict[Part, NDArray[np.int64]] = {"validation": held, "test": test}
     for part, rows in indices.items():
         if not len(rows):
             continue
         probabilities, some = classifier.predict_proba(data.features[rows]), table.take(rows)
-        if part == "validation" and folds is not None:
+        if part == "validation" and crossed:
             probabilities = softmax(best.held_out / temperature)
         parts[part] = PartPredictions(
             some.ids, some.labels, probabilities.astype(np.float32), some.group_numbers()
         )
-    predictions = Predictions(table.classes, parts)
-    return Calibrated(classifier, outcome, predictions, folds is not None, mix)
+    return Calibrated(classifier, best, Predictions(table.classes, parts), crossed, mix, notes)
 
 
 def mix_of(best: Chosen, before: Kind) -> Kind:
@@ -191,38 +187,10 @@ def mix_of(best: Chosen, before: Kind) -> Kind:
     return "training" if start == "training" and best.setting.get("tau", 1.0) < 0.5 else "uniform"
 
 
-def _problem(
-    data: FeatureTable,
-    train: NDArray[np.int64],
-    held: NDArray[np.int64],
-    folds: NDArray[np.int64] | None,
-    seed: int,
-) -> Problem:
-    table = data.table
-    scaling = Scaling.of(torch.from_numpy(data.features[train]), data.widths)
-
-    def rows(index: NDArray[np.int64]) -> Rows:
-        scaled = scaling.apply(torch.from_numpy(data.features[index]))
-        return Rows(scaled, torch.from_numpy(table.labels[index]))
-
-    head = None
-    if data.weight is not None and data.bias is not None:
-        head = Linear.of(torch.from_numpy(data.weight), torch.from_numpy(data.bias))
-    return Problem(
-        classes=len(table.classes),
-        scaling=scaling,
-        train=rows(train),
-        held=rows(held),
-        folds=None if folds is None else torch.from_numpy(folds),
-        groups=None if table.groups is None else table.groups[held],
-        head=head,
-        mean_images=data.mean_images,
-        seed=seed,
-    )
-
-
-def calibrate_features(problem: Problem, tick: Tick = lambda done, total: None) -> Outcome:
-    """Fit all candidates, choose one of each kind and the best kind on held-out images.
+def calibrate_features(
+    problem: Problem, tick: Tick = lambda done, total: None
+) -> tuple[dict[str, Chosen], str, list[str]]:
+    """Fit and choose a classifier of each kind, and the best kind, on held-out images; and notes.
 
     Of those within one standard error of the best balanced accuracy, the most regularised is
     chosen, and then the simplest kind. The plain regression has the penalty with the least
@@ -235,7 +203,7 @@ def calibrate_features(problem: Problem, tick: Tick = lambda done, total: None) 
             f"Class Gaussians were left out: {problem.classes} covariances of {width} features "
             f"would need {size / 1e9:.1f} GB."
         )
-    trials = problem.trials(tick, pairs=() if notes else fits.PAIRS)
+    trials = problem.trials(() if notes else fits.PAIRS, tick)
     tick(len(trials), len(trials) + 1)
 
     def held_out(key: str, setting: Setting) -> Tensor:
@@ -263,7 +231,7 @@ def calibrate_features(problem: Problem, tick: Tick = lambda done, total: None) 
         else:
             logits = held_out(key, setting)
         tried[key] = Chosen(key, setting, problem.scaling.fold(classifier), logits.numpy())
-    return Outcome(tried, best, tuple(notes))
+    return tried, best, notes
 
 
 def _choose(
@@ -311,9 +279,9 @@ def _settings(problem: Problem, penalty: float, *, gaussians: bool) -> dict[str,
 
 def _candidates(
     data: FeatureTable,
-    held: NDArray[np.int64],
-    test: NDArray[np.int64],
-    outcome: Outcome,
+    indices: Mapping[Part, NDArray[np.int64]],
+    tried: Mapping[str, Chosen],
+    best: str,
     *,
     crossed: bool,
 ) -> list[Candidate]:
@@ -321,10 +289,11 @@ def _candidates(
 
     If held-out images are ``crossed`` ones of training, the existing classifier may know them.
     """
+    held, test = indices["validation"], indices["test"]
     candidates = []
     features = torch.from_numpy(data.features[test]).double()
     for key, (title, _) in CLASSIFIERS.items():
-        chosen = outcome.tried.get(key)
+        chosen = tried.get(key)
         logits: list[NDArray[Any] | None]
         if chosen is not None:
             logits = [chosen.held_out, chosen.classifier.logits(features).numpy()]
@@ -339,7 +308,7 @@ def _candidates(
             Candidate(
                 key=key,
                 title=title,
-                chosen=key == outcome.best,
+                chosen=key == best,
                 settings=dict(chosen.setting) if chosen else {},
                 held_out=held_out[0] if held_out else None,
                 test=tested[0] if tested else None,
