@@ -16,12 +16,12 @@ from lmd.data.table import ArrayImages, FileImages, Table
 
 Severity = Literal["error", "warning", "note"]
 SEVERITIES: tuple[Severity, ...] = ("error", "warning", "note")
-_TEXTS = tomllib.loads((resources.files(__package__) / "findings.toml").read_text("utf-8"))
+TEXTS = tomllib.loads((resources.files(__package__) / "findings.toml").read_text("utf-8"))
 # The severity, title and remedy that findings of a kind usually have.
 KINDS: dict[str, tuple[Severity, str, str]] = {
-    kind: (severity, *texts) for severity in SEVERITIES for kind, texts in _TEXTS[severity].items()
+    kind: (severity, *texts) for severity in SEVERITIES for kind, texts in TEXTS[severity].items()
 }
-FAULTS: dict[str, str] = _TEXTS["fault"]  # why an image cannot be used, by the kind of finding
+FAULTS: dict[str, str] = TEXTS["fault"]  # why an image cannot be used, by the kind of finding
 # Findings whose names, beside the cases, are left out.
 NAMED = frozenset({"empty_class_folder", "unlisted_folder", "special_file"})
 # Errors that --skip-bad ignores.

@@ -295,8 +295,11 @@ class _Work:
         self.stands_for: dict[int, int] = {}
 
     def drop(self, i: int, why: str) -> None:
-        case = self.cases.pop(i)
-        self.removed.append(Change(case.place, "removed", why))
+        self.removed.append(Change(self.cases.pop(i).place, "removed", why))
+
+    def change(self, i: int, what: str, why: str, **values: str) -> None:
+        self.changed.append(Change(self.cases[i].name, what, why))
+        self.cases[i] = replace(self.cases[i], **values)  # type: ignore[arg-type]
 
     def drop_faulty(self) -> None:
         for i, case in list(self.cases.items()):
@@ -315,8 +318,7 @@ class _Work:
         for i, case in self.cases.items():
             label = best[same_name(case.label)]
             if label != case.label:
-                self.cases[i] = replace(case, label=label)
-                self.changed.append(Change(case.name, f"class {label!r}", f"was {case.label!r}"))
+                self.change(i, f"class {label!r}", f"was {case.label!r}", label=label)
 
     def drop_copies(self, exact: Sets) -> None:
         for same in exact:
@@ -347,12 +349,11 @@ class _Work:
             first = self.cases[joined[0]]
             group = first.group or f"like {first.name}"
             for i in joined:
-                case = self.cases[i]
-                if case.group != group:
-                    self.cases[i] = replace(case, group=group)
-                    if case is not first:
-                        why = f"looks like {first.name}, or shares a group with such an image"
-                        self.changed.append(Change(case.name, f"group {group!r}", why))
+                if self.cases[i] is first:
+                    self.cases[i] = replace(first, group=group)
+                elif self.cases[i].group != group:
+                    why = f"looks like {first.name}, or shares a group with such an image"
+                    self.change(i, f"group {group!r}", why, group=group)
 
     def move_groups(self) -> None:
         if not self.scan.split:
@@ -365,9 +366,8 @@ class _Work:
             if case.group:
                 best = max(reversed(PARTS), key=places[case.group].__getitem__)  # test if equal
                 if case.part != best:
-                    self.cases[i] = replace(case, part=best)
                     why = f"most of group {case.group!r} is there; was in {case.part}"
-                    self.changed.append(Change(case.name, f"moved to {best}", why))
+                    self.change(i, f"moved to {best}", why, part=best)
 
     def drop_small(self, ratios: Sequence[float]) -> None:
         """Remove classes that training would refuse."""

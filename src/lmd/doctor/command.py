@@ -202,10 +202,7 @@ def write_page(examination: "Examination", path: Path, cleaned: "Cleaned | None"
 
     pictures: dict[int, str] = {}
     page = as_json(examination)
-    factor, severities = page["imbalance_factor"], page["severities"]
-    verdict = "Usable, with warnings" if severities["warning"] else "No problems found"
     page |= {
-        "verdict": "Fix the errors first" if severities["error"] else verdict,
         "findings": [
             listed | _pictures(examination, found, pictures)
             for found, listed in zip(examination.findings, page["findings"], strict=True)
@@ -213,7 +210,6 @@ def write_page(examination: "Examination", path: Path, cleaned: "Cleaned | None"
         ],
         "parts": PARTS if examination.scan.split else (),
         "classes": sorted(page["classes"], key=lambda row: -row["images"]),
-        "factor": "–" if factor is None else f"{factor:.4g}",
         "cleaned": cleaned,
         "version": __version__,
     }

@@ -11,7 +11,7 @@ from lmd.base.errors import LmdError
 from lmd.base.text import counted, printable, shorten
 from lmd.data.checks import RATIOS, Counts, by_severity, check_classes, check_groups, class_counts
 from lmd.data.images import SUFFIXES, Pixels, has_dicom_mark, read_image
-from lmd.data.scan import SEVERITIES, Finding, Scan, finding
+from lmd.data.scan import SEVERITIES, TEXTS, Finding, Scan, finding
 from lmd.data.source import Columns
 from lmd.data.sources import scan_source
 from lmd.data.splits import split
@@ -19,26 +19,6 @@ from lmd.data.walk import visible
 from lmd.doctor.clean import Cleaned, Sets, check_copies, clean, exact_copies, near_copies
 from lmd.doctor.look import Look, Tick, look_at_all
 
-FAULTS = {
-    "missing_file": "{n} [file is a broken link|files are broken links]",
-    "empty_file": "{n} [file is|files are] empty",
-    "truncated": "{n} [file is|files are] truncated",
-    "unreadable": "{n} [image|images] cannot be read",
-    "huge": "{n} [image has|images have] more pixels than lmd decodes",
-}
-ODDITIES = {
-    "end_missing": "{n} JPEG [file has|files have] no end marker, but can be decoded",
-    "one_colour": "{n} [image is|images are] of a single colour",
-    "greyscale": "{n} [image is|images are] grey among {rest} in colour",
-    "cmyk": "{n} [image is|images are] in CMYK; colours are converted without a profile",
-    "palette": "{n} [image has|images have] a palette",
-    "alpha": "{n} [image has|images have] transparent pixels, which become black",
-    "deep": "{n} [image has|images have] more than 8 bits per channel",
-    "exif_rotated": "{n} [image is|images are] stored rotated or mirrored, as EXIF says",
-    "wrong_suffix": "{n} [file has|files have] another format than the name says",
-    "frames": "{n} [file has|files have] several frames or pages; the first is used",
-    "metadata": "{n} [file has|files have] corrupt metadata",
-}
 # Kinds with remarks that differ between images.
 REMARKED = frozenset({"deep", "exif_rotated", "wrong_suffix", "frames", "metadata"})
 # A side is tiny below this many pixels, or below this share of the median.
@@ -133,7 +113,7 @@ def examine(
 
 def _check_files(scan: Scan, looks: Sequence[Look]) -> Iterator[Finding]:
     """Yield findings from the looks at all images, one for each kind."""
-    for kind, text in FAULTS.items():
+    for kind, text in TEXTS["broken"].items():
         cases = [i for i, look in enumerate(looks) if look.fault == kind]
         if cases:
             reasons = Counter(looks[i].reason for i in cases).most_common()
@@ -141,7 +121,7 @@ def _check_files(scan: Scan, looks: Sequence[Look]) -> Iterator[Finding]:
             why = f" ({shorten([reason for reason, _ in reasons])})" if listed else ""
             yield finding(kind, f"{counted(len(cases), text)}{why}.", cases=cases)
     decoded = sum(bool(look.pixels) for look in looks)
-    for kind, text in ODDITIES.items():
+    for kind, text in TEXTS["odd"].items():
         odd = {i: look.oddities[kind] for i, look in enumerate(looks) if kind in look.oddities}
         if odd and (kind != "greyscale" or len(odd) < decoded):
             what = counted(len(odd), text).replace("{rest}", str(decoded - len(odd)))
