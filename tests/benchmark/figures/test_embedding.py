@@ -8,7 +8,8 @@ from runs_on_disk import edited
 from toys import write_npz
 
 from lmd.base.errors import LmdError
-from lmd.benchmark.figures.embedding import Options, aligned, embed, features_of, read_records
+from lmd.benchmark.figures.command import Tsne
+from lmd.benchmark.figures.embedding import aligned, embed, features_of, read_records
 from lmd.fit.train import train
 
 QUICK = {"backbone": "resnet8", "weights": "none", "image_size": 16, "epochs": 1, "batch_size": 8}
@@ -37,10 +38,10 @@ def test_features_are_those_of_the_shipped_model(tmp_path: Path) -> None:
     data = write_npz(tmp_path / "toy.npz")
     run = train(str(data), method="ce", settings=QUICK, out=tmp_path / "run", quiet=True).path
     records = read_records([run])
-    points = features_of([run], records, Options(per_class=2))
+    points = features_of([run], records, Tsne(per_class=2))
     assert points.features[0].shape == (len(points.ids), records[0].model.feature_dim)
     assert np.bincount(points.labels).max() == 2
     with edited(run) as record:
         record["data"]["fingerprint"] = "another"
     with pytest.raises(LmdError, match="images or parts differ"):
-        features_of([run], read_records([run]), Options())
+        features_of([run], read_records([run]), Tsne())

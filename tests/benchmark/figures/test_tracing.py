@@ -61,7 +61,7 @@ def test_an_ablation_lacks_its_term() -> None:
 
 def test_the_diagram_has_every_edge(traces: list[Trace]) -> None:
     with drawing():
-        drawn = diagram_figure("lmd", stage=1, profile="corrected", width=7, height=None)
+        drawn = diagram_figure("lmd", 1, "corrected", width=7, height=None)
     pairs = {(row["from"], row["to"]) for row in drawn.rows}
     assert ("weak view", "teacher encoder") in pairs
     assert ("student encoder", "channel") in pairs
@@ -70,4 +70,4 @@ def test_the_diagram_has_every_edge(traces: list[Trace]) -> None:
 
 def test_a_stage_that_is_not_there() -> None:
     with drawing(), pytest.raises(LmdError, match="ce has 1 stages"):
-        diagram_figure("ce", stage=2, profile="default", width=7, height=None)
+        diagram_figure("ce", 2, "default", width=7, height=None)

@@ -2,16 +2,27 @@
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from functools import partial
+from importlib import import_module
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
 if TYPE_CHECKING:
-    from lmd.benchmark.figures.series import Request
     from lmd.benchmark.figures.style import Drawn
 
+# The module and function of each kind of figure, and packages that only it needs.
+KINDS = {
+    "recall": ("sweep", "recall_figure"),
+    "ablation": ("comparison", "ablation_figure"),
+    "difference": ("comparison", "difference_figure"),
+    "cd": ("critical", "critical_figure"),
+    "cost": ("comparison", "cost_figure"),
+    "sweep": ("sweep", "sweep_figure"),
+    "classes": ("sweep", "class_sweep_figure"),
+    "tsne": ("embedding", "tsne_figure", "openTSNE"),
+    "method": ("diagram", "diagram_figure"),
+}
 Sources = Annotated[
     Sequence[str],
     typer.Argument(
@@ -56,14 +67,31 @@ class Paper:
     height: str | None = None
 
 
+@dataclass(frozen=True)
+class Tsne:
+    """What t-SNE shows.
+
+    Attributes:
+        data: Where the data is now; by default as in the record.
+        per_class: Most images of a class.
+        perplexity: Perplexity of t-SNE.
+        seed: Seed of the choice of images and of t-SNE.
+        device: auto, cpu, cuda or cuda:N.
+    """
+
+    data: str | None = None
+    per_class: Annotated[int, typer.Option(min=2)] = 200
+    perplexity: Annotated[float, typer.Option(min=2)] = 30
+    seed: int = 0
+    device: str = "auto"
+
+
 WIDE = Paper(width="7in")
 
 
 def recall(sources: Sources, *, rows: Rows = Rows(), paper: Paper = Paper()) -> None:
     """Recall of each class against its number of training images."""
-    from lmd.benchmark.figures.sweep import recall_figure
-
-    _compare("recall", recall_figure, sources, rows, paper)
+    _compare("recall", sources, rows, paper)
 
 
 def ablation(
@@ -75,10 +103,7 @@ def ablation(
     paper: Paper = Paper(),
 ) -> None:
     """Bars of a method and its ablations, overall and for head, medium and tail."""
-    from lmd.benchmark.figures.comparison import ablation_figure
-
-    options = {"metrics": _names(metrics), "reference": reference}
-    _compare("ablation", ablation_figure, sources, rows, paper, **options)
+    _compare("ablation", sources, rows, paper, metrics=_names(metrics), reference=reference)
 
 
 def difference(
@@ -90,10 +115,7 @@ def difference(
     paper: Paper = Paper(),
 ) -> None:
     """Each row minus the reference on the same test images, with paired intervals."""
-    from lmd.benchmark.figures.comparison import difference_figure
-
-    options = {"metric": metric, "reference": reference}
-    _compare("difference", difference_figure, sources, rows, paper, **options)
+    _compare("difference", sources, rows, paper, metric=metric, reference=reference)
 
 
 def cd(
@@ -113,10 +135,8 @@ def cd(
         blocks: seeds: each of every data set; data: their means.
         ablations: Rank ablations of the reference too.
     """
-    from lmd.benchmark.figures.critical import critical_figure
-
-    figure = partial(critical_figure, test=test, blocks=blocks, ablations=ablations)
-    _compare("cd", figure, sources, rows, paper, metric=metric)
+    ranks = {"test": test, "blocks": blocks, "ablations": ablations}
+    _compare("cd", sources, rows, paper, ranks, metric=metric)
 
 
 def cost(
@@ -127,50 +147,33 @@ def cost(
     paper: Paper = Paper(),
 ) -> None:
     """Balanced accuracy, or another metric, against minutes of computing."""
-    from lmd.benchmark.figures.comparison import cost_figure
-
-    _compare("cost", cost_figure, sources, rows, paper, metric=metric)
+    _compare("cost", sources, rows, paper, metric=metric)
 
 
 def sweep(
     sources: Sources, *, rows: Rows = Rows(), metrics: Metrics = None, paper: Paper = Paper()
 ) -> None:
     """Metrics and computing time against a swept setting."""
-    from lmd.benchmark.figures.sweep import sweep_figure
-
-    _compare("sweep", sweep_figure, sources, rows, paper, metrics=_names(metrics))
+    _compare("sweep", sources, rows, paper, metrics=_names(metrics))
 
 
 def classes(sources: Sources, *, rows: Rows = Rows(), paper: Paper = WIDE) -> None:
     """Recall of each class against a swept setting, for head, medium and tail."""
-    from lmd.benchmark.figures.sweep import class_sweep_figure
-
-    _compare("classes", class_sweep_figure, sources, rows, paper)
+    _compare("classes", sources, rows, paper)
 
 
 def tsne(
     runs: Annotated[Sequence[Path], typer.Argument(metavar="RUN...")],
     *,
-    data: str | None = None,
-    per_class: Annotated[int, typer.Option(min=2)] = 200,
-    perplexity: Annotated[float, typer.Option(min=2)] = 30,
-    seed: int = 0,
-    device: str = "auto",
+    options: Tsne = Tsne(),
     paper: Paper = WIDE,
 ) -> None:
     """Test features by t-SNE: head, medium and tail classes, and tail classes only.
 
     Args:
         runs: One to three run folders.
-        data: Where the data is now; by default as in the record.
-        per_class: Most images of a class.
-        perplexity: Perplexity of t-SNE.
-        seed: Seed of the choice of images and of t-SNE.
     """
-    from lmd.benchmark.figures.embedding import Options, tsne_figure
-
-    options = Options(data, per_class, perplexity, seed, device)
-    _draw("tsne", paper, partial(tsne_figure, runs, options), "openTSNE")
+    _draw("tsne", paper, lambda figure, **size: figure(runs, options, **size))
 
 
 def method(
@@ -187,41 +190,41 @@ def method(
         stage: Draw only this stage; by default all.
         profile: A profile of the method.
     """
-    from lmd.benchmark.figures.diagram import diagram_figure
-
-    _draw("method", paper, partial(diagram_figure, name, stage=stage, profile=profile))
+    _draw("method", paper, lambda figure, **size: figure(name, stage, profile, **size))
 
 
 def _compare(
-    name: str,
-    figure: "Callable[[Request], Drawn]",
+    kind: str,
     sources: Sequence[str],
     rows: Rows,
     paper: Paper,
+    extra: dict[str, Any] | None = None,
     **options: Any,
 ) -> None:
     """Draw a figure of the runs of a study."""
     from lmd.benchmark.figures.series import Request, read_study
 
-    def draw(**size: Any) -> "Drawn":
-        study, methods = read_study(sources, rows.runs), _names(rows.methods)
-        return figure(Request(study, methods, **options, **size))
+    def draw(figure: "Callable[..., Drawn]", **size: Any) -> "Drawn":
+        study = read_study(sources, rows.runs)
+        return figure(Request(study, _names(rows.methods), **options, **size), **(extra or {}))
 
-    _draw(name, paper, draw)
+    _draw(kind, paper, draw)
 
 
-def _draw(name: str, paper: Paper, figure: "Callable[..., Drawn]", *packages: str) -> None:
+def _draw(kind: str, paper: Paper, draw: "Callable[..., Drawn]") -> None:
     """Check the options, draw, write the figure and its data, and say what a caption needs."""
     from lmd.benchmark.figures.style import check_out, drawing, inches, need, save, with_fonts
 
-    out = paper.out or Path(f"{name}.svg")
+    module, function, *packages = KINDS[kind]
+    out = paper.out or Path(f"{kind}.svg")
     check_out(out)
     width = inches("--width", paper.width)
     height = None if paper.height is None else inches("--height", paper.height)
     for package in ("matplotlib", "scipy", *packages):
         need(package)
     with drawing():
-        drawn = with_fonts(figure(width=width, height=height))
+        figure = getattr(import_module(f"lmd.benchmark.figures.{module}"), function)
+        drawn = with_fonts(draw(figure, width=width, height=height))
         data = save(drawn, out)
     for note in drawn.notes:
         typer.echo(note)

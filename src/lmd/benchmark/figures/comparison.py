@@ -5,48 +5,38 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
-from numpy.typing import NDArray
 
 from lmd.base.errors import LmdError
+from lmd.benchmark.figures import style
 from lmd.benchmark.figures.series import (
     RESAMPLES,
     Request,
     Series,
-    check_metrics,
     check_same_data,
     common_device,
     family_of,
     make_series,
     reference_row,
+    seed_of,
 )
-from lmd.benchmark.figures.style import (
-    COLOURS,
-    GREY,
-    HATCHES,
-    Drawn,
-    axis_title,
-    legend_below,
-    new_figure,
-    plain_ticks,
-    whiskers,
-)
+from lmd.benchmark.figures.style import COLOURS, GREY, Drawn, Style, new_figure
 from lmd.benchmark.tables.forms import COLUMNS, HEADLINE
-from lmd.scoring.differences import Difference
 from lmd.scoring.metrics import METRICS
+from lmd.scoring.proportions import Floats
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
     from matplotlib.text import Annotation
 
-Floats = NDArray[np.float64]
 PALETTE = (*COLOURS, GREY)
+HATCHES = ("", "////", "....", "\\\\\\\\", "xxxx", "----", "++++", "||||")
 DEFAULT = (HEADLINE, *(key for key in COLUMNS["tiers"] if key != HEADLINE))
 LABELLED = 12  # with more rows, only the front, the first and the reference are labelled
 
 
 def ablation_figure(request: Request) -> Drawn:
     """Draw one group of bars for each metric, with 95 % intervals as whiskers."""
-    keys = check_metrics(request.metrics or DEFAULT)
+    keys = request.metrics or DEFAULT
     series = make_series(request.study, request.methods)
     if not request.methods:
         series = _reference_and_ablations(series, request)
@@ -55,32 +45,29 @@ def ablation_figure(request: Request) -> Drawn:
         raise LmdError(f"the ablation figure shows at most {len(HATCHES)} rows, not {len(series)}")
     figure = new_figure(request.width, request.height or 0.66 * request.width)
     axes = figure.add_subplot()
-    bar = 0.84 / len(series)
+    wide = 0.84 / len(series)
     rows: list[dict[str, Any]] = []
-    for i, one in enumerate(series):
-        titles = {row["title"] for row in rows}
+    for i, row in enumerate(series):
+        bar: Style = {"color": PALETTE[i], "hatch": HATCHES[i], "alpha": 0.85, "linewidth": 0}
+        bar["edgecolor"] = "white" if HATCHES[i] else PALETTE[i]
+        bar["error_kw"] = {"elinewidth": 0.8, "capsize": 1.5, "capthick": 0.8}
+        titles = {cells["title"] for cells in rows}
         for j, key in enumerate(keys):
-            estimate, interval = one.estimate(key)
+            estimate, interval = row.estimate(key)
             if estimate is None:
                 continue
-            named = one.title not in titles
-            titles.add(one.title)
-            row = {"method": one.key, "title": one.title, "metric": key, "value": estimate.mean}
-            row |= {"low": estimate.low, "high": estimate.high, "sd_over_seeds": estimate.sd}
-            rows.append(row | {"seeds": len(one.runs), "interval": interval})
+            mean, low, high = estimate.mean, estimate.low, estimate.high
+            cells = row.row(metric=key, value=mean, low=low, high=high, sd_over_seeds=estimate.sd)
+            rows.append(cells | {"seeds": len(row.runs), "interval": interval})
             axes.bar(
-                j + (i - (len(series) - 1) / 2) * bar,
-                100 * estimate.mean,
-                0.92 * bar,
-                yerr=np.maximum(whiskers([(estimate.mean, estimate.low, estimate.high)]), 0),
-                color=PALETTE[i],
-                alpha=0.85,
-                edgecolor="white" if HATCHES[i] else PALETTE[i],
-                hatch=HATCHES[i],
-                linewidth=0,
-                label=one.title if named else None,
-                error_kw={"elinewidth": 0.8, "capsize": 1.5, "capthick": 0.8},
+                j + (i - (len(series) - 1) / 2) * wide,
+                100 * mean,
+                0.92 * wide,
+                yerr=np.maximum(style.whiskers([(mean, low, high)]), 0),
+                label=None if row.title in titles else row.title,
+                **bar,
             )
+            titles.add(row.title)
     if not rows:
         raise LmdError(f"no row of the ablation has the metrics {', '.join(keys)}")
     axes.set_xticks(range(len(keys)), [_tier_or_metric(key) for key in keys])
@@ -89,8 +76,8 @@ def ablation_figure(request: Request) -> Drawn:
     axes.set_ylabel("balanced accuracy, %" if only_recalls else "value × 100")
     axes.set_ylim(bottom=min(0, *axes.get_ylim()))
     axes.grid(axis="y")
-    legend_below(figure, [one.title for one in series])
-    intervals = sorted({row["interval"] for row in rows})
+    style.legend_below(figure, [row.title for row in series])
+    intervals = sorted({cells["interval"] for cells in rows})
     return Drawn(figure, rows, (f"Whiskers: 95 % intervals over {' / '.join(intervals)}.",))
 
 
@@ -98,8 +85,8 @@ def _reference_and_ablations(series: Sequence[Series], request: Request) -> list
     keys = request.study.own
     if request.reference is not None:
         reference_row(series, request)
-        keys = family_of(request.reference, (one.key for one in series))
-    rows = [one for one in series if one.key in keys]
+        keys = family_of(request.reference, (row.key for row in series))
+    rows = [row for row in series if row.key in keys]
     if len(rows) < 2:
         raise LmdError(
             "there are no ablations among these runs: an ablation figure needs the reference and "
@@ -117,14 +104,13 @@ def _tier_or_metric(key: str) -> str:
 def difference_figure(request: Request) -> Drawn:
     """Draw one line for each row, the best on top; ablations are below the others."""
     study, metric = request.study, request.metric
-    check_metrics([metric])
     everything = make_series(study)
     check_same_data(everything, "difference")
     main = reference_row(everything, request)
     if main is None:
         raise LmdError("these runs have no reference row: name one with --reference")
-    series = [one for one in make_series(study, request.methods) if one.key != main.key]
-    pairs = [(one, gap) for one in series if (gap := one.difference(main, metric)) is not None]
+    series = [row for row in make_series(study, request.methods) if row.key != main.key]
+    pairs = [(row, gap) for row in series if (gap := row.difference(main, metric)) is not None]
     if not pairs:
         raise LmdError(
             f"no row can be compared with {main.title} in {metric}: differences need the "
@@ -135,132 +121,95 @@ def difference_figure(request: Request) -> Drawn:
     figure = new_figure(request.width, request.height or 0.75 + 0.15 * len(pairs))
     axes = figure.add_subplot()
     axes.axvline(0, color="#555555", linewidth=0.8, zorder=1)
-    for place, (one, gap) in enumerate(pairs):
-        certain = gap.low > 0 or gap.high < 0
-        ablation = one.key in study.own
-        tone = COLOURS[1 if ablation else 0]
+    rows: list[dict[str, Any]] = []
+    for place, (row, gap) in enumerate(pairs):
+        certain, ablation = gap.low > 0 or gap.high < 0, row.key in study.own
+        tone, marker = (COLOURS[1], "D") if ablation else (COLOURS[0], "o")
         axes.plot([100 * gap.low, 100 * gap.high], [place, place], color=tone, zorder=2)
-        axes.plot(
-            100 * gap.value,
-            place,
-            marker="D" if ablation else "o",
-            color=tone,
-            markerfacecolor=tone if certain else "white",
-            zorder=3,
-        )
-    others = sum(one.key not in study.own for one, _ in pairs)
+        mark: Style = {"color": tone, "marker": marker, "zorder": 3}
+        axes.plot(100 * gap.value, place, markerfacecolor=tone if certain else "white", **mark)
+        cells = row.row(reference=main.key, metric=metric, difference=gap.value)
+        for key, number in (("low", gap.low), ("high", gap.high), ("p", gap.p_value)):
+            cells[key] = number if math.isfinite(number) else None
+        common = {seed_of(r) for r in row.runs} & {seed_of(r) for r in main.runs}
+        rows.append(cells | {"seeds": len(common)})
+    others = sum(row.key not in study.own for row, _ in pairs)
     if 0 < others < len(pairs):
         axes.axhline(others - 0.5, color=GREY, linewidth=0.5)
-    axes.set_yticks(range(len(pairs)), [one.title for one, _ in pairs])
+    axes.set_yticks(range(len(pairs)), [row.title for row, _ in pairs])
     axes.set_ylim(len(pairs) - 0.4, -0.6)
     axes.tick_params(axis="y", length=0, labelsize=6.5)
-    title, percent = axis_title(metric), ", %"
+    title, percent = style.axis_title(metric), ", %"
     if title.endswith(percent):
         label = f"{title.removesuffix(percent)} minus that of {main.title}, points"
     else:
         label = f"{title}, minus that of {main.title}"
     figure.supxlabel(label, fontsize=8)
     axes.grid(axis="x")
-    rows = [_difference_row(one, gap, metric, main) for one, gap in pairs]
-    over = ""
-    if any(len(one.runs) > 1 for one, _ in pairs):
-        over = "the mean over common seeds on "
+    over = "the mean over common seeds on " if any(len(row.runs) > 1 for row, _ in pairs) else ""
     notes = [
-        f"Lines: 95 % intervals of {over}{RESAMPLES} paired resamples of the test images; filled "
-        "marks: zero is outside. The intervals are not corrected for the number of rows (`lmd "
-        "table` has p-values with Holm's correction) and do not cover training again."
+        f"Lines: 95 % intervals of {over}{RESAMPLES} paired resamples of the test images; "
+        "filled marks: zero is outside. The intervals are not corrected for the number of rows "
+        "(`lmd table` has p-values with Holm's correction) and do not cover training again."
     ]
-    if any(row["low"] is None for row in rows):
+    if any(cells["low"] is None for cells in rows):
         why = "a class has too few images, or all resamples agree"
         notes.append(f"A mark without a line has no interval: {why}.")
     return Drawn(figure, rows, tuple(notes))
 
 
-def _difference_row(one: Series, gap: Difference, metric: str, main: Series) -> dict[str, Any]:
-    finite = {
-        key: number if math.isfinite(number) else None
-        for key, number in (("low", gap.low), ("high", gap.high), ("p", gap.p_value))
-    }
-    return {
-        "method": one.key,
-        "title": one.title,
-        "reference": main.key,
-        "metric": metric,
-        "difference": gap.value,
-        **finite,
-        "seeds": len({run.seed for run in one.runs} & {run.seed for run in main.runs}),
-    }
-
-
 def cost_figure(request: Request) -> Drawn:
     """Draw a metric against minutes; rows that no other row beats in both form the front."""
     study, metric = request.study, request.metric
-    check_metrics([metric])
     everything = make_series(study, request.methods)
     check_same_data(everything, "cost")
     device = common_device(everything)
-    pairs = [(one, one.estimate(metric)[0]) for one in everything]
-    series = [one for one, estimate in pairs if estimate is not None]
-    estimates = [estimate for _, estimate in pairs if estimate is not None]
-    minutes = [one.minutes() for one in series]
-    values = [100 * estimate.mean for estimate in estimates]
-    if len(series) < 2 or max(minutes) <= 0:
+    pairs = [(row, e) for row in everything if (e := row.estimate(metric)[0]) is not None]
+    minutes = [row.minutes() for row, _ in pairs]
+    values = [100 * estimate.mean for _, estimate in pairs]
+    if len(pairs) < 2 or max(minutes) <= 0:
         raise LmdError(
             f"the cost figure needs at least two rows with {metric} and recorded training times; "
-            f"there are {len(series)}"
+            f"there are {len(pairs)}"
         )
     front = pareto(minutes, values, METRICS[metric].higher_is_better)
     figure = new_figure(request.width, request.height or 0.75 * request.width)
     axes = figure.add_subplot()
-    for i, one in enumerate(series):
-        main, on_front = one.key == study.reference, i in front
-        if estimates[i].low is not None and estimates[i].high is not None:
-            limits = [100 * (estimates[i].low or 0), 100 * (estimates[i].high or 0)]
-            axes.plot([minutes[i]] * 2, limits, color="#BBBBBB", linewidth=0.7, zorder=1)
+    rows: list[dict[str, Any]] = []
+    for i, (row, estimate) in enumerate(pairs):
+        main, on_front = row.key == study.reference, i in front
+        low, high = estimate.low, estimate.high
+        if low is not None and high is not None:
+            line: Style = {"color": "#BBBBBB", "linewidth": 0.7, "zorder": 1}
+            axes.plot([minutes[i]] * 2, [100 * low, 100 * high], **line)
         colour = COLOURS[1] if main else COLOURS[0] if on_front else GREY
-        axes.plot(
-            minutes[i],
-            values[i],
-            marker="D" if main else "o",
-            color=colour,
-            markerfacecolor=colour if main or on_front else "white",
-            linestyle="",
-            zorder=3,
-        )
-    axes.plot(
-        [minutes[i] for i in front],
-        [values[i] for i in front],
-        color=COLOURS[0],
-        linewidth=0.8,
-        linestyle="--",
-        zorder=2,
-    )
+        mark: Style = {"marker": "D" if main else "o", "color": colour, "linestyle": ""}
+        mark["markerfacecolor"] = colour if main or on_front else "white"
+        axes.plot(minutes[i], values[i], zorder=3, **mark)
+        cells = row.row(minutes=minutes[i], **{metric: estimate.mean}, low=low, high=high)
+        rows.append(cells | {"seeds": len(row.runs), "front": on_front})
+    line = {"color": COLOURS[0], "linewidth": 0.8, "linestyle": "--", "zorder": 2}
+    axes.plot([minutes[i] for i in front], [values[i] for i in front], **line)
     if min(minutes) > 0 and max(minutes) > 4 * min(minutes):
         axes.set_xscale("log")
-        plain_ticks(axes.xaxis)
+        style.plain_ticks(axes.xaxis)
     axes.margins(x=0.12, y=0.08)
-    several = any(len(one.runs) > 1 for one in everything)
+    several = any(len(row.runs) > 1 for row in everything)
     axes.set_xlabel(f"{device} minutes of training" + (", mean over seeds" if several else ""))
-    axes.set_ylabel(axis_title(metric))
+    axes.set_ylabel(style.axis_title(metric))
     axes.grid()
     notes = [
         "Dashed: rows that no other row beats in both. A first stage that rows share counts for "
         "each of them. Vertical lines: 95 % intervals."
     ]
-    shown = list(range(len(series)))
-    if len(series) > LABELLED:
+    names = {i: row.title for i, (row, _) in enumerate(pairs)}
+    if len(pairs) > LABELLED:
         first = {study.reference, *study.order[:1]}
-        shown = [i for i in shown if series[i].key in first or i in front]
+        names = {i: names[i] for i, (row, _) in enumerate(pairs) if row.key in first or i in front}
         notes.append(
             "Only the front, the reference and the first row of a plan are labelled; see the CSV."
         )
-    points = np.column_stack([minutes, values])
-    label_points(axes, points, {i: series[i].title for i in shown})
-    rows: list[dict[str, Any]] = []
-    for i, one in enumerate(series):
-        row = {"method": one.key, "title": one.title, "minutes": minutes[i]}
-        row |= {metric: estimates[i].mean, "low": estimates[i].low, "high": estimates[i].high}
-        rows.append(row | {"seeds": len(one.runs), "front": i in front})
+    label_points(axes, np.column_stack([minutes, values]), names)
     return Drawn(figure, rows, tuple(notes))
 
 

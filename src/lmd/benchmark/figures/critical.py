@@ -7,25 +7,21 @@ from itertools import combinations
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
-from numpy.typing import NDArray
 
 from lmd.base.errors import LmdError
 from lmd.base.text import shorten
-from lmd.benchmark.figures.series import (
-    Request,
-    Series,
-    check_metrics,
-    make_series,
-    without_ablations,
-)
+from lmd.benchmark.figures.series import Request, Series, make_series, seed_of, without_ablations
 from lmd.benchmark.figures.style import COLOURS, Drawn, Style, new_figure
 from lmd.scoring.differences import holm
 from lmd.scoring.metrics import METRICS
+from lmd.scoring.proportions import Floats
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
 
 LEVEL = 0.05
+LINE = 0.17  # inches between two labels
+NAMES = {"nemenyi": "Friedman and Nemenyi", "wilcoxon": "Wilcoxon signed-rank with Holm"}
 
 
 @dataclass(frozen=True)
@@ -37,14 +33,14 @@ class Ranking:
     to worst, in which no two methods differ.
     """
 
-    ranks: NDArray[np.float64]
+    ranks: Floats
     p: float
     critical: float | None
     pairs: dict[tuple[int, int], float]
     cliques: list[tuple[int, ...]]
 
 
-def mean_ranks(values: NDArray[np.float64]) -> NDArray[np.float64]:
+def mean_ranks(values: Floats) -> Floats:
     """Return the mean rank of each column of ``values (N, K)``; the highest value has rank 1.
 
     >>> mean_ranks(np.array([[0.9, 0.5, 0.5], [0.8, 0.9, 0.1]])).tolist()
@@ -52,11 +48,11 @@ def mean_ranks(values: NDArray[np.float64]) -> NDArray[np.float64]:
     """
     from scipy import stats
 
-    ranks: NDArray[np.float64] = stats.rankdata(-values, axis=1).mean(0)
+    ranks: Floats = stats.rankdata(-values, axis=1).mean(0)
     return ranks
 
 
-def friedman(ranks: NDArray[np.float64], blocks: int) -> float:
+def friedman(ranks: Floats, blocks: int) -> float:
     """Return the p-value of Friedman's test by Iman and Davenport (Demsar 2006, section 3.2.2)."""
     from scipy import stats
 
@@ -77,7 +73,7 @@ def nemenyi_difference(methods: int, blocks: int) -> float:
     return q * math.sqrt(methods * (methods + 1) / (6 * blocks))
 
 
-def wilcoxon_holm(values: NDArray[np.float64]) -> dict[tuple[int, int], float]:
+def wilcoxon_holm(values: Floats) -> dict[tuple[int, int], float]:
     """Return Wilcoxon's p-value of each pair of columns, corrected by Holm (Benavoli 2016)."""
     from scipy import stats
 
@@ -88,7 +84,7 @@ def wilcoxon_holm(values: NDArray[np.float64]) -> dict[tuple[int, int], float]:
     return dict(zip(pairs, holm(list(pairs.values())).tolist(), strict=True))
 
 
-def rank_methods(values: NDArray[np.float64], test: str) -> Ranking:
+def rank_methods(values: Floats, test: str) -> Ranking:
     """Compare the columns of ``values (N, K)``, higher is better."""
     blocks, methods = values.shape
     if blocks < 2 or methods < 2:
@@ -102,25 +98,17 @@ def rank_methods(values: NDArray[np.float64], test: str) -> Ranking:
             return bool(abs(ranks[i] - ranks[j]) <= critical)
         return pairs[min(i, j), max(i, j)] >= LEVEL
 
-    cliques = _cliques(np.argsort(ranks, kind="stable").tolist(), alike)
-    return Ranking(ranks, friedman(ranks, blocks), critical, pairs, cliques)
-
-
-def _cliques(order: Sequence[int], alike: Callable[[int, int], bool]) -> list[tuple[int, ...]]:
-    """The longest stretches of the order, of two or more, in which every pair is alike."""
+    # The longest stretches of the order, of two or more, in which every pair is alike.
+    order = np.argsort(ranks, kind="stable").tolist()
     cliques: list[tuple[int, ...]] = []
-    for start in range(len(order)):
+    for start in range(methods):
         end = start + 1
-        while end < len(order) and all(alike(order[k], order[end]) for k in range(start, end)):
+        while end < methods and all(alike(k, order[end]) for k in order[start:end]):
             end += 1
         stretch = tuple(order[start:end])
         if len(stretch) > 1 and not any(set(stretch) <= set(other) for other in cliques):
             cliques.append(stretch)
-    return cliques
-
-
-LINE = 0.17  # inches between two labels
-NAMES = {"nemenyi": "Friedman and Nemenyi", "wilcoxon": "Wilcoxon signed-rank with Holm"}
+    return Ranking(ranks, friedman(ranks, blocks), critical, pairs, cliques)
 
 
 @dataclass(frozen=True)
@@ -129,7 +117,7 @@ class Blocks:
 
     titles: dict[str, str]
     names: list[str]
-    values: NDArray[np.float64]
+    values: Floats
     left_out: list[str]
 
 
@@ -138,15 +126,14 @@ def critical_figure(
 ) -> Drawn:
     """Draw ranks over blocks: seeds of all data sets, or data sets with their seeds averaged."""
     study, metric = request.study, request.metric
-    check_metrics([metric])
     if test not in NAMES:
         raise LmdError(f"--test is {test!r}; choose nemenyi or wilcoxon")
     if blocks not in ("seeds", "data"):
         raise LmdError(f"--blocks is {blocks!r}; choose seeds or data")
     series = make_series(study, request.methods)
-    if not ablations:
-        series = without_ablations(series, study)
-    complete = _complete_blocks(series, metric, blocks)
+    complete = _complete_blocks(
+        series if ablations else without_ablations(series, study), metric, blocks
+    )
     titles, left_out = complete.titles, complete.left_out
     if len(complete.names) < 2 or len(titles) < 2:
         incomplete = f" ({shorten(left_out)} not complete)" if left_out else ""
@@ -162,23 +149,33 @@ def critical_figure(
     figure = new_figure(request.width, request.height or tall)
     figure.set_layout_engine("none")
     _draw(figure.add_axes((0, 0, 1, 1)), ranking, list(titles.values()))
-    return Drawn(figure, _rows(ranking, complete, metric), _notes(ranking, complete, test))
+    rows: list[dict[str, Any]] = []
+    keys = list(titles)
+    for k, key in enumerate(keys):
+        groups = [str(i + 1) for i, clique in enumerate(ranking.cliques) if k in clique]
+        row = {"method": key, "title": titles[key], "mean_rank": float(ranking.ranks[k])}
+        row |= {"groups": " ".join(groups)}
+        for name, value in zip(complete.names, complete.values[:, k].tolist(), strict=True):
+            rows.append(row | {"block": name, metric: value})
+    for (i, j), p in ranking.pairs.items():
+        rows.append({"method": keys[i], "against": keys[j], "p_holm": p})
+    return Drawn(figure, rows, _notes(ranking, complete, test))
 
 
 def _complete_blocks(series: Sequence[Series], metric: str, blocks: str) -> Blocks:
-    """The mean of each method in each block that all of them have."""
+    """Return the mean of each method in each block that all of them have."""
     by_block: dict[str, dict[str, list[float]]] = {}
     titles: dict[str, str] = {}
-    sets = list(dict.fromkeys(one.fingerprint for one in series))
-    for one in series:
-        key = one.title if one.values else one.key
-        titles[key] = one.title
-        source = f"{one.record.data.source} ({sets.index(one.fingerprint) + 1})"
-        for run in one.runs:
-            name = source if blocks == "data" else f"{source}, seed {run.seed}"
-            value = run.value(metric)
-            if value is not None:
-                by_block.setdefault(name, {}).setdefault(key, []).append(value)
+    sets = list(dict.fromkeys(row.record.data.fingerprint for row in series))
+    for row in series:
+        key, data = row.title if row.values else row.key, row.record.data
+        titles[key] = row.title
+        source = f"{data.source} ({sets.index(data.fingerprint) + 1})"
+        for run in row.runs:
+            name = source if blocks == "data" else f"{source}, seed {seed_of(run)}"
+            estimate = run.metrics.get(metric)
+            if estimate is not None and estimate.value is not None:
+                by_block.setdefault(name, {}).setdefault(key, []).append(estimate.value)
     names = [name for name, values in by_block.items() if set(values) == set(titles)]
     means = [[float(np.mean(by_block[name][key])) for key in titles] for name in names]
     table = np.array(means).reshape(len(names), len(titles))
@@ -186,7 +183,7 @@ def _complete_blocks(series: Sequence[Series], metric: str, blocks: str) -> Bloc
 
 
 def _draw(axes: "Axes", ranking: Ranking, titles: Sequence[str]) -> None:
-    """The axis of ranks on top, bars of methods that do not differ, and labels on both sides.
+    """Draw the axis of ranks, bars of methods that do not differ, and labels on both sides.
 
     Coordinates are inches from the upper left corner.
     """
@@ -217,26 +214,24 @@ def _draw(axes: "Axes", ranking: Ranking, titles: Sequence[str]) -> None:
         axes.plot([x(best) - 0.03, x(worst) + 0.03], [y, y], **bar)
     first = top - 0.16 - 0.09 * len(ranking.cliques)
     for place, k in enumerate(order):
-        rank = float(ranking.ranks[k])
-        if place < half:
-            y, edge, side = first - LINE * place, left, "right"
-            label, text_x = f"{titles[k]} {rank:.2f}", left - 0.03
-        else:
-            y, edge, side = first - LINE * (methods - 1 - place), wide - right, "left"
-            label, text_x = f"{rank:.2f} {titles[k]}", wide - right + 0.03
+        rank, is_left = float(ranking.ranks[k]), place < half
+        y = first - LINE * (place if is_left else methods - 1 - place)
+        edge, at = (left, left - 0.03) if is_left else (wide - right, wide - right + 0.03)
+        label = f"{titles[k]} {rank:.2f}" if is_left else f"{rank:.2f} {titles[k]}"
         axes.plot([x(rank), x(rank), edge], [top, y, y], color="#555555", linewidth=0.6)
-        axes.text(text_x, y, label, ha=side, va="center", fontsize=size)
+        axes.text(at, y, label, ha="right" if is_left else "left", va="center", fontsize=size)
 
 
 def _draw_axis(
     axes: "Axes", critical: float | None, x: Callable[[float], float], top: float, methods: int
 ) -> None:
+    text: Style = {"ha": "center", "va": "bottom", "fontsize": 7}
     axes.plot([x(1), x(methods)], [top, top], color="black", linewidth=0.8)
     step = next(n for n in (1, 2, 5, 10, 20, 50) if (x(1 + n) - x(1)) > 0.2 or n == 50)
     ticks = [t for t in range(step, methods, step) if x(methods) - x(t) > 0.2]
     for tick in sorted({1, methods, *(t for t in ticks if x(t) - x(1) > 0.16)}):
         axes.plot([x(tick), x(tick)], [top, top + 0.05], color="black", linewidth=0.8)
-        axes.text(x(tick), top + 0.07, str(tick), ha="center", va="bottom", fontsize=7)
+        axes.text(x(tick), top + 0.07, str(tick), **text)
     if critical is None:
         return
     beyond = 1 + critical > methods
@@ -245,21 +240,7 @@ def _draw_axis(
     for at in (x(1), end)[: 1 if beyond else 2]:
         axes.plot([at, at], [-0.2, -0.14], color="black", linewidth=1.2)
     label = f"CD = {critical:.2f}" + (" (beyond the axis)" if beyond else "")
-    axes.text((x(1) + end) / 2, -0.13, label, ha="center", va="bottom", fontsize=7)
-
-
-def _rows(ranking: Ranking, blocks: Blocks, metric: str) -> list[dict[str, Any]]:
-    rows: list[dict[str, Any]] = []
-    keys = list(blocks.titles)
-    for k, key in enumerate(keys):
-        groups = [str(i + 1) for i, clique in enumerate(ranking.cliques) if k in clique]
-        row = {"method": key, "title": blocks.titles[key], "mean_rank": float(ranking.ranks[k])}
-        row |= {"groups": " ".join(groups)}
-        for name, value in zip(blocks.names, blocks.values[:, k].tolist(), strict=True):
-            rows.append(row | {"block": name, metric: value})
-    for (i, j), p in ranking.pairs.items():
-        rows.append({"method": keys[i], "against": keys[j], "p_holm": p})
-    return rows
+    axes.text((x(1) + end) / 2, -0.13, label, **text)
 
 
 def _notes(ranking: Ranking, blocks: Blocks, test: str) -> tuple[str, ...]:

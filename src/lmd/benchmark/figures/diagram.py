@@ -5,7 +5,7 @@ changes if only the first is changed.
 """
 
 import textwrap
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from statistics import fmean
 from typing import TYPE_CHECKING, Any, Literal
@@ -15,6 +15,7 @@ from torch import Tensor, nn
 
 from lmd.base.errors import LmdError
 from lmd.benchmark.figures.style import COLOURS, GREY, Drawn, Style, new_figure
+from lmd.methods import DEFAULT, find_method
 from lmd.methods.method import Method
 from lmd.methods.stage import Batch, Stage, Task, prepare
 from lmd.model import Model, build_model
@@ -56,6 +57,10 @@ class Trace:
     reads: list[str] = field(default_factory=list)  # features that an epoch starts with
     updates: list[str] = field(default_factory=list)  # what the start of an epoch changes
     numbers: list[str] = field(default_factory=list)  # what it writes into the history
+
+    def called(self, part: str) -> list[int]:
+        """Return the calls of all encoders, or of all classifiers."""
+        return [i for i, call in enumerate(self.calls) if call.part == part]
 
 
 class _Epoch:
@@ -147,7 +152,7 @@ def _trace(stage: Stage, title: str, model: Model) -> Trace:
     trace.numbers = list(stage.start_epoch(epoch) or ())
     trace.reads = list(dict.fromkeys(epoch.reads))
     moved = [name for name in _changed(before, stage.state_dict()) if "." in name]
-    trace.updates = list(dict.fromkeys(_owner(name) for name in moved))
+    trace.updates = list(dict.fromkeys(map(_owner, moved)))
     streams, names = len(stage.class_weights(epoch)), stage.views
     if not streams or not names or optimizer is None:
         return trace
@@ -183,8 +188,7 @@ def _find_edges(
     base = terms()
     trace.calls, inputs, outputs = list(probe.calls), probe.inputs, probe.outputs
     trace.terms = [key for key in base if key != "loss"] or ["loss"]
-    encoders = [i for i, call in enumerate(trace.calls) if call.part == "encoder"]
-    classifiers = [i for i, call in enumerate(trace.calls) if call.part == "classifier"]
+    encoders, classifiers = trace.called("encoder"), trace.called("classifier")
     for view in names:
         terms(view)
         trace.inputs += [(view, i) for i in encoders if not torch.equal(inputs[i], probe.inputs[i])]
@@ -221,16 +225,22 @@ def _owner(name: str) -> str:
     return words[1] if words[0] == "model" and len(words) > 1 else words[0]
 
 
+# The place of each column of boxes and half their width, in inches.
 COLUMNS = {"view": 0.0, "encoder": 1.35, "classifier": 2.9, "term": 4.45, "loss": 5.5}
 HALF = {"view": 0.36, "encoder": 0.55, "classifier": 0.55, "term": 0.45, "loss": 0.3}
-HEAD: Style = {"arrowstyle": "-|>,head_length=0.25,head_width=0.12", "shrinkA": 0, "shrinkB": 0}
 ROW = 0.55  # inches between two rows
-FILLS = {"trained": "#D6E8F5", "follows": "#FBE3D3", "fixed": "#EEEEEE", "plain": "white"}
-EDGES = {"trained": COLOURS[0], "follows": COLOURS[1], "fixed": GREY, "plain": "black"}
+EPOCH = 0.75  # inches of the boxes of an epoch's start
+HEAD: Style = {"arrowstyle": "-|>,head_length=0.25,head_width=0.12", "shrinkA": 0, "shrinkB": 0}
 SOLID: Style = {"linewidth": 0.8, "linestyle": "-", "color": "black"}
 DASHED: Style = {"linewidth": 0.8, "linestyle": "--", "color": GREY}
 DOTTED: Style = {"linewidth": 0.8, "linestyle": ":", "color": COLOURS[1]}
-LINES = {"trained": "-", "follows": "--", "fixed": ":", "plain": "-"}
+# Fill, edge and line of the boxes of each role.
+BOXES = {
+    "trained": ("#D6E8F5", COLOURS[0], "-"),
+    "follows": ("#FBE3D3", COLOURS[1], "--"),
+    "fixed": ("#EEEEEE", GREY, ":"),
+    "plain": ("white", "black", "-"),
+}
 
 
 @dataclass(frozen=True)
@@ -244,18 +254,19 @@ class Node:
 
 
 def diagram_figure(
-    name: str | None, *, stage: int | None, profile: str, width: float, height: float | None
+    name: str | None, stage: int | None, profile: str, *, width: float, height: float | None
 ) -> Drawn:
     """Draw views, networks and loss terms of each stage, and what happens before each epoch."""
-    from lmd.methods import DEFAULT, find_method
-
     method = find_method(name or DEFAULT)
     traces = list(enumerate(trace_stages(method, method.settings({}, profile)), 1))
     if stage is not None:
         if stage > len(traces):
             raise LmdError(f"--stage is {stage}, but {method.key} has {len(traces)} stages")
         traces = [traces[stage - 1]]
-    tall = [_height(trace) for _, trace in traces]
+    tall = []
+    for _, trace in traces:
+        boxes = max(len(trace.called("encoder")), len(trace.terms) if trace.calls else 0)
+        tall.append(0.75 + ROW * max(boxes - 0.35, 0) + (EPOCH if trace.updates else 0.0))
     figure = new_figure(width, height or sum(tall) * width / 7)
     figure.set_layout_engine("none")
     rows: list[dict[str, Any]] = []
@@ -263,9 +274,16 @@ def diagram_figure(
     for (number, trace), high in zip(traces, tall, strict=True):
         below -= high
         axes = figure.add_axes((0, below / sum(tall), 1, high / sum(tall)))
-        rows += _draw_stage(
-            axes, trace, number, high, f"{method.title}, stage {number}: {trace.title}"
-        )
+        axes.set_xlim(-0.55, 6.45)
+        axes.set_ylim(-high, 0)
+        axes.axis("off")
+        title = f"{method.title}, stage {number}: {trace.title}"
+        axes.text(-0.45, -0.16, title, fontsize=9, fontweight="bold", va="center")
+        summary = textwrap.shorten(trace.summary, 110, placeholder=" …")
+        axes.text(-0.45, -0.36, summary, fontsize=7, va="center", color="#444444")
+        edges = _draw_epoch_start(axes, trace) if trace.updates else []
+        edges += _draw_batch(axes, trace) if trace.calls else []
+        rows += [{"stage": number, **edge} for edge in edges]
     note = (
         "Traced from one evaluation of the code. Solid blue boxes are trained by gradients, dashed "
         "orange ones follow without, dotted grey ones are fixed; dashed arrows carry no gradient."
@@ -273,39 +291,56 @@ def diagram_figure(
     return Drawn(figure, rows, (note,))
 
 
-def _height(trace: Trace) -> float:
-    encoders = sum(call.part == "encoder" for call in trace.calls)
-    rows = max(encoders, len(trace.terms) if trace.calls else 0)
-    return 0.75 + ROW * max(rows - 0.35, 0) + (0.75 if trace.updates else 0.0)
+def _draw_epoch_start(axes: "Axes", trace: Trace) -> list[dict[str, Any]]:
+    """Draw the features that are read before the batches of an epoch, and what changes."""
+    y = -0.8
+    views: dict[tuple[str, str], list[str]] = {}
+    for read in trace.reads:  # join those that differ in the view only
+        part, view, drawn = read.split(", ")
+        views.setdefault((part, drawn), []).append(view.removesuffix(" view"))
+    merged = (f"{part} ({', '.join(of)}; {drawn})" for (part, drawn), of in views.items())
+    reads = textwrap.fill("; ".join(merged) or "no images", 44)
+    changes = textwrap.fill("changes " + ", ".join(trace.updates), 30)
+    if trace.numbers:
+        changes += "\n" + textwrap.shorten(", ".join(trace.numbers), 42, placeholder=" …")
+    _draw_box(axes, Node("features of\n" + reads, "view", y), "features", 1.0, 1.35)
+    _draw_box(axes, Node("start of\neach epoch", "term", y), "start", 3.15, 0.42)
+    _draw_box(axes, Node(changes, "term", y, "trained"), "changes", 5.15, 1.15)
+    for end, start in ((2.73, 2.35), (4.0, 3.57)):
+        axes.annotate("", (end, y), (start, y), arrowprops=HEAD | SOLID)
+    return [
+        {"from": read, "to": f"start of epoch: {part}", "kind": "each epoch"}
+        for read in trace.reads or ["no images"]
+        for part in trace.updates
+    ]
 
 
-def _draw_stage(
-    axes: "Axes", trace: Trace, number: int, high: float, title: str
-) -> list[dict[str, Any]]:
-    axes.set_xlim(-0.55, 6.45)
-    axes.set_ylim(-high, 0)
-    axes.axis("off")
-    axes.text(-0.45, -0.16, title, fontsize=9, fontweight="bold", va="center")
-    summary = textwrap.shorten(trace.summary, 110, placeholder=" …")
-    axes.text(-0.45, -0.36, summary, fontsize=7, va="center", color="#444444")
-    rows = _draw_epoch_start(axes, trace, number) if trace.updates else []
-    if not trace.calls:
-        return rows
-    nodes = _nodes(trace, -0.75 - (0.75 if trace.updates else 0.0))
+def _draw_batch(axes: "Axes", trace: Trace) -> list[dict[str, Any]]:
+    """Draw what happens with each batch; return the arrows, and whether a gradient flows back."""
+    nodes = _nodes(trace, -0.75 - (EPOCH if trace.updates else 0.0))
     for key, node in nodes.items():
         _draw_box(axes, node, key, COLUMNS[node.part], HALF[node.part])
-    _draw_follows(axes, nodes)
-    for source, goal, gradient in _arrows(trace):
+    _draw_follows(axes, nodes.values())
+    calls = trace.calls
+    arrows = [(f"view {v}", f"call {i}", calls[i].gradient) for v, i in trace.inputs]
+    arrows += [(f"call {e}", f"call {c}", calls[c].gradient) for e, c in trace.passes]
+    arrows += [(f"call {i}", f"term {t}", calls[i].gradient) for i, t in trace.reaches]
+    if "loss" in nodes:
+        arrows += [(f"term {t}", "loss", True) for t in trace.terms]
+    rows = []
+    for source, goal, gradient in arrows:
         _draw_arrow(axes, nodes[source], nodes[goal], gradient)
         ends = [nodes[key].text.replace("\n", " ") for key in (source, goal)]
-        edge = {"stage": number, "from": ends[0], "to": ends[1]}
-        rows.append(edge | {"kind": "each batch", "gradient": gradient})
+        rows.append(
+            dict(zip(("from", "to"), ends, strict=True))
+            | {"kind": "each batch", "gradient": gradient}
+        )
     return rows
 
 
 def _nodes(trace: Trace, top: float) -> dict[str, Node]:
-    """All boxes of a panel by their key; encoder calls are in rows, the rest beside them."""
-    encoders = [i for i, call in enumerate(trace.calls) if call.part == "encoder"]
+    """Return all boxes by their key; encoder calls are in rows, the rest beside them."""
+    encoders = trace.called("encoder")
     count = max(len(encoders), len(trace.terms))
     span = ROW * (count - 1)
 
@@ -334,29 +369,19 @@ def _nodes(trace: Trace, top: float) -> dict[str, Node]:
     return nodes
 
 
-def _arrows(trace: Trace) -> list[tuple[str, str, bool]]:
-    """Pairs of keys, and whether a gradient flows back along the arrow."""
-    calls = trace.calls
-    arrows = [(f"view {v}", f"call {i}", calls[i].gradient) for v, i in trace.inputs]
-    arrows += [(f"call {e}", f"call {c}", calls[c].gradient) for e, c in trace.passes]
-    arrows += [(f"call {i}", f"term {t}", calls[i].gradient) for i, t in trace.reaches]
-    if trace.terms != ["loss"]:
-        arrows += [(f"term {t}", "loss", True) for t in trace.terms]
-    return arrows
-
-
 def _draw_box(axes: "Axes", node: Node, key: str, x: float, half: float) -> None:
     from matplotlib.patches import FancyBboxPatch
 
     tall = 0.13 + 0.06 * node.text.count("\n")
+    fill, edge, line = BOXES[node.role]
     box = FancyBboxPatch(
         (x - half, node.y - tall),
         2 * half,
         2 * tall,
         boxstyle="round,pad=0,rounding_size=0.05",
-        facecolor=FILLS[node.role],
-        edgecolor=EDGES[node.role],
-        linestyle=LINES[node.role],
+        facecolor=fill,
+        edgecolor=edge,
+        linestyle=line,
         linewidth=1.0,
         zorder=3,
         gid=key.replace(" ", "-"),
@@ -380,9 +405,9 @@ def _draw_arrow(axes: "Axes", source: Node, goal: Node, gradient: bool) -> None:
     axes.annotate("", end, start, arrowprops=HEAD | style, zorder=2)
 
 
-def _draw_follows(axes: "Axes", nodes: Mapping[str, Node]) -> None:
-    """An arrow from the nearest trained encoder to each one that follows it without gradient."""
-    encoders = [node for node in nodes.values() if node.part == "encoder"]
+def _draw_follows(axes: "Axes", nodes: Iterable[Node]) -> None:
+    """Draw an arrow from the nearest trained encoder to each that follows it without gradient."""
+    encoders = [node for node in nodes if node.part == "encoder"]
     trained = [node for node in encoders if node.role == "trained"]
     for node in encoders:
         if node.role == "follows" and trained:
@@ -392,35 +417,3 @@ def _draw_follows(axes: "Axes", nodes: Mapping[str, Node]) -> None:
             axes.annotate("", (x, end), (x, start), arrowprops=HEAD | DOTTED, zorder=2)
             style: Style = {"fontsize": 6, "va": "center", "color": COLOURS[1]}
             axes.text(x + 0.06, (start + end) / 2, "follows", **style)
-
-
-def _draw_epoch_start(axes: "Axes", trace: Trace, number: int) -> list[dict[str, Any]]:
-    """Before the batches of an epoch: the features that are read, and the parts that change."""
-    y = -0.8
-    reads = textwrap.fill("; ".join(_merged(trace.reads)) or "no images", 44)
-    changes = textwrap.fill("changes " + ", ".join(trace.updates), 30)
-    if trace.numbers:
-        changes += "\n" + textwrap.shorten(", ".join(trace.numbers), 42, placeholder=" …")
-    _draw_box(axes, Node("features of\n" + reads, "view", y), "features", 1.0, 1.35)
-    _draw_box(axes, Node("start of\neach epoch", "term", y), "start", 3.15, 0.42)
-    _draw_box(axes, Node(changes, "term", y, "trained"), "changes", 5.15, 1.15)
-    for end, start in ((2.73, 2.35), (4.0, 3.57)):
-        axes.annotate("", (end, y), (start, y), arrowprops=HEAD | SOLID)
-    return [
-        {"stage": number, "from": read, "to": f"start of epoch: {part}", "kind": "each epoch"}
-        for read in trace.reads or ["no images"]
-        for part in trace.updates
-    ]
-
-
-def _merged(reads: Sequence[str]) -> list[str]:
-    """Join reads that differ in the view only.
-
-    >>> _merged(["train images, eval view, natural", "train images, weak view, natural"])
-    ['train images (eval, weak; natural)']
-    """
-    views: dict[tuple[str, str], list[str]] = {}
-    for read in reads:
-        part, view, drawn = read.split(", ")
-        views.setdefault((part, drawn), []).append(view.removesuffix(" view"))
-    return [f"{part} ({', '.join(of)}; {drawn})" for (part, drawn), of in views.items()]

@@ -9,14 +9,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from lmd.base.errors import LmdError
-from lmd.benchmark.figures.style import (
-    COLOURS,
-    MARKERS,
-    TIER_STYLE,
-    Drawn,
-    legend_name,
-    new_figure,
-)
+from lmd.benchmark.figures.command import Tsne
+from lmd.benchmark.figures.style import Drawn, Style, legend_name, new_figure, point_style
 from lmd.runs.folder import Run, several_models
 from lmd.runs.record import Record
 from lmd.scoring.proportions import Floats
@@ -26,17 +20,7 @@ if TYPE_CHECKING:
     from matplotlib.axes import Axes
 
 COMPONENTS = 50  # principal components that t-SNE sees
-
-
-@dataclass(frozen=True)
-class Options:
-    """Options of the t-SNE figure."""
-
-    data: str | None = None
-    per_class: int = 200
-    perplexity: float = 30.0
-    seed: int = 0
-    device: str = "auto"
+TIER_STYLE = {"head": 0, "medium": 2, "tail": 1}  # places in COLOURS and MARKERS
 
 
 @dataclass(frozen=True)
@@ -68,12 +52,15 @@ def read_records(runs: Sequence[Path]) -> list[Record]:
     return records
 
 
-def features_of(runs: Sequence[Path], records: Sequence[Record], options: Options) -> Points:
+def features_of(runs: Sequence[Path], records: Sequence[Record], options: Tsne) -> Points:
     """Compute features of the same test images in each run, at most ``per_class`` of a class."""
     from lmd.base.distributed import choose_device
     from lmd.base.progress import Display
     from lmd.data.dataset import plan_data
     from lmd.data.source import Source
+    from lmd.model.files import load_model
+    from lmd.predict.engines import TorchEngine
+    from lmd.predict.predictor import Predictor, in_batches
     from lmd.runs.protocol import Protocol
 
     device = choose_device(options.device)
@@ -94,27 +81,19 @@ def features_of(runs: Sequence[Path], records: Sequence[Record], options: Option
             points = Points(here.ids[chosen], here.labels[chosen], [])
         place = {name: i for i, name in enumerate(here.ids.tolist())}
         rows = np.array([place[name] for name in points.ids.tolist()])
-        points.features.append(_features(path, data.part("test")[rows], device))
+        predictor = Predictor(TorchEngine(*load_model(path), device))
+        features = predictor.infer(in_batches(data.part("test")[rows])).features
+        assert features is not None
+        points.features.append(features.astype(np.float64))
     assert points is not None
     return points
 
 
-def _choose_images(labels: NDArray[np.int64], options: Options) -> NDArray[np.int64]:
-    """Indices of at most ``per_class`` images of each class, in their order."""
+def _choose_images(labels: NDArray[np.int64], options: Tsne) -> NDArray[np.int64]:
+    """Return indices of at most ``per_class`` images of each class, in their order."""
     draw = np.random.default_rng(options.seed)
     drawn = [draw.permutation(np.flatnonzero(labels == k)) for k in set(labels)]
     return np.sort(np.concatenate([rows[: options.per_class] for rows in drawn]))
-
-
-def _features(path: Path, pixels: NDArray[np.uint8], device: Any) -> Floats:
-    from lmd.model.files import load_model
-    from lmd.predict.engines import TorchEngine
-    from lmd.predict.predictor import Predictor, in_batches
-
-    predictor = Predictor(TorchEngine(*load_model(path), device))
-    features = predictor.infer(in_batches(pixels)).features
-    assert features is not None
-    return features.astype(np.float64)
 
 
 def embed(features: Sequence[Floats], perplexity: float, seed: int) -> list[Floats]:
@@ -139,8 +118,7 @@ def embed(features: Sequence[Floats], perplexity: float, seed: int) -> list[Floa
             n_jobs=1,
             metric="euclidean",
         )
-        fitted = method.fit(principal(of_run, COMPONENTS))
-        xy: Floats = np.asarray(fitted, dtype=np.float64)
+        xy: Floats = np.asarray(method.fit(principal(of_run, COMPONENTS)), dtype=np.float64)
         if embeddings:
             embeddings.append(aligned(xy, embeddings[0]))
         else:
@@ -168,33 +146,38 @@ def aligned(points: Floats, goal: Floats) -> Floats:
     from scipy.linalg import orthogonal_procrustes
 
     centre = goal.mean(0)
-    centred, wanted = points - points.mean(0), goal - centre
-    turn, _ = orthogonal_procrustes(centred, wanted)
+    centred, target = points - points.mean(0), goal - centre
+    turn, _ = orthogonal_procrustes(centred, target)
     # The least-squares scale would shrink an embedding the more, the less it is like the goal.
-    scale = np.linalg.norm(wanted) / max(float(np.linalg.norm(centred)), 1e-12)
+    scale = np.linalg.norm(target) / max(float(np.linalg.norm(centred)), 1e-12)
     return np.asarray(scale * centred @ turn + centre)
 
 
 def tsne_figure(
-    runs: Sequence[Path], options: Options, *, width: float, height: float | None
+    runs: Sequence[Path], options: Tsne, *, width: float, height: float | None
 ) -> Drawn:
     """Draw one column for each run, with the same test images."""
     records = read_records(runs)
     points = features_of(runs, records, options)
     embeddings = embed(points.features, options.perplexity, options.seed)
     tiers, classes = np.array(records[0].tiers.assignment), records[0].data.classes
-    columns = len(runs)
+    tier_of, columns = tiers[points.labels], len(runs)
     cell = (width - 1.1) / columns
     figure = new_figure(width, height or min(2 * cell, 0.9 * width) + 0.3)
     axes = figure.subplots(2, columns, squeeze=False, sharex=True, sharey=True)
     titles = [record.method.title for record in records]
     rows: list[dict[str, Any]] = []
-    for column, record, xy in zip(axes.T, records, embeddings, strict=True):
+    for (above, below), record, xy in zip(axes.T, records, embeddings, strict=True):
         title = record.method.title
         several = titles.count(title) > 1
-        column[0].set_title(f"{title} ({record.name})" if several else title)
-        _draw_tiers(column[0], xy, tiers[points.labels])
-        _draw_tail(column[1], xy, points.labels, tiers, classes)
+        above.set_title(f"{title} ({record.name})" if several else title)
+        for tier in TIERS:
+            size = 7 if tier == "tail" else 4
+            _scatter(above, xy[tier_of == tier], tier, size, point_style(TIER_STYLE[tier]))
+        others = xy[tier_of != "tail"]
+        below.scatter(others[:, 0], others[:, 1], s=2, color="#DDDDDD", linewidths=0)
+        for i, k in enumerate(np.flatnonzero(tiers == "tail").tolist()):
+            _scatter(below, xy[points.labels == k], classes[k], 8, point_style(i))
         for name, k, (x, y) in zip(points.ids, points.labels, xy.tolist(), strict=True):
             row = {"run": record.name, "method": record.method.key, "image": str(name)}
             row |= {"class": classes[k], "tier": str(tiers[k])}
@@ -206,16 +189,10 @@ def tsne_figure(
             side.set_visible(True)
             side.set_color("#BBBBBB")
     # Beside each row of panels; both rows are as wide as the wider legend.
+    legend: Style = {"title_fontsize": 7, "loc": "upper left", "bbox_to_anchor": (1.0, 1.0)}
+    legend |= {"handletextpad": 0.2, "markerscale": 1.6, "alignment": "left"}
     for panel, title in zip(axes[:, -1], ("all classes", "tail classes"), strict=True):
-        panel.legend(
-            title=title,
-            title_fontsize=7,
-            loc="upper left",
-            bbox_to_anchor=(1.0, 1.0),
-            handletextpad=0.2,
-            markerscale=1.6,
-            alignment="left",
-        )
+        panel.legend(title=title, **legend)
     notes = [
         f"{len(points.ids)} test images, at most {options.per_class} of a class; features of "
         f"length one, t-SNE with perplexity {options.perplexity:g}, seed {options.seed}."
@@ -228,37 +205,7 @@ def tsne_figure(
     return Drawn(figure, rows, tuple(notes))
 
 
-def _draw_tiers(panel: "Axes", xy: Floats, tiers: NDArray[Any]) -> None:
-    for tier in TIERS:
-        inside = tiers == tier
-        if inside.any():
-            _scatter(panel, xy[inside], TIER_STYLE[tier], tier, 7 if tier == "tail" else 4)
-
-
-def _draw_tail(
-    panel: "Axes",
-    xy: Floats,
-    labels: NDArray[np.int64],
-    tiers: NDArray[Any],
-    classes: Sequence[str],
-) -> None:
-    others = tiers[labels] != "tail"
-    panel.scatter(xy[others, 0], xy[others, 1], s=2, color="#DDDDDD", linewidths=0)
-    for i, k in enumerate(np.flatnonzero(tiers == "tail").tolist()):
-        if (labels == k).any():
-            _scatter(panel, xy[labels == k], i, classes[k], 8)
-
-
-def _scatter(panel: "Axes", xy: Floats, place: int, name: str, size: float) -> None:
-    n = len(COLOURS)
-    panel.scatter(
-        xy[:, 0],
-        xy[:, 1],
-        s=size,
-        color=COLOURS[place % n],
-        # After all colours, the markers go on with the next one.
-        marker=MARKERS[(place + place // n) % n],
-        label=legend_name(name, 18),
-        linewidths=0,
-        alpha=0.85,
-    )
+def _scatter(panel: "Axes", xy: Floats, name: str, size: float, style: Style) -> None:
+    if len(xy):
+        style = style | {"label": legend_name(name, 18), "linewidths": 0, "alpha": 0.85}
+        panel.scatter(xy[:, 0], xy[:, 1], s=size, **style)

@@ -2,13 +2,13 @@
 
 import json
 import math
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from itertools import pairwise
 from pathlib import Path
 from statistics import fmean, stdev
-from typing import Any
+from typing import Any, NamedTuple
 
 from lmd.base.errors import LmdError
 from lmd.base.text import shorten, unknown
@@ -26,39 +26,15 @@ NOT_COMPARED = {"seed", "workers", "methods"}  # do not distinguish two rows of 
 
 
 @dataclass(frozen=True)
-class FinishedRun:
-    """The record of a finished run; ``folder`` is its run folder, if it is there."""
-
-    record: Record
-    folder: Path | None
-
-    @property
-    def where(self) -> str:
-        """The run as messages name it."""
-        return str(self.folder or self.record.name)
-
-    @property
-    def seed(self) -> int:
-        """The seed of training."""
-        return int(self.record.protocol.get("seed", 0))
-
-    def value(self, metric: str) -> float | None:
-        """Return a metric in the reported part."""
-        part = self.record.part
-        estimate = self.record.metrics[part].get(metric) if part else None
-        return estimate.value if estimate else None
-
-
-@dataclass(frozen=True)
 class Study:
     """Finished runs; ``order`` and ``missing`` are those of a plan, if there is one.
 
     ``own`` has the keys of the reference and its ablations. Without a plan, the reference is the
-    method with the most ablations, if any has one.
+    method with the most ablations, if any has one. The path of a run is its folder, or the file of
+    its record if there is no more of it.
     """
 
-    runs: list[FinishedRun]
-    title: str = ""
+    runs: list[Run]
     order: tuple[str, ...] = ()
     reference: str | None = None
     own: frozenset[str] = frozenset()
@@ -79,109 +55,88 @@ def read_study(sources: Sequence[str], runs: Path | None = None) -> Study:
     own = frozenset[str]().union(*(study.own for study in studies))
     reference = studies[0].reference
     if reference is None:
-        reference, own = _largest_family({run.record.method.key for run in finished})
-    return Study(finished, studies[0].title, order, reference, own, missing)
+        from lmd.methods import METHODS
+
+        keys = sorted({run.record.method.key for run in finished} & METHODS.keys())
+        families = {key: family_of(key, keys) for key in keys if not METHODS[key].ablation}
+        largest = max(families, key=lambda key: len(families[key]), default=None)
+        own = frozenset() if largest is None else families[largest]
+        reference, own = (largest, own) if len(own) > 1 else (None, frozenset())
+    return Study(finished, order, reference, own, missing)
 
 
 def family_of(reference: str, keys: Iterable[str]) -> frozenset[str]:
     """Return the reference and those of the keys that are ablations of it."""
     from lmd.methods import METHODS, related
 
-    if reference not in METHODS:
-        return frozenset({reference})
-    return frozenset(
-        key for key in {reference, *keys} if key in METHODS and related(key, reference)
-    )
-
-
-def _largest_family(keys: set[str]) -> tuple[str | None, frozenset[str]]:
-    """The method with the most ablations among the keys, and this family."""
-    from lmd.methods import METHODS
-
-    families = {
-        key: family_of(key, keys)
-        for key in sorted(keys)
-        if key in METHODS and not METHODS[key].ablation
-    }
-    reference = max(families, key=lambda key: len(families[key]), default=None)
-    if reference is None or len(families[reference]) == 1:
-        return None, frozenset()
-    return reference, families[reference]
+    known = METHODS.keys() & keys if reference in METHODS else ()
+    return frozenset({reference, *(key for key in known if related(key, reference))})
 
 
 def _read(source: str, runs: Path | None) -> Study:
-    if runs is not None:
-        return _read_grid(source, unpacked(runs))
-    path = unpacked(Path(source))
-    if path.suffix == ".json" and path.is_file():
-        return Study(_finished([(path, None)], source))
-    if (path / "record.json").exists():
-        return Study(_finished([(path / "record.json", path)], source))
-    if path.is_dir():
-        return _read_folder(path)
-    if path.suffix != ".toml" and path.parent != Path():
-        raise LmdError(
-            f"{source} does not exist: give a run folder, a benchmark's folder or a grid"
-        )
-    folder = Path("runs") / load_grid(source).name
-    if not folder.is_dir():
-        raise LmdError(
-            f"no benchmark in {folder.resolve()}: run `lmd benchmark {source}` or use --runs"
-        )
-    return _read_grid(source, folder)
-
-
-def _read_grid(grid: str, folder: Path) -> Study:
-    """The runs of a grid in a folder; published runs have no plan beside them, so it is made."""
-    plan = read_plan(folder)
-    if plan is None:
+    if runs is None:
+        path = unpacked(Path(source))
+        if path.suffix == ".json" and path.is_file():
+            return Study(_finished([Run(path, read_record(path))]))
+        if (path / "record.json").exists():
+            return Study(_finished([Run(path)]))
+        if path.is_dir():
+            return _read_folder(path)
+        if path.suffix != ".toml" and path.parent != Path():
+            raise LmdError(
+                f"{source} does not exist: give a run folder, a benchmark's folder or a grid"
+            )
+        runs = Path("runs") / load_grid(source).name
+        if not runs.is_dir():
+            raise LmdError(
+                f"no benchmark in {runs.resolve()}: run `lmd benchmark {source}` or use --runs"
+            )
+    runs = unpacked(runs)
+    plan = read_plan(runs)
+    if plan is None:  # published runs have no plan beside them
         from lmd.benchmark.planning import plan_grid
 
-        plan = plan_grid(grid)
-    study = _read_plan(plan, folder)
-    return study if study.runs else _read_folder(folder)  # runs with names of their own
+        plan = plan_grid(source)
+    study = _read_plan(plan, runs)
+    return study if study.runs else _read_folder(runs)  # runs with names of their own
 
 
 def _read_plan(plan: Plan, folder: Path) -> Study:
     plan = settled(plan, read_choices(plan, folder))
-    finished, missing = [], []
-    for run in plan.runs:
-        place = Run(folder / run.name)
-        record = place.record if place.record_path.exists() else None
-        if record is None or record.status != "finished":
-            missing.append(run.name)
-        else:
-            finished.append(FinishedRun(record, place.path))
-    own = frozenset(row.key for row in plan.rows if row.own)
-    order = tuple(row.key for row in plan.rows)
-    return Study(finished, plan.title, order, plan.reference, own, tuple(missing))
+    runs = {run.name: Run(folder / run.name) for run in plan.runs}
+    finished = {name: run for name, run in runs.items() if run.is_finished()}
+    return Study(
+        list(finished.values()),
+        tuple(row.key for row in plan.rows),
+        plan.reference,
+        frozenset(row.key for row in plan.rows if row.own),
+        tuple(name for name in runs if name not in finished),
+    )
 
 
 def _read_folder(folder: Path) -> Study:
-    """A benchmark's folder with its plan, or a folder of runs or of record files."""
+    """Read a benchmark's folder with its plan, or a folder of runs or of record files."""
     plan = read_plan(folder)
     if plan is not None:
         return _read_plan(plan, folder)
     dropped = _not_chosen(folder)
-    records: list[tuple[Path, Path | None]] = [
-        (path, path.parent)
-        for path in sorted(folder.glob("*/record.json"))
-        if path.parent.name not in dropped
-    ]
-    if not records:
+    paths = [path.parent for path in sorted(folder.glob("*/record.json"))]
+    runs = [Run(path) for path in paths if path.name not in dropped]
+    if not runs:
         place = folder / "records" if (folder / "records").is_dir() else folder
-        aside = {"choices", "plan", *dropped}
-        records = [(path, None) for path in sorted(place.glob("*.json")) if path.stem not in aside]
-    if not records:
+        dropped |= {"choices", "plan"}
+        paths = [path for path in sorted(place.glob("*.json")) if path.stem not in dropped]
+        runs = [Run(path, read_record(path)) for path in paths]
+    if not runs:
         raise LmdError(
             f"{folder} has no run: give a run folder, a folder of runs or of records (.json), "
             "or the name of a grid"
         )
-    return Study(_finished(records, str(folder)))
+    return Study(_finished(runs))
 
 
 def _not_chosen(folder: Path) -> set[str]:
-    """Names of trial runs whose value was not chosen, from the choices beside the records."""
+    """Return names of trial runs whose value was not chosen, from choices beside the records."""
     path = next((p for p in map(choices_path, (folder, folder.parent)) if p.exists()), None)
     if path is None:
         return set()
@@ -192,15 +147,12 @@ def _not_chosen(folder: Path) -> set[str]:
         raise LmdError(f"{path} cannot be read: {error}; restore or remove it") from None
 
 
-def _finished(records: Sequence[tuple[Path, Path | None]], source: str) -> list[FinishedRun]:
-    """All finished runs; one that was named by itself must be finished."""
-    finished = []
-    for path, folder in records:
-        record = read_record(path)
-        if record.status == "finished" and record.part is not None:
-            finished.append(FinishedRun(record, folder))
-        elif len(records) == 1:
-            raise LmdError(f"{source} is not finished: run `lmd train --resume --out {source}`")
+def _finished(runs: Sequence[Run]) -> list[Run]:
+    """Return all finished runs; a single one must be finished."""
+    finished = [r for r in runs if r.record.status == "finished" and r.record.part is not None]
+    if len(runs) == 1 and not finished:
+        path = runs[0].path
+        raise LmdError(f"{path} is not finished: run `lmd train --resume --out {path}`")
     return finished
 
 
@@ -216,9 +168,13 @@ class Request:
     width: float = 3.5
     height: float | None = None
 
+    def __post_init__(self) -> None:
+        for name in (*(self.metrics or ()), self.metric):
+            if name not in METRICS:
+                raise LmdError(f"--metrics: {unknown('metric', name, METRICS)}")
 
-@dataclass(frozen=True)
-class ClassRecall:
+
+class ClassRecall(NamedTuple):
     """The recall of a class, averaged over seeds, with the mean limits of its intervals."""
 
     name: str
@@ -240,40 +196,41 @@ class Series:
     key: str
     title: str
     values: dict[str, Any]
-    runs: tuple[FinishedRun, ...]
+    runs: tuple[Run, ...]
 
     @property
     def record(self) -> Record:
         """The record of the first seed."""
         return self.runs[0].record
 
-    @property
-    def fingerprint(self) -> str:
-        """Which images these are."""
-        return self.record.data.fingerprint
-
     @cached_property
     def _entry(self) -> Entry | None:
         """The test predictions of every seed, or ``None`` where only records are kept."""
-        folders = [Run(run.folder) for run in self.runs if run.folder is not None]
-        if len(folders) < len(self.runs) or not all(f.predictions_path.exists() for f in folders):
+        if not all(run.predictions_path.exists() for run in self.runs):
             return None
-        results = [
-            RunResult(folder, run.seed, RESAMPLES)
-            for folder, run in zip(folders, self.runs, strict=True)
-        ]
-        for one in results[1:]:
-            if not one.same_images(results[0]):
-                raise LmdError(f"{one.folder} and {results[0].folder} have different test images")
-        if any(one.groups is None for one in results):
-            for one in results:
-                one.groups = None
+        results = [RunResult(run, seed_of(run), RESAMPLES) for run in self.runs]
+        for result in results[1:]:
+            if not result.same_images(results[0]):
+                raise LmdError(
+                    f"{result.folder} and {results[0].folder} have different test images"
+                )
+        if any(result.groups is None for result in results):
+            for result in results:
+                result.groups = None
         return Entry(results)
+
+    def row(self, **cells: Any) -> dict[str, Any]:
+        """Return a row of a CSV file, which begins with the method."""
+        return {"method": self.key, "title": self.title, **cells}
 
     def mean(self, metric: str) -> float | None:
         """Return the mean over the seeds; ``None`` if a run lacks the metric."""
-        values = [value for run in self.runs if (value := run.value(metric)) is not None]
+        values = self._values(metric)
         return fmean(values) if len(values) == len(self.runs) else None
+
+    def _values(self, metric: str) -> list[float]:
+        estimates = (run.metrics.get(metric) for run in self.runs)
+        return [e.value for e in estimates if e is not None and e.value is not None]
 
     def estimate(self, metric: str) -> tuple[Estimate | None, str]:
         """Return the mean over the seeds with its 95 % interval, and what the interval reflects."""
@@ -281,13 +238,13 @@ class Series:
         if mean is None:
             return None, ""
         if len(self.runs) == 1:
-            recorded = self.record.metrics[self.record.part or "test"][metric]
+            recorded = self.runs[0].metrics[metric]
             return Estimate(mean, recorded.low, recorded.high, None), "test images"
         if self._entry is not None:
             return self._entry.estimate(metric), "test images, mean over seeds"
         from scipy import stats
 
-        values = [value for run in self.runs if (value := run.value(metric)) is not None]
+        values = self._values(metric)
         sd = stdev(values)
         half = float(stats.t.ppf(0.975, len(values) - 1)) * sd / math.sqrt(len(values))
         return Estimate(mean, mean - half, mean + half, sd), "seeds (Student's t)"
@@ -313,24 +270,14 @@ class Series:
             means = [fmean(numbers) for numbers in zip(*limits, strict=True)]
             first = scores[0]
             recalls.append(ClassRecall(first.name, first.tier, first.train, first.support, *means))
-        return sorted(recalls, key=lambda one: -one.train)
+        return sorted(recalls, key=lambda recall: -recall.train)
 
-    def class_rows(self) -> list[dict[str, Any]]:
+    def class_rows(self, **cells: Any) -> list[dict[str, Any]]:
         """Return the recall of each class as rows of a CSV file."""
+        columns = ("class", "tier", "training_images", "images", "recall", "low", "high")
         return [
-            {
-                "method": self.key,
-                "title": self.title,
-                "class": one.name,
-                "tier": one.tier,
-                "training_images": one.train,
-                "images": one.support,
-                "recall": one.recall,
-                "low": one.low,
-                "high": one.high,
-                "seeds": len(self.runs),
-            }
-            for one in self.classes()
+            self.row(**cells, **dict(zip(columns, recall, strict=True)), seeds=len(self.runs))
+            for recall in self.classes()
         ]
 
     def minutes(self) -> float:
@@ -338,16 +285,20 @@ class Series:
         return fmean(training_minutes(run.record) for run in self.runs)
 
 
+def seed_of(run: Run) -> int:
+    """Return the seed of training."""
+    return int(run.record.protocol.get("seed", 0))
+
+
 def make_series(study: Study, methods: Sequence[str] | None = None) -> list[Series]:
     """Group the runs of a study into rows, in its order; ``methods`` are the keys to show."""
-    keys = list(dict.fromkeys(run.record.method.key for run in study.runs))
+    by_key: dict[str, list[Run]] = {}
+    for run in study.runs:
+        by_key.setdefault(run.record.method.key, []).append(run)
     for key in methods or ():
-        _check_finished("--methods", key, keys)
-    order = methods or [*(key for key in study.order if key in keys), *keys]
-    series = []
-    for key in dict.fromkeys(order):
-        series += _of_method(key, [run for run in study.runs if run.record.method.key == key])
-    return series
+        _check_finished("--methods", key, by_key)
+    order = methods or [*(key for key in study.order if key in by_key), *by_key]
+    return [row for key in dict.fromkeys(order) for row in _rows(key, by_key[key])]
 
 
 def _check_finished(option: str, key: str, keys: Iterable[str]) -> None:
@@ -356,24 +307,31 @@ def _check_finished(option: str, key: str, keys: Iterable[str]) -> None:
         raise LmdError(f"{option}: {unknown('method', key, keys, there_are=there_are)}")
 
 
-def _of_method(key: str, runs: Sequence[FinishedRun]) -> list[Series]:
-    """The rows of one method: on each data set, one for each combination of settings."""
-    series = []
-    for fingerprint in dict.fromkeys(run.record.data.fingerprint for run in runs):
-        rows: dict[str, list[FinishedRun]] = {}
-        for run in runs:
-            if run.record.data.fingerprint == fingerprint:
-                rows.setdefault(_as_text(_settings(run)), []).append(run)
+def _rows(key: str, runs: Sequence[Run]) -> Iterator[Series]:
+    """Yield the rows of a method: on each data set, one for each combination of settings."""
+    by_data: dict[str, dict[str, list[Run]]] = {}
+    for run in runs:
+        rows = by_data.setdefault(run.record.data.fingerprint, {})
+        rows.setdefault(_as_text(_settings(run)), []).append(run)
+    for rows in by_data.values():
         every = [_settings(row[0]) for row in rows.values()]
         names = dict.fromkeys(name for settings in every for name in settings)
         differ = [n for n in names if len({_as_text(settings.get(n)) for settings in every}) > 1]
         for row, settings in zip(rows.values(), every, strict=True):
-            series.append(_row(key, row, {name: settings.get(name) for name in differ}))
-    return series
+            title, ordered = row[0].record.method.title, sorted(row, key=seed_of)
+            for run, other in pairwise(ordered):
+                if seed_of(run) == seed_of(other):
+                    raise LmdError(
+                        f"two runs of {title} have the same seed, settings and data "
+                        f"({run.path}, {other.path}): give only one of them"
+                    )
+            values = {name: settings.get(name) for name in differ}
+            listed = ", ".join(f"{name} = {value}" for name, value in values.items())
+            yield Series(key, title + (f" ({listed})" if listed else ""), values, tuple(ordered))
 
 
-def _settings(run: FinishedRun) -> dict[str, Any]:
-    """All settings of method and protocol that can distinguish two rows."""
+def _settings(run: Run) -> dict[str, Any]:
+    """Return all settings of method and protocol that can distinguish two rows."""
     both = run.record.method.settings | run.record.protocol
     return {name: value for name, value in both.items() if name not in NOT_COMPARED}
 
@@ -382,35 +340,14 @@ def _as_text(value: Any) -> str:
     return json.dumps(value, sort_keys=True, default=str)
 
 
-def _row(key: str, runs: Sequence[FinishedRun], values: dict[str, Any]) -> Series:
-    ordered = sorted(runs, key=lambda run: run.seed)
-    for one, other in pairwise(ordered):
-        if one.seed == other.seed:
-            raise LmdError(
-                f"two runs of {one.record.method.title} have the same seed, settings and data "
-                f"({one.where}, {other.where}): give only one of them"
-            )
-    listed = ", ".join(f"{name} = {value}" for name, value in values.items())
-    title = runs[0].record.method.title + (f" ({listed})" if listed else "")
-    return Series(key, title, values, tuple(ordered))
-
-
-def check_metrics(names: Sequence[str]) -> list[str]:
-    """Return the keys of metrics, checked."""
-    for name in names:
-        if name not in METRICS:
-            raise LmdError(f"--metrics: {unknown('metric', name, METRICS)}")
-    return list(names)
-
-
 def check_same_data(series: Sequence[Series], figure: str) -> None:
     """Refuse rows that were tested on different images."""
     first = series[0]
-    for one in series[1:]:
-        if one.fingerprint != first.fingerprint:
+    for row in series[1:]:
+        if row.record.data.fingerprint != first.record.data.fingerprint:
             raise LmdError(
-                f"the {figure} figure needs runs on the same data, but {one.runs[0].where} and "
-                f"{first.runs[0].where} have different images or parts: draw a figure of each"
+                f"the {figure} figure needs runs on the same data, but {row.runs[0].path} and "
+                f"{first.runs[0].path} have different images or parts: draw a figure of each"
             )
 
 
@@ -428,12 +365,12 @@ def common_device(series: Sequence[Series]) -> str:
 def reference_row(series: Sequence[Series], request: Request) -> Series | None:
     """Return the row of ``--reference``, or of the study's reference, if there is one."""
     if request.reference is not None:
-        _check_finished("--reference", request.reference, dict.fromkeys(one.key for one in series))
+        _check_finished("--reference", request.reference, dict.fromkeys(row.key for row in series))
     key = request.reference or request.study.reference
-    return next((one for one in series if one.key == key), None)
+    return next((row for row in series if row.key == key), None)
 
 
 def without_ablations(series: Sequence[Series], study: Study) -> list[Series]:
     """Return all rows but the ablations of the reference."""
     ablations = study.own - {study.reference}
-    return [one for one in series if one.key not in ablations]
+    return [row for row in series if row.key not in ablations]

@@ -3,7 +3,7 @@
 import io
 import re
 import warnings
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -26,10 +26,9 @@ if TYPE_CHECKING:
 COLOURS = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9", "#000000")
 MARKERS = ("o", "s", "D", "^", "v", "P", "X")
 LINES = ("-", "--", "-.", ":", (0, (5, 1, 1, 1, 1, 1)), (0, (3, 1)), (0, (1, 1)))
-HATCHES = ("", "////", "....", "\\\\\\\\", "xxxx", "----", "++++", "||||")
+MOST = len(COLOURS)  # rows that colours and markers can tell apart
 GREY = "#8A8A8A"
 FONT = "DejaVu Sans"  # comes with matplotlib
-TIER_STYLE = {"head": 0, "medium": 2, "tail": 1}  # places in COLOURS and MARKERS
 SUFFIXES = (".svg", ".pdf", ".png")
 UNITS = {"in": 1.0, "cm": 1 / 2.54, "mm": 1 / 25.4, "pt": 1 / 72.27}  # TeX points
 Style = dict[str, Any]  # keyword arguments of matplotlib
@@ -47,6 +46,7 @@ class Drawn:
 def with_fonts(drawn: Drawn) -> Drawn:
     """Give all texts fonts for their characters, and note the characters that no font has."""
     from matplotlib.font_manager import fontManager
+    from matplotlib.ft2font import FT2Font
     from matplotlib.text import Text
 
     def rank(font: "FontEntry") -> tuple[bool, bool, bool, bool, str]:
@@ -57,12 +57,16 @@ def with_fonts(drawn: Drawn) -> Drawn:
     missing = {c for text in texts for c in text.get_text() if c.isprintable()}
     families = [FONT]
     for font in sorted(fontManager.ttflist, key=rank):
-        covered = set() if font.name.startswith("Last Resort") else _covered(font.fname, missing)
-        if covered and font.name != FONT:
-            families.append(font.name)
-        missing -= covered
         if not missing:
             break
+        try:
+            glyphs = FT2Font(font.fname)
+        except (OSError, RuntimeError):
+            continue
+        covered = {c for c in missing if glyphs.get_char_index(ord(c))}
+        if covered and not font.name.startswith("Last Resort"):
+            families += [font.name] if font.name != FONT else []
+            missing -= covered
     for text in texts:
         text.set_fontfamily(families)
     if not missing:
@@ -72,17 +76,6 @@ def with_fonts(drawn: Drawn) -> Drawn:
         "as boxes: install one, such as Noto Sans CJK, and draw the figure again."
     )
     return replace(drawn, notes=(*drawn.notes, note))
-
-
-def _covered(path: str, characters: Iterable[str]) -> set[str]:
-    """The characters that a font file has; none if it cannot be read."""
-    from matplotlib.ft2font import FT2Font
-
-    try:
-        font = FT2Font(path)
-    except (OSError, RuntimeError):
-        return set()
-    return {c for c in characters if font.get_char_index(ord(c))}
 
 
 def inches(option: str, length: str) -> float:
@@ -165,8 +158,13 @@ def save(drawn: Drawn, out: Path) -> Path:
 
 def row_style(i: int) -> Style:
     """Return colour, marker and line of the i-th row of a figure."""
-    n = len(COLOURS)
-    return {"color": COLOURS[i % n], "marker": MARKERS[i % n], "linestyle": LINES[i % n]}
+    i %= MOST
+    return {"color": COLOURS[i], "marker": MARKERS[i], "linestyle": LINES[i]}
+
+
+def point_style(i: int) -> Style:
+    """Return colour and marker of the i-th class; after all colours, the markers go on."""
+    return {"color": COLOURS[i % MOST], "marker": MARKERS[(i + i // MOST) % MOST]}
 
 
 def legend_below(figure: "Figure", titles: Sequence[str], handles: Sequence[Any] = ()) -> None:
@@ -190,10 +188,7 @@ def plain_ticks(axis: "Axis") -> None:
 
 def whiskers(values: Sequence[tuple[float, float | None, float | None]]) -> tuple[Floats, Floats]:
     """Return the distances to the limits of values ``(N, 3)`` in points, 0 where there are none."""
-    known = [
-        (value, value if low is None else low, value if high is None else high)
-        for value, low, high in values
-    ]
+    known = [[value if x is None else x for x in (value, low, high)] for value, low, high in values]
     value, low, high = 100 * np.array(known).reshape(-1, 3).T
     return value - low, high - value
 

@@ -13,17 +13,17 @@ from lmd.benchmark.figures.series import (
     Request,
     Series,
     Study,
-    check_metrics,
     check_same_data,
     common_device,
     make_series,
+    seed_of,
     without_ablations,
 )
 from lmd.benchmark.figures.style import (
     COLOURS,
     GREY,
     LINES,
-    MARKERS,
+    MOST,
     Drawn,
     Style,
     axis_title,
@@ -31,6 +31,7 @@ from lmd.benchmark.figures.style import (
     legend_name,
     new_figure,
     plain_ticks,
+    point_style,
     row_style,
     whiskers,
 )
@@ -44,7 +45,6 @@ if TYPE_CHECKING:
 DEFAULT = ("balanced_accuracy", "macro_f1", "auc")
 FACTOR = "imbalance factor"
 DASHES = ("--", ":", "-.")  # of rows without the setting
-MOST = len(COLOURS)  # rows that colours and markers can tell apart
 SHOWN = 5  # rows of a large benchmark, unless methods are named
 NAMED = 14  # more class names than this do not fit above the axes
 
@@ -58,38 +58,52 @@ class Swept:
 
     def __init__(self, series: Sequence[Series]) -> None:
         by_key: dict[str, list[Series]] = {}
-        for one in series:
-            by_key.setdefault(one.key, []).append(one)
+        for row in series:
+            by_key.setdefault(row.key, []).append(row)
         self.rows = {key: rows for key, rows in by_key.items() if len(rows) > 1}
-        self.setting = _swept_setting([one for rows in self.rows.values() for one in rows])
+        several = [row for rows in self.rows.values() for row in rows]
+        names = list(dict.fromkeys(name for row in several for name in row.values))
+        if several and not names:
+            names = [FACTOR]
+        if len(names) != 1:
+            differ = f"these runs differ in {', '.join(names)}" if names else "no setting differs"
+            raise LmdError(
+                f"the sweep figure needs runs of one method that differ in one setting; {differ}: "
+                "give the benchmark of a grid with a [sweep] of one setting"
+            )
+        self.setting = names[0]
         for rows in self.rows.values():
             rows.sort(key=self.value)
-        for one in series if self.setting == FACTOR else ():  # one of several is finished so far
-            if one.key not in self.rows and one.record.data.imbalance_factor is not None:
-                self.rows[one.key] = [one]
-        self.flat = [one for one in series if one.key not in self.rows]
-        self.values = sorted({self.value(one) for rows in self.rows.values() for one in rows})
+        for row in series if self.setting == FACTOR else ():  # one of several is finished so far
+            if row.key not in self.rows and row.record.data.imbalance_factor is not None:
+                self.rows[row.key] = [row]
+        self.flat = [row for row in series if row.key not in self.rows]
+        self.values = sorted({self.value(row) for rows in self.rows.values() for row in rows})
         self.logarithmic = self.values[0] > 0 and self.values[-1] >= 20 * self.values[0]
         places = [math.log10(v) if self.logarithmic else float(v) for v in self.values]
         self.places = dict(zip(self.values, places, strict=True))
 
-    def value(self, one: Series) -> Any:
+    def value(self, row: Series) -> Any:
         """Return the value of the setting in a row."""
-        if self.setting == FACTOR:
-            value: Any = one.record.data.imbalance_factor
-        else:
-            value = one.values[self.setting]
+        factor = row.record.data.imbalance_factor
+        value: Any = factor if self.setting == FACTOR else row.values[self.setting]
         if isinstance(value, bool) or not isinstance(value, int | float):
             raise LmdError(
                 f"the sweep figure needs numbers, but {self.setting} is {value!r} in "
-                f"{one.runs[0].where}"
+                f"{row.runs[0].path}"
             )
         return value
+
+    def cells(self, row: Series) -> dict[str, Any]:
+        """Return setting and value of a row for the CSV file; empty for one without the setting."""
+        if row.key not in self.rows:
+            return {"setting": "", "value": None}
+        return {"setting": self.setting, "value": self.value(row)}
 
     def shifted(self, rows: Sequence[Series], place: int) -> list[float]:
         """Return the places of rows, moved sideways so that whiskers do not cover each other."""
         span = self.places[self.values[-1]] - self.places[self.values[0]]
-        return [self.places[self.value(one)] + 0.012 * span * (place - 1) for one in rows]
+        return [self.places[self.value(row)] + 0.012 * span * (place - 1) for row in rows]
 
     def label_axis(self, axes: "Axes", title: "Axes | None" = None) -> None:
         """Write the values below an axis, and the setting below it or below ``title``."""
@@ -99,25 +113,12 @@ class Swept:
         (axes if title is None else title).set_xlabel(self.setting + scale)
 
 
-def _swept_setting(series: Sequence[Series]) -> str:
-    names = list(dict.fromkeys(name for one in series for name in one.values))
-    if series and not names:
-        return FACTOR
-    if len(names) != 1:
-        differ = f"these runs differ in {', '.join(names)}" if names else "no setting differs"
-        raise LmdError(
-            f"the sweep figure needs runs of one method that differ in one setting; {differ}: give "
-            "the benchmark of a grid with a [sweep] of one setting"
-        )
-    return names[0]
-
-
 def sweep_figure(request: Request) -> Drawn:
     """Draw one panel if one method is swept, else one for each metric; the last shows the time.
 
     A row without the swept setting is a horizontal line.
     """
-    keys = check_metrics(request.metrics or DEFAULT)
+    keys = request.metrics or DEFAULT
     series = make_series(request.study, request.methods)
     device = common_device(series)
     swept = Swept(series)
@@ -134,14 +135,13 @@ def sweep_figure(request: Request) -> Drawn:
         for i, points in enumerate(swept.rows.values()):
             title = METRICS[key].title if together else points[0].record.method.title
             rows += _draw_line(panel, points, key, swept, j if together else i, title)
-        for i, one in enumerate(swept.flat):
-            place = j if together else len(swept.rows) + i
-            rows += _draw_level(panel, one, key, place, named=together)
+        for i, row in enumerate(swept.flat, start=len(swept.rows)):
+            title = f"{row.title}, {METRICS[key].short}" if together else row.title
+            rows += _draw_level(panel, row, key, swept, j if together else i, title)
     for i, points in enumerate(swept.rows.values()):
         # The only line of a time panel is black: it belongs to no metric.
-        style = row_style(6 if together else i)
-        x = [swept.places[swept.value(one)] for one in points]
-        axes[-1].plot(x, [one.minutes() for one in points], **style)
+        x = [swept.places[swept.value(row)] for row in points]
+        axes[-1].plot(x, [row.minutes() for row in points], **row_style(6 if together else i))
     for panel, key in zip(axes[:-1], keys, strict=False):
         several = together and len(keys) > 1
         panel.set_ylabel("value × 100" if several else axis_title(key, short=True))
@@ -153,7 +153,7 @@ def sweep_figure(request: Request) -> Drawn:
     handles, names = axes[0].get_legend_handles_labels()
     if len(names) > 1:
         legend_below(figure, names, handles)
-    intervals = sorted({row["interval"] for row in rows if row["interval"]})
+    intervals = sorted({cells["interval"] for cells in rows if cells["interval"]})
     note = f"Whiskers: 95 % intervals over {' / '.join(intervals)}." if intervals else ""
     thin = " Thin lines: rows without this setting." if swept.flat else ""
     return Drawn(figure, rows, ((note or "No intervals.") + thin,))
@@ -162,12 +162,12 @@ def sweep_figure(request: Request) -> Drawn:
 def _draw_line(
     panel: "Axes", points: Sequence[Series], key: str, swept: Swept, place: int, title: str
 ) -> list[dict[str, Any]]:
-    shown = [one for one in points if one.mean(key) is not None]
-    rows = [_metric_row(one, key, swept.setting, swept.value(one)) for one in shown]
+    shown = [row for row in points if row.mean(key) is not None]
+    rows = [_metric_row(row, key, swept) for row in shown]
     panel.errorbar(
         swept.shifted(shown, place),
-        [100 * row["mean"] for row in rows],
-        whiskers([(row["mean"], row["low"], row["high"]) for row in rows]),
+        [100 * cells["mean"] for cells in rows],
+        whiskers([(cells["mean"], cells["low"], cells["high"]) for cells in rows]),
         label=title,
         capsize=1.5,
         elinewidth=0.7,
@@ -177,38 +177,30 @@ def _draw_line(
 
 
 def _draw_level(
-    panel: "Axes", one: Series, key: str, place: int, *, named: bool
+    panel: "Axes", row: Series, key: str, swept: Swept, place: int, title: str
 ) -> list[dict[str, Any]]:
-    if one.mean(key) is None:
+    if row.mean(key) is None:
         return []
-    row = _metric_row(one, key, "", None)
-    panel.axhline(
-        100 * row["mean"],
-        color=COLOURS[place % MOST],
-        linestyle=LINES[(place + 1) % MOST],
-        linewidth=0.7,
-        label=f"{one.title}, {METRICS[key].short}" if named else one.title,
-    )
-    return [row]
+    cells = _metric_row(row, key, swept)
+    style: Style = {"color": COLOURS[place % MOST], "linestyle": LINES[(place + 1) % MOST]}
+    panel.axhline(100 * cells["mean"], linewidth=0.7, label=title, **style)
+    return [cells]
 
 
-def _metric_row(one: Series, key: str, setting: str, value: Any) -> dict[str, Any]:
-    estimate, interval = one.estimate(key)
+def _metric_row(row: Series, key: str, swept: Swept) -> dict[str, Any]:
+    estimate, interval = row.estimate(key)
     assert estimate is not None
-    return {
-        "method": one.key,
-        "title": one.title,
-        "setting": setting,
-        "value": value,
-        "metric": key,
-        "mean": estimate.mean,
-        "low": estimate.low,
-        "high": estimate.high,
-        "sd_over_seeds": estimate.sd,
-        "seeds": len(one.runs),
-        "interval": interval,
-        "minutes": one.minutes(),
-    }
+    return row.row(
+        **swept.cells(row),
+        metric=key,
+        mean=estimate.mean,
+        low=estimate.low,
+        high=estimate.high,
+        sd_over_seeds=estimate.sd,
+        seeds=len(row.runs),
+        interval=interval,
+        minutes=row.minutes(),
+    )
 
 
 def class_sweep_figure(request: Request) -> Drawn:
@@ -222,24 +214,25 @@ def class_sweep_figure(request: Request) -> Drawn:
             "choose one with --methods"
         )
     (points,) = swept.rows.values()
-    classes = points[0].classes()
-    tiers = [tier for tier in TIERS if any(tier == one.tier for one in classes)]
-    most = max(sum(one.tier == tier for one in classes) for tier in tiers)
+    by_tier = {tier: [c.name for c in points[0].classes() if c.tier == tier] for tier in TIERS}
+    by_tier = {tier: names for tier, names in by_tier.items() if names}
+    most = max(map(len, by_tier.values()))
     below = 0.14 * (most + len(swept.flat)) + 0.1  # inches of the legends, which have own axes
     figure = new_figure(width, request.height or min(0.36 * width, 2.8) + 0.6 + below)
     ratios = [figure.get_figheight() - below, below]
-    panels, legends = figure.subplots(2, len(tiers), squeeze=False, height_ratios=ratios)
-    for panel, legend, tier in zip(panels, legends, tiers, strict=True):
-        for i, name in enumerate(one.name for one in classes if one.tier == tier):
-            x, recalls = swept.shifted(points, i), [_class(one, name) for one in points]
-            style: Style = {"color": COLOURS[i % MOST], "marker": MARKERS[(i + i // MOST) % MOST]}
-            _draw_recalls(panel, x, recalls, label=legend_name(name, 22), elinewidth=0.6, **style)
-            for one, dashes in zip(swept.flat, cycle(DASHES), strict=False):
-                recall = 100 * _class(one, name).recall
-                panel.axhline(recall, color=COLOURS[i % MOST], linewidth=0.8, linestyle=dashes)
-        for one, dashes in zip(swept.flat, cycle(DASHES), strict=False):  # for the legend
-            style = {"color": GREY, "linewidth": 0.8, "linestyle": dashes}
-            panel.plot([], [], label=legend_name(one.title), **style)
+    panels, legends = figure.subplots(2, len(by_tier), squeeze=False, height_ratios=ratios)
+    for panel, legend, (tier, names) in zip(panels, legends, by_tier.items(), strict=True):
+        levels = list(zip(swept.flat, cycle(DASHES), strict=False))
+        for i, name in enumerate(names):
+            x, recalls = swept.shifted(points, i), [_class(row, name) for row in points]
+            title = legend_name(name, 22)
+            _draw_recalls(panel, x, recalls, label=title, elinewidth=0.6, **point_style(i))
+            for row, dashes in levels:
+                line: Style = {"color": COLOURS[i % MOST], "linewidth": 0.8, "linestyle": dashes}
+                panel.axhline(100 * _class(row, name).recall, **line)
+        for row, dashes in levels:  # for the legend
+            line = {"color": GREY, "linewidth": 0.8, "linestyle": dashes}
+            panel.plot([], [], label=legend_name(row.title), **line)
         panel.set_title(tier)
         panel.set_ylim(-3, 103)
         panel.grid(axis="y")
@@ -247,17 +240,12 @@ def class_sweep_figure(request: Request) -> Drawn:
         legend.legend(*panel.get_legend_handles_labels(), loc="upper center", fontsize=6.5)
         swept.label_axis(panel, panels[len(panels) // 2])
         longest = max(len(f"{value:g}") for value in swept.values)
-        if longest * len(swept.values) > 10 * width / len(tiers):
+        if longest * len(swept.values) > 10 * width / len(by_tier):
             panel.tick_params(axis="x", rotation=45)
     panels[0].set_ylabel(f"recall on the {points[0].record.part} part, %")
-    rows: list[dict[str, Any]] = []
-    for one in (*points, *swept.flat):
-        at = {"method": one.key, "title": one.title, "setting": "", "value": None}
-        if one.key in swept.rows:
-            at |= {"setting": swept.setting, "value": swept.value(one)}
-        rows += [at | row for row in one.class_rows()]
-    level = f" Level lines: {', '.join(one.title for one in swept.flat)}." if swept.flat else ""
-    several = any(len(one.runs) > 1 for one in points)
+    rows = [cells for row in (*points, *swept.flat) for cells in row.class_rows(**swept.cells(row))]
+    level = f" Level lines: {', '.join(row.title for row in swept.flat)}." if swept.flat else ""
+    several = any(len(row.runs) > 1 for row in points)
     mean = "; recalls and limits are means over the seeds" if several else ""
     note = f"Whiskers: 95 % intervals of recall over test images (Wilson){mean}.{level}"
     return Drawn(figure, rows, (note,))
@@ -266,14 +254,14 @@ def class_sweep_figure(request: Request) -> Drawn:
 def _draw_recalls(
     axes: "Axes", x: Sequence[float], recalls: Sequence[ClassRecall], **style: Any
 ) -> None:
-    limits = whiskers([(one.recall, one.low, one.high) for one in recalls])
-    axes.errorbar(x, [100 * one.recall for one in recalls], limits, capsize=1.5, **style)
+    limits = whiskers([(c.recall, c.low, c.high) for c in recalls])
+    axes.errorbar(x, [100 * c.recall for c in recalls], limits, capsize=1.5, **style)
 
 
-def _class(one: Series, name: str) -> ClassRecall:
-    recall = next((recall for recall in one.classes() if recall.name == name), None)
+def _class(row: Series, name: str) -> ClassRecall:
+    recall = next((recall for recall in row.classes() if recall.name == name), None)
     if recall is None:
-        raise LmdError(f"{one.runs[0].where} has no recall of the class {name!r}")
+        raise LmdError(f"{row.runs[0].path} has no recall of the class {name!r}")
     return recall
 
 
@@ -290,22 +278,23 @@ def recall_figure(request: Request) -> Drawn:
             )
         chosen = _choose_rows(series, study)
         notes.append(
-            f"{len(chosen)} of {len(series)} rows ({', '.join(one.key for one in chosen)}): the "
+            f"{len(chosen)} of {len(series)} rows ({', '.join(row.key for row in chosen)}): the "
             "reference, the first row of the plan, and the highest balanced accuracies without "
             "ablations; choose others with --methods."
         )
         series = chosen
     figure = new_figure(width, request.height or 0.78 * width)
     axes = figure.add_subplot()
-    counts = [max(one.train, 1) for one in series[0].classes()]
+    classes = series[0].classes()
+    counts = [max(c.train, 1) for c in classes]
     low, high = math.log10(min(counts)), math.log10(max(counts))
     span = (high - low) or 1.0
-    for i, one in enumerate(series):
+    for i, row in enumerate(series):
         # Side by side, so that intervals do not cover each other.
         shift = 10 ** (0.016 * span * (i - (len(series) - 1) / 2))
-        recalls = one.classes()
-        x = [max(recall.train, 1) * shift for recall in recalls]
-        _draw_recalls(axes, x, recalls, label=one.title, elinewidth=0.7, **row_style(i))
+        recalls = row.classes()
+        x = [max(c.train, 1) * shift for c in recalls]
+        _draw_recalls(axes, x, recalls, label=row.title, elinewidth=0.7, **row_style(i))
     axes.set_xscale("log")
     plain_ticks(axes.xaxis)
     axes.set_xlim(10 ** (low - 0.08 * span), 10 ** (high + 0.08 * span))
@@ -313,49 +302,40 @@ def recall_figure(request: Request) -> Drawn:
     axes.set_xlabel("training images of the class")
     axes.set_ylabel(f"recall on the {series[0].record.part} part, %")
     axes.grid(axis="y")
-    _name_classes(axes, series[0].classes(), width)
-    legend_below(figure, [one.title for one in series])
-    seeds = sorted({run.seed for one in series for run in one.runs})
+    if len(classes) <= NAMED:
+        _name_classes(axes, classes, width)
+    legend_below(figure, [row.title for row in series])
+    seeds = sorted({seed_of(run) for row in series for run in row.runs})
     averaged = f", limits averaged over the seeds {', '.join(map(str, seeds))}"
     notes.append(
         "Bars: 95 % intervals of recall over test images (Wilson)"
         f"{averaged if len(seeds) > 1 else ''}. Rows are shifted sideways to keep them apart."
     )
-    return Drawn(figure, [row for one in series for row in one.class_rows()], tuple(notes))
+    return Drawn(figure, [cells for row in series for cells in row.class_rows()], tuple(notes))
 
 
 def _choose_rows(series: Sequence[Series], study: Study) -> list[Series]:
-    """The reference, the first row of a plan, and the best of the others, in the given order.
+    """Choose the reference, the first row of a plan, and the best other rows, in their order.
 
     Ablations of the reference are left out: the ablation figure has them.
     """
     fixed = {study.reference, *study.order[:1]}
     candidates = without_ablations(series, study)
-    candidates += [one for one in series if one.key in fixed and one not in candidates]
-    best = sorted(candidates, key=lambda one: -(one.mean(HEADLINE) or 0))
-    chosen = sorted(best, key=lambda one: one.key not in fixed)[:SHOWN]
-    return [one for one in series if one in chosen]
+    candidates += [row for row in series if row.key in fixed and row not in candidates]
+    ranked = sorted(candidates, key=lambda row: (row.key not in fixed, -(row.mean(HEADLINE) or 0)))
+    return [row for row in series if row in ranked[:SHOWN]]
 
 
 def _name_classes(axes: "Axes", classes: Sequence[ClassRecall], width: float) -> None:
-    """The names of the classes above the axes, where there is room for them."""
-    if len(classes) > NAMED:
-        return
+    """Write the names of the classes above the axes."""
     left, right = (math.log10(x) for x in axes.get_xlim())
-    places = [(math.log10(max(one.train, 1)) - left) / (right - left) for one in classes]
+    places = [(math.log10(max(c.train, 1)) - left) / (right - left) for c in classes]
     moved = spread(places, 0.13 / (0.8 * width), 0.02, 0.98)
-    for one, place, at in zip(classes, places, moved, strict=True):
-        line: Style = {"color": "#999999", "linewidth": 0.4, "clip_on": False}
+    line: Style = {"color": "#999999", "linewidth": 0.4, "clip_on": False}
+    text: Style = {"rotation": 45, "rotation_mode": "anchor", "fontsize": 6.5}
+    for c, place, at in zip(classes, places, moved, strict=True):
         axes.plot([place, at], [1.0, 1.05], transform=axes.transAxes, **line)
-        axes.text(
-            at,
-            1.06,
-            legend_name(one.name, 22),
-            transform=axes.transAxes,
-            rotation=45,
-            rotation_mode="anchor",
-            fontsize=6.5,
-        )
+        axes.text(at, 1.06, legend_name(c.name, 22), transform=axes.transAxes, **text)
 
 
 def spread(places: Sequence[float], gap: float, low: float, high: float) -> list[float]:
