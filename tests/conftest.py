@@ -12,10 +12,9 @@ import torch
 from toys import SHARED, VECTORS, MakeTrainer, toy_images
 
 from lmd.base.progress import Display
-from lmd.data.loaders import Normalise
 from lmd.methods.method import Method
 from lmd.methods.stage import Stages, Task
-from lmd.model import build_model
+from lmd.model import Normalise, build_model
 from lmd.runs.protocol import Protocol
 from lmd.training.checkpoint import FirstStages
 from lmd.training.loop import Trainer
@@ -80,7 +79,7 @@ def make_trainer(tmp_path: Path) -> MakeTrainer:
             train=train,
             validation=toy_images((3,) * len(counts), seed=1),
             protocol=complete,
-            normalise=Normalise.of(preprocessing.mean, preprocessing.std, cpu),
+            normalise=Normalise(preprocessing.mean, preprocessing.std, cpu),
             folder=tmp_path / folder,
             device=cpu,
             display=display or Display(quiet=True),

@@ -27,11 +27,11 @@ from toys import ROOT, quick, toy_images, weights_of, write_npz
 from lmd.base.distributed import NotShareable, check_same, cut, in_turn, joined, rank, world
 from lmd.base.errors import LmdError
 from lmd.base.progress import Display
-from lmd.data.loaders import Normalise, training_batches
+from lmd.data.loaders import training_batches
 from lmd.fit.train import train
 from lmd.methods import METHODS
 from lmd.methods.stage import Task
-from lmd.model import build_model
+from lmd.model import Normalise, build_model
 from lmd.runs.protocol import Protocol
 from lmd.training.loop import Trainer
 

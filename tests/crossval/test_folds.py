@@ -22,8 +22,7 @@ from lmd.benchmark.figures.embedding import read_records
 from lmd.benchmark.local import environment
 from lmd.cli.commands import app
 from lmd.crossval.folds import cross_validate, write_pooled
-from lmd.evaluation.external import evaluate_external
-from lmd.explain.features import build_index
+from lmd.explain.command import index
 from lmd.export.export import export_onnx
 from lmd.frozen.calibrate import calibrate_run
 from lmd.runs.folder import Run
@@ -196,7 +195,8 @@ def test_a_resumed_folder_keeps_what_is_not_said_again(folder: Path, toy: Path) 
 
 def test_what_is_about_one_model_uses_that_of_refit(folder: Path, tmp_path: Path) -> None:
     shutil.copytree(folder, tmp_path / "cv")
-    assert build_index(tmp_path / "cv") == tmp_path / "cv" / "neighbours.npz"
+    index(tmp_path / "cv", quiet=True)
+    assert (tmp_path / "cv" / "neighbours.npz").exists()
     image = toy_images(COUNTS).pixels[0]
     assert lmd.load(tmp_path / "cv").explain(image).neighbours
     calibrated = calibrate_run(tmp_path / "cv", out=tmp_path / "new", quiet=True)
@@ -223,7 +223,7 @@ def elsewhere(folder: Path, place: Path) -> Record:
     images = toy_images((40, 20, 10, 5), seed=5)
     names = np.array(["a", "b", "c", "d"])[images.labels]
     np.savez(place / "clinic.npz", images=images.pixels, labels=names)
-    out = evaluate_external(folder, place / "clinic.npz", out=place / "out", quiet=True)
+    out = lmd.evaluate(folder, place / "clinic.npz", out=place / "out", quiet=True)
     return out.record
 
 

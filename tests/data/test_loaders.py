@@ -10,7 +10,8 @@ import torch
 from toys import toy_images
 
 from lmd.base.distributed import derive_seed
-from lmd.data.loaders import Normalise, _start_worker, batches_of, draw, training_batches
+from lmd.data.loaders import _start_worker, batches_of, draw, training_batches
+from lmd.model import Normalise
 
 
 def test_an_epoch_as_it_comes_has_every_image_once() -> None:
@@ -105,7 +106,7 @@ def test_streams_are_independent_and_equally_long() -> None:
 
 
 def test_normalise_is_channels_last_and_exact() -> None:
-    normalise = Normalise.of((0.5, 0.4, 0.3), (0.2, 0.25, 0.5), torch.device("cpu"))
+    normalise = Normalise((0.5, 0.4, 0.3), (0.2, 0.25, 0.5), torch.device("cpu"))
     images = torch.randint(0, 256, (2, 5, 5, 3), dtype=torch.uint8)
     found = normalise(images)
     expected = (images.double() / 255 - torch.tensor([0.5, 0.4, 0.3])) / torch.tensor(

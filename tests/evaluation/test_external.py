@@ -18,8 +18,7 @@ from lmd.base.errors import LmdError
 from lmd.cli.commands import app
 from lmd.decisions.decide import Decide
 from lmd.evaluation.evaluate import rescore
-from lmd.evaluation.external import evaluate_external
-from lmd.explain.features import build_index
+from lmd.explain.command import index
 from lmd.frozen.calibrate import calibrate_run
 from lmd.runs.folder import Run
 
@@ -35,7 +34,7 @@ def arrays(counts: tuple[int, ...] = (24, 12, 6), **more: Any) -> dict[str, Any]
 
 
 def evaluated(run: Run, data: Path, out: Path, **options: Any) -> Run:
-    return evaluate_external(run.path, data, out=out, resamples=50, quiet=True, **options)
+    return lmd.evaluate(run, data, out=out, resamples=50, quiet=True, **options)
 
 
 def content(folder: Path) -> dict[Path, bytes]:
@@ -149,7 +148,7 @@ def test_images_with_the_names_of_the_runs_own_are_counted(tmp_path: Path) -> No
 
 def test_a_misspelt_class_gets_a_hint(tmp_path: Path) -> None:
     from lmd.data.table import ArrayImages, Table
-    from lmd.evaluation.images import known_rows
+    from lmd.evaluation.external import known_rows
 
     labels = np.array([0, 0, 1])
     table = Table(np.array(["a", "b", "c"]), labels, ("Melanoma", "nevus"), ArrayImages(()), labels)
@@ -231,7 +230,7 @@ def test_a_calibrated_model_can_be_tested_elsewhere_too(run: Run, tmp_path: Path
     values["request"]["protocol"] = {}  # as earlier calibrations had it
     new.record_path.write_text(json.dumps(values), encoding="utf-8")
     with pytest.raises(LmdError, match="does not say how its images are read"):
-        build_index(new.path)
+        index(new.path, quiet=True)
     np.savez(tmp_path / "f.npz", features=np.random.default_rng(0).normal(size=(40, 3)),
              labels=np.arange(40) % 2)  # fmt: skip
     only = calibrate_run(tmp_path / "f.npz", out=tmp_path / "features", quiet=True)
@@ -288,9 +287,9 @@ def test_the_command_of_the_record_repeats_the_numbers(run: Run, tmp_path: Path)
     (tmp_path / "costs.csv").write_text("class,cost\n0,1\n1,5\n2,20\n")
     mix = {"0": 0.7, "1": 0.2, "2": 0.1}
     decide = Decide(mix, tmp_path / "costs.csv", 0.8, 1)
-    options: dict[str, Any] = {"decide": decide, "quiet": True}
+    options: dict[str, Any] = {**vars(decide), "quiet": True}
     out = tmp_path / "out"
-    first = evaluate_external(run.path, tmp_path / "clinic.npz", out=out, **options).record
+    first = lmd.evaluate(run, tmp_path / "clinic.npz", out=out, **options).record
     _, *words = shlex.split(first.command)
     done = CliRunner().invoke(app, [*words, "--overwrite"])
     assert done.exit_code == 0, done.exception
@@ -319,7 +318,7 @@ def test_a_run_that_cannot_be_compared_is_refused_before_anything_is_computed(
     options: dict[str, Any] = {"out": tmp_path / "out", "resamples": 20, "quiet": True}
     before = content(tmp_path)
     with monkeypatch.context() as patched:
-        patched.setattr("lmd.evaluation.external.predicted", None)
+        patched.setattr("lmd.evaluation.external.decode", None)
         for against, why in (
             (tmp_path / "absent", "does not exist"),
             (tmp_path, "not a run folder"),

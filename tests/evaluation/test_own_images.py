@@ -13,7 +13,6 @@ import lmd
 from lmd.base.errors import LmdError
 from lmd.crossval.folds import write_pooled
 from lmd.crossval.record import Final
-from lmd.evaluation.external import evaluate_external
 from lmd.runs.folder import Run
 
 ONE_EPOCH = SETTINGS | {"epochs": 1}
@@ -34,7 +33,7 @@ def trained(data: Path | str, out: Path, **changes: Any) -> Run:
 
 
 def evaluated(run: Run, data: Path | str, out: Path, **options: Any) -> Run:
-    return evaluate_external(run.path, data, out=out, resamples=20, quiet=True, **options)
+    return lmd.evaluate(run, data, out=out, resamples=20, quiet=True, **options)
 
 
 def listed(root: Path, name: str, files: list[str]) -> Path:

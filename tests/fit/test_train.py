@@ -18,7 +18,7 @@ from typer.testing import CliRunner
 import lmd
 from lmd.base.errors import DivergedError, LmdError
 from lmd.cli.commands import app
-from lmd.data.loaders import Normalise
+from lmd.model import Normalise
 from lmd.model.files import load_model
 from lmd.runs.folder import Run
 from lmd.runs.record import Record
@@ -49,7 +49,7 @@ def test_the_fitted_temperature_is_shipped_used_and_scored(run: Run) -> None:
     assert abs(temperature - 1) > 0.05  # else the rest would show nothing
     with np.load(run.path.parent / "toy.npz") as data:
         parts = {"validation": data["val_images"], "test": data["test_images"]}
-    normalise = Normalise.of(spec.preprocessing.mean, spec.preprocessing.std, torch.device("cpu"))
+    normalise = Normalise(spec.preprocessing.mean, spec.preprocessing.std, torch.device("cpu"))
     for part, of in run.read_predictions().parts.items():
         with torch.no_grad():
             logits = model(normalise(torch.from_numpy(parts[part])))

@@ -13,9 +13,8 @@ import signal
 import sys
 import threading
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass
 from functools import lru_cache
 from itertools import count
 from types import TracebackType
@@ -234,25 +233,6 @@ class RawBatch(NamedTuple):
     views: dict[str, Tensor]
     labels: Tensor
     seconds: float
-
-
-@dataclass(frozen=True)
-class Normalise:
-    """uint8 ``(B, S, S, 3)`` to normalised float ``(B, 3, S, S)``, channels last in memory."""
-
-    mean: Tensor
-    std: Tensor
-
-    @classmethod
-    def of(cls, mean: Sequence[float], std: Sequence[float], device: torch.device) -> "Normalise":
-        """Take channel means and standard deviations of intensities in [0, 1]."""
-        as_column = [torch.tensor(v, device=device).mul(255).view(1, 3, 1, 1) for v in (mean, std)]
-        return cls(*as_column)
-
-    def __call__(self, images: Tensor) -> Tensor:
-        """Move to the device of ``mean``, as bytes, and normalise there."""
-        moved = images.to(self.mean.device, non_blocking=True).permute(0, 3, 1, 2)
-        return moved.float().sub_(self.mean).div_(self.std)
 
 
 def draw(

@@ -1,15 +1,12 @@
 """``lmd evaluate``: all numbers of a run again, or of its model on images from another place."""
 
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import Annotated
 
 import typer
 
 from lmd.data.source import Columns
 from lmd.decisions.decide import Decide
-
-if TYPE_CHECKING:
-    pass
 
 
 def evaluate(
@@ -48,17 +45,17 @@ def evaluate(
     from lmd.decisions.section import format_decisions
     from lmd.evaluation.evaluate import compare_runs
     from lmd.evaluation.evaluate import evaluate as evaluate_run
-    from lmd.evaluation.section import format_external
+    from lmd.evaluation.shift import format_external
     from lmd.report.text import format_scores
     from lmd.runs.folder import Run
 
-    made = evaluate_run(
+    result = evaluate_run(
         run, data, part=part, skip_unknown=skip_unknown, columns=columns.changed(),
         skip_bad=skip_bad, out=out, overwrite=overwrite, tta=tta, against=against,
         **vars(decide), resamples=resamples, images=images, device=device, quiet=quiet,
     )  # fmt: skip
-    run, record = made.path, made.record
-    kept = Run.open(run).record.resamples
+    run, record = result.path, result.record
+    best = Run.open(run).record.resamples
     typer.echo(f"\n{format_scores(record)}")
     if record.external is not None:
         typer.echo(f"\n{format_external(record)}")
@@ -66,9 +63,9 @@ def evaluate(
         typer.echo(f"\n{format_decisions(record.decisions, record.sets)}")
     if against is not None:
         typer.echo(f"\n{compare_runs(run, against, resamples=resamples)}")
-    if resamples < kept:
+    if resamples < best:
         typer.echo(
-            f"\nNothing was written: the intervals of the record are better, with {kept} resamples"
+            f"\nNothing was written: the intervals of the record are better, with {best} resamples"
         )
         return
     typer.secho(f"\nThe report: {run / 'report.html'}", bold=True)

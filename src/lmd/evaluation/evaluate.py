@@ -1,23 +1,18 @@
 """Evaluate a run: from its predictions, with mirror images, or on images from elsewhere."""
 
+import os
 import shlex
 import time
 from collections.abc import Mapping
-from functools import partial
 from os import PathLike
 from pathlib import Path
 from typing import Any
 
-from lmd.base.distributed import choose_device
 from lmd.base.errors import LmdError
-from lmd.base.progress import Display
-from lmd.data.dataset import Dataset
+from lmd.data.source import Columns, Source
 from lmd.decisions.decide import CostTable, Decide, Prevalence
 from lmd.decisions.policy import Basis, make_policy
-from lmd.evaluation.external import evaluate_external
-from lmd.explain.features import images_of_run
 from lmd.fit.recording import now, scored
-from lmd.predict.predictor import Predictor, in_batches, load
 from lmd.report.card import write_card
 from lmd.report.page import write_report
 from lmd.report.text import format_comparison
@@ -27,157 +22,10 @@ from lmd.runs.record import Record
 from lmd.scoring.differences import compare
 from lmd.scoring.metrics import Sample
 
-
-def rescore(
-    path: Path,
-    *,
-    resamples: int = 1000,
-    decide: Decide = Decide(),
-    against: Path | None = None,
-    images: bool = True,
-) -> Record:
-    """Recompute the record's numbers from ``predictions.npz`` and rewrite record and report.
-
-    With fewer ``resamples`` than the record has, nothing is written: its intervals are better.
-    ``decide`` sets the numbers about decisions. The report compares the run with
-    ``against``, another run on the same test images. A model of an earlier version gets what its
-    file lacks for decisions.
-    """
-    run = Run.open(path).require_finished()
-    before = run.record
-    others = [] if against is None else [Run.open(against)]
-    for other in others:
-        paired(run, other)  # refused before anything is written
-    predictions = run.predictions or run.read_predictions()
-    record = scored(before, predictions, resamples=resamples, decide=decide)
-    if record.external is not None and _coverage(record) != _coverage(before):
-        external = record.external.model_copy(update={"coverage": None})
-        record = record.replaced(external=external)
-    if resamples < before.resamples:
-        return record
-    run.write_record(record)
-    write_report(run, compare=others, resamples=resamples, images=images)
-    if record.external is None and record.tta is None:
-        write_card(record, path)
-    return record
-
-
-def _coverage(record: Record) -> float | None:
-    return None if record.sets is None else record.sets.requested
-
-
-def check_comparable(a: Path, b: Path) -> None:
-    """An ``LmdError`` unless two runs can be compared; asked before the numbers of one appear."""
-    paired(Run.open(a), Run.open(b))
-
-
-def compare_runs(a: Path, b: Path, *, resamples: int = 1000) -> str:
-    """Differences of two runs in all metrics with paired intervals and Holm's p-values, as text."""
-    left, right = Run.open(a), Run.open(b)
-    mine, theirs = paired(left, right)
-    tiers = left.record.tiers.assignment
-    first, second = (
-        Sample(mine.labels, probabilities, tiers, mine.groups)
-        for probabilities in (mine.probabilities, theirs)
-    )
-    title = (
-        f"{a.name} minus {b.name}, in points, on the same {len(mine.ids)} test images (paired "
-        "bootstrap; p by Holm for the number of metrics)"
-    )
-    return format_comparison(compare(first, second, resamples=resamples), title)
-
-
 NOTE = (
     "Each prediction is the mean over the image and its three mirror images. The model of {run} "
     "answers so with --tta only; its temperature was fitted without mirror images."
 )
-
-
-def evaluate_tta(
-    path: str | Path,
-    moved: str | None = None,
-    *,
-    resamples: int = 1000,
-    decide: Decide = Decide(),
-    device: str = "auto",
-    quiet: bool = False,
-) -> Run:
-    """Predict validation and test images with their mirror images, and score them.
-
-    The images are read again, from ``moved`` if they are no longer where they were, and must be
-    those of the run. Numbers, predictions and report go to the folder ``RUN-tta`` beside the run,
-    which has no model; the run itself is not changed.
-    """
-    path = Path(path)
-    record = _checked(path)
-    folder = path.resolve().parent / f"{path.resolve().name}-tta"
-    _check_out(folder)
-    # A mistake is found before images are read.
-    make_policy(decide, Basis.of_run(record, Run.open(path).read_predictions()))
-    predictor, started = load(path, choose_device(device)), time.perf_counter()
-    with Display(quiet=quiet) as display:
-        data = images_of_run(record, moved, display)
-        predictions = _predicted(predictor, data, display)
-    words = ["lmd", "evaluate", str(path), "--tta", *(["--data", moved] if moved else [])]
-    words += decide.words()
-    note = NOTE.format(run=record.name)
-    record = record.replaced(
-        name=folder.name,
-        command=shlex.join(words),
-        created=now(),
-        tta="flips",
-        data=record.data.model_copy(update={"notes": [*record.data.notes, note]}),
-        timings={"predict": round(time.perf_counter() - started, 3)},
-    )
-    record = scored(record, predictions, resamples=resamples, decide=decide)
-    record = record.replaced(finished=now())
-    folder.mkdir(exist_ok=True)
-    made = Run(folder)
-    made.write_predictions(predictions)
-    made.write_record(record)
-    write_report(made)
-    return made
-
-
-def _checked(path: Path) -> Record:
-    record = Run.open(path).require_finished().record
-    if record.tta is not None:
-        raise LmdError(f"--tta: {path} was made with --tta; give the folder of the run itself")
-    if record.folds is not None:
-        fold = path / record.folds.runs[0].name
-        raise LmdError(f"--tta: {path} has the folds of a cross-validation; give one, as {fold}")
-    return record
-
-
-def _check_out(folder: Path) -> None:
-    """Only an earlier evaluation of this kind is replaced."""
-    if not folder.exists() or (folder.is_dir() and unborn(folder)):
-        return
-    run = Run(folder)
-    if not run.record_path.exists() or run.record.tta is None:
-        raise LmdError(f"--tta writes to {folder}, which holds something else: rename or remove it")
-
-
-def _predicted(predictor: Predictor, data: Dataset, display: Display) -> Predictions:
-    parts = {}
-    total = sum(len(data.table.part(part)) for part in PARTS)
-    display.start("predicting mirror images", total)
-    done = 0
-    for part in PARTS:
-        table, images = data.table.part(part), data.part(part)
-        if not len(table):
-            continue
-        tick = partial(_step, display, done, total)
-        probabilities = predictor.infer(in_batches(images, tick), tta=True).probabilities
-        done += len(table)
-        groups = table.group_numbers()
-        parts[part] = PartPredictions(table.ids, images.labels, probabilities, groups)
-    display.stop()
-    return Predictions(predictor.classes, parts)
-
-
-def _step(display: Display, done: int, total: int, images: int, _: int) -> None:
-    display.step(done + images, total)
 
 
 def evaluate(
@@ -215,35 +63,157 @@ def evaluate(
     """
     path, decide = Path(run), Decide(prevalence, costs, coverage, refer_above)
     other = None if against is None else Path(against)
-    if data is None or tta:
-        _refuse_without_data(
-            "--data without --tta" if tta else "--data",
-            part=part, out=out, skip_unknown=skip_unknown, overwrite=overwrite, skip_bad=skip_bad,
-            **(columns or {}),
+    if data is not None and not tta:
+        from lmd.evaluation.external import evaluate_external
+
+        result = evaluate_external(
+            path, Source(os.fspath(data), Columns.of(columns), skip_bad), part=part,
+            skip_unknown=skip_unknown, out=None if out is None else Path(out), overwrite=overwrite,
+            against=other, decide=decide, resamples=resamples, device=device, quiet=quiet,
         )  # fmt: skip
+    else:
+        options = {"part": part, "out": out, "skip_unknown": skip_unknown, "overwrite": overwrite}
+        for key, value in (options | {"skip_bad": skip_bad} | dict(columns or {})).items():
+            if value:  # means nothing without the images of another place
+                needed = "--data without --tta" if tta else "--data"
+                raise LmdError(f"--{key.replace('_', '-')} needs {needed} as well")
         if other is not None:
-            check_comparable(path, other)
+            paired(Run.open(path), Run.open(other))  # refused before the first numbers appear
         if not tta:
             record = rescore(path, resamples=resamples, decide=decide, against=other, images=images)
             return Run(path, record)
-        made = evaluate_tta(
-            path, None if data is None else str(data), resamples=resamples, decide=decide,
-            device=device, quiet=quiet,
-        )  # fmt: skip
-    else:
-        made = evaluate_external(
-            path, Path(data) if isinstance(data, PathLike) else data, part=part,
-            skip_unknown=skip_unknown, columns=columns, skip_bad=skip_bad,
-            out=None if out is None else Path(out), overwrite=overwrite, against=other,
-            decide=decide, resamples=resamples, device=device, quiet=quiet,
-        )  # fmt: skip
+        moved = None if data is None else os.fspath(data)
+        result = evaluate_tta(
+            path, moved, resamples=resamples, decide=decide, device=device, quiet=quiet
+        )
     if other is not None:
-        rescore(made.path, resamples=resamples, decide=decide, against=other)
-    return made
+        rescore(result.path, resamples=resamples, decide=decide, against=other)
+    return result
 
 
-def _refuse_without_data(needed: str, **given: Any) -> None:
-    """Options for the images of another place mean nothing without them."""
-    for key, value in given.items():
-        if value:
-            raise LmdError(f"--{key.replace('_', '-')} needs {needed} as well")
+def rescore(
+    path: Path,
+    *,
+    resamples: int = 1000,
+    decide: Decide = Decide(),
+    against: Path | None = None,
+    images: bool = True,
+) -> Record:
+    """Recompute the record's numbers from ``predictions.npz`` and rewrite record and report.
+
+    With fewer ``resamples`` than the record has, nothing is written: its intervals are better.
+    ``decide`` sets the numbers about decisions. The report compares the run with
+    ``against``, another run on the same test images. A model of an earlier version gets what its
+    file lacks for decisions.
+    """
+    run = Run.open(path).require_finished()
+    before = run.record
+    others = [] if against is None else [Run.open(against)]
+    for other in others:
+        paired(run, other)  # refused before anything is written
+    predictions = run.predictions or run.read_predictions()
+    record = scored(before, predictions, resamples=resamples, decide=decide)
+    levels = [None if r.sets is None else r.sets.requested for r in (before, record)]
+    if record.external is not None and levels[0] != levels[1]:
+        external = record.external.model_copy(update={"coverage": None})
+        record = record.replaced(external=external)
+    if resamples < before.resamples:
+        return record
+    run.write_record(record)
+    write_report(run, compare=others, resamples=resamples, images=images)
+    if record.external is None and record.tta is None:
+        write_card(record, path)
+    return record
+
+
+def compare_runs(a: Path, b: Path, *, resamples: int = 1000) -> str:
+    """Return differences of two runs in all metrics as text, with paired intervals and p-values."""
+    left = Run.open(a)
+    mine, theirs = paired(left, Run.open(b))
+    tiers = left.record.tiers.assignment
+    first, second = (
+        Sample(mine.labels, probabilities, tiers, mine.groups)
+        for probabilities in (mine.probabilities, theirs)
+    )
+    title = (
+        f"{a.name} minus {b.name}, in points, on the same {len(mine.ids)} test images (paired "
+        "bootstrap; p by Holm for the number of metrics)"
+    )
+    return format_comparison(compare(first, second, resamples=resamples), title)
+
+
+def evaluate_tta(
+    path: Path,
+    moved: str | None = None,
+    *,
+    resamples: int = 1000,
+    decide: Decide = Decide(),
+    device: str = "auto",
+    quiet: bool = False,
+) -> Run:
+    """Predict validation and test images with their mirror images, and score them.
+
+    The images are read again, from ``moved`` if they are no longer where they were, and must be
+    those of the run. Numbers, predictions and report go to the folder ``RUN-tta`` beside the run,
+    which has no model; the run itself is not changed.
+    """
+    from lmd.base.distributed import choose_device
+    from lmd.base.progress import Display
+    from lmd.explain.features import images_of_run
+    from lmd.predict.predictor import in_batches, load
+
+    record = _with_one_model(path)
+    folder = path.resolve().parent / f"{path.resolve().name}-tta"
+    _check_out(folder)
+    # A mistake is found before images are read.
+    make_policy(decide, Basis.of_run(record, Run.open(path).read_predictions()))
+    predictor, started = load(path, choose_device(device)), time.perf_counter()
+    parts = {}
+    with Display(quiet=quiet) as display:
+        data = images_of_run(record, moved, display)
+        for part in PARTS:
+            table, images = data.table.part(part), data.part(part)
+            if not len(table):
+                continue
+            display.start(f"predicting mirror images of the {part} part", len(table))
+            answers = predictor.infer(in_batches(images, display.step), tta=True)
+            groups = table.group_numbers()
+            parts[part] = PartPredictions(table.ids, images.labels, answers.probabilities, groups)
+        display.stop()
+    predictions = Predictions(predictor.classes, parts)
+    words = ["lmd", "evaluate", str(path), "--tta", *(["--data", moved] if moved else [])]
+    notes = [*record.data.notes, NOTE.format(run=record.name)]
+    record = record.replaced(
+        name=folder.name,
+        command=shlex.join(words + decide.words()),
+        created=now(),
+        tta="flips",
+        data=record.data.model_copy(update={"notes": notes}),
+        timings={"predict": round(time.perf_counter() - started, 3)},
+    )
+    record = scored(record, predictions, resamples=resamples, decide=decide)
+    folder.mkdir(exist_ok=True)
+    run = Run(folder)
+    run.write_predictions(predictions)
+    run.write_record(record.replaced(finished=now()))
+    write_report(run)
+    return run
+
+
+def _with_one_model(path: Path) -> Record:
+    record = Run.open(path).require_finished().record
+    if record.tta is not None:
+        raise LmdError(f"--tta: {path} was made with --tta; give the folder of the run itself")
+    if record.folds is not None:
+        fold = path / record.folds.runs[0].name
+        raise LmdError(f"--tta: {path} has the folds of a cross-validation; give one, as {fold}")
+    return record
+
+
+def _check_out(folder: Path) -> None:
+    """Check that only an earlier evaluation of this kind is replaced."""
+    if not folder.exists() or (folder.is_dir() and unborn(folder)):
+        return
+    run = Run(folder)
+    if not run.record_path.exists() or run.record.tta is None:
+        raise LmdError(f"--tta writes to {folder}, which holds something else: rename or remove it")

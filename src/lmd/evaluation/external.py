@@ -2,8 +2,11 @@
 
 import shlex
 import time
-from collections.abc import Mapping, Sequence
-from pathlib import Path
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from difflib import get_close_matches
+from functools import cache
+from pathlib import Path, PurePosixPath
 from typing import Any
 
 import numpy as np
@@ -13,113 +16,107 @@ from lmd import __version__
 from lmd.base.distributed import choose_device
 from lmd.base.errors import LmdError
 from lmd.base.progress import Display
-from lmd.data.source import Columns
-from lmd.data.table import Table
+from lmd.base.text import counted, shorten
+from lmd.data.cache import decode
+from lmd.data.dataset import Dataset, plan_data
+from lmd.data.source import Source
+from lmd.data.sources import scan_source
+from lmd.data.table import PARTS, FileImages, Table
 from lmd.decisions.decide import Decide
 from lmd.decisions.numbers import score_sets
 from lmd.decisions.policy import Basis, make_policy
-from lmd.evaluation.images import (
-    Answers,
-    external_data,
-    known_rows,
-    open_external,
-    predicted,
-    unknown_classes,
-)
-from lmd.evaluation.record import External
-from lmd.evaluation.shift import (
-    class_shifts,
-    compare_metrics,
-    confidence_shift,
-    mix_distance,
-    shared,
-)
-from lmd.fit.recording import commit, machine, now, scored
+from lmd.evaluation.record import External, UnknownClass
+from lmd.evaluation.shift import class_shifts, compare_metrics, confidence_shift, shared
+from lmd.fit.recording import NO_VALIDATION, commit, data_info, file_digest, machine, now, scored
 from lmd.model.files import weights_digest
-from lmd.predict.predictor import load
+from lmd.predict.predictor import Predictor, in_batches, load
 from lmd.report.page import write_report
-from lmd.runs.folder import Run, matched, paired, scored_part
+from lmd.runs.folder import Run, matched, paired, scored_part, trainings_of
 from lmd.runs.predictions import PartPredictions, Predictions
-from lmd.runs.record import Part, Record
+from lmd.runs.protocol import Protocol
+from lmd.runs.record import DataInfo, Part, Record
 from lmd.scoring.metrics import Sample
 from lmd.scoring.scores import share_of
 
+Flags = NDArray[np.bool_]
+
 
 def evaluate_external(
-    run: str | Path,
-    data: str | Path,
+    path: Path,
+    source: Source,
     *,
     part: str | None = None,
     skip_unknown: bool = False,
-    columns: Mapping[str, Any] | None = None,
-    skip_bad: bool = False,
-    out: str | Path | None = None,
+    out: Path | None = None,
     overwrite: bool = False,
     against: Path | None = None,
     decide: Decide = Decide(),
     resamples: int = 1000,
     device: str = "auto",
     quiet: bool = False,
-    command: str | None = None,
 ) -> Run:
-    """Score the model of a run on the labelled images of ``data``, and write a folder of its own.
+    """Score the model of a run on the labelled images of ``source``, and write a folder of its own.
 
-    ``data`` is anything that training takes; all its images are used, or those of one ``part``. The
-    classes are matched by name. Images of a class that the model does not know are an error, or are
-    left out of the scores with ``skip_unknown``; classes of the model without images are left out
-    of means. Nothing in the folder of the run is changed. ``against`` is a folder that must be of
-    the same images, because the result is to be compared with it.
+    All images are used, or those of one ``part``. The classes are matched by name. Images of a
+    class that the model does not know are an error, or are left out of the scores with
+    ``skip_unknown``; classes of the model without images are left out of means. Nothing in the
+    folder of the run is changed. ``against`` is a folder that must be of the same images, because
+    the result is to be compared with it.
     """
-    files, here = _finished(Path(run)), choose_device(device)
-    folder = Path(out) if out is not None else default_folder(Path(run), data)
-    if folder.resolve() == Path(run).resolve():
-        raise LmdError(f"--out: {folder} is the run itself; give another folder")
-    Run.check_free(folder, overwrite=overwrite, resumable=False)
-    _check_replaced(folder)
-    other = None if against is None else _other(against, folder)
-    predictor = load(run, here)
-    table = open_external(files, str(data), part, columns or {}, skip_bad)
+    home, own = _finished(path)
+    here, folder = choose_device(device), out or default_folder(path, source.data)
+    _check_out(folder, path, overwrite=overwrite, against=against)
+    other = None if against is None else Run.open(against)
+    predictor = load(path, here)
+    classes, skip_bad = predictor.classes, source.skip_bad
+    table = _open(home, source, part)
     # A mistake is found before images are read.
-    known = known_rows(table, predictor.classes, skip_unknown)
-    if files.predictions is not None:
-        make_policy(decide, Basis.of_run(files.record, files.predictions))
+    known = known_rows(table, classes, skip_unknown)
+    make_policy(decide, Basis.of_run(home.record, own))
     if other is not None:
-        _check_paired(folder, table.take(known), predictor.classes, other, skip_bad)
-    temperature = predictor.engine.spec.temperature
+        _check_paired(folder, table.take(known), classes, other, skip_bad=skip_bad)
     begun, started = now(), time.perf_counter()
     with Display(quiet=quiet) as display:
-        table, answers, skipped = predicted(predictor, table, display, skip_bad=skip_bad)
-    known = known_rows(table, predictor.classes, skip_unknown)
-    predictions = _predictions(files, table.take(known), answers.take(known))
-    record = files.record.replaced(
+        answered = _answer(predictor, table, display, skip_unknown, skip_bad)
+    test = answered.test_part(classes)
+    # The run's own validation part gives the prediction sets.
+    parts: dict[Part, PartPredictions] = {"test": test}
+    parts |= {"validation": own.parts["validation"]} if "validation" in own.parts else {}
+    predictions = Predictions(classes, parts)
+    words = ["lmd", "evaluate", str(path), "--data", str(source.data)]
+    words += ["--part", part] if part is not None else []
+    words += source.columns.words() + ["--skip-unknown"] * skip_unknown + ["--skip-bad"] * skip_bad
+    words += decide.words() + ([] if out is None else ["--out", str(out)])
+    temperature = predictor.engine.spec.temperature
+    record = home.record.replaced(
         name=folder.name,
-        command=command or _command(run, data, part, skip_unknown, columns, skip_bad, decide, out),
+        command=shlex.join(words),
         created=begun,
         lmd_version=__version__,
         commit=commit(),
-        data=external_data(files, table, known, skipped, str(data)),
+        data=_data_info(home, own, answered, str(source.data)),
         machine=machine(here),
-        model=files.record.model.model_copy(update={"temperature": temperature}),
+        model=home.record.model.model_copy(update={"temperature": temperature}),
         folds=None,
-        history=list(files.history),
+        history=list(home.history),
         candidates=[],
-        external=_external(files, Path(run), table, known, answers, predictions, part, resamples),
+        external=_external(home, own, answered, test, part, resamples),
         timings={"predict": round(time.perf_counter() - started, 3)},
     )
     record = scored(record, predictions, resamples=resamples, decide=decide)
-    record = _home_coverage(record, files).replaced(finished=now())
+    record = _with_home_coverage(record, home, own).replaced(finished=now())
     if other is not None:
         paired(Run(folder, record, predictions), other)  # some may have been unreadable
-    made = Run.create(folder, overwrite=overwrite)
+    run = Run.create(folder, overwrite=overwrite)
     (folder / "checkpoint").rmdir()
-    made.write_predictions(predictions)
-    made.write_record(record)
-    write_report(made)
-    return made
+    run.write_predictions(predictions)
+    run.write_record(record)
+    write_report(run)
+    return run
 
 
 def default_folder(run: Path, data: str | Path) -> Path:
-    """``RUN-on-DATA``, beside the run.
+    """Return ``RUN-on-DATA``, beside the run.
 
     >>> default_folder(Path("runs/skin-lmd-seed0"), "clinic/2024.csv").as_posix()
     'runs/skin-lmd-seed0-on-2024'
@@ -127,27 +124,164 @@ def default_folder(run: Path, data: str | Path) -> Path:
     return run.parent / f"{run.resolve().name}-on-{Path(data).stem or 'data'}"
 
 
-def _check_replaced(folder: Path) -> None:
-    """Only an earlier evaluation is replaced, never a training."""
-    run = Run(folder)
-    if run.record_path.exists() and run.record.external is None:
+def _finished(path: Path) -> tuple[Run, Predictions]:
+    run = Run.open(path).require_finished()
+    if run.record.external is not None:
+        raise LmdError(
+            f"{path} is an external validation of {run.record.external.run}: give the folder of "
+            "that run together with --data"
+        )
+    if run.record.part is None or run.predictions is None:
+        raise LmdError(f"{path} has no scored part to compare with: run `lmd evaluate {path}`")
+    return run, run.predictions
+
+
+def _check_out(folder: Path, run: Path, *, overwrite: bool, against: Path | None) -> None:
+    """Check that only an earlier evaluation is replaced, and not one that is to be compared."""
+    if folder.resolve() == run.resolve():
+        raise LmdError(f"--out: {folder} is the run itself; give another folder")
+    Run.check_free(folder, overwrite=overwrite, resumable=False)
+    earlier = Run(folder)
+    if earlier.record_path.exists() and earlier.record.external is None:
         raise LmdError(
             f"--out: {folder} holds a training, which an evaluation does not replace: give another "
             "folder"
         )
-
-
-def _other(against: Path, folder: Path) -> Run:
-    """The files of the run to compare with, which must stay."""
-    if against.resolve() == folder.resolve():
+    if against is not None and against.resolve() == folder.resolve():
         raise LmdError(f"--against: {folder} is what --overwrite replaces: give another folder")
-    return Run.open(against)
+
+
+def _open(run: Run, source: Source, part: str | None) -> Table:
+    """Open the table of the other images, which must not be those of training."""
+    _refuse_own_data(run, str(source.data))
+    table = scan_source(source.data, source.columns).table(skip_bad=source.skip_bad)
+    if part is not None:
+        if part not in PARTS:
+            raise LmdError(f"--part must be one of {', '.join(PARTS)}; it is {part!r}")
+        if table.parts is None or not (table.parts == part).any():
+            raise LmdError(
+                f"--part: {source.data} has no {part} part; leave out --part to use all its images"
+            )
+        table = table.part(part)
+    if isinstance(table.images, FileImages):
+        _refuse_training_images(run, table.ids, [table.images.paths[row] for row in table.rows])
+    return table
+
+
+def _refuse_own_data(run: Run, data: str) -> None:
+    """Refuse the images that the run was trained on, or a copy of them."""
+    if any(_is_data_of(record, data) for record in (run.record, *trainings_of(run))):
+        raise LmdError(
+            f"--data: {run.record.name} was trained on {data}; `lmd evaluate` without --data "
+            "scores its test part, and --data takes images from another place"
+        )
+
+
+def _is_data_of(record: Record, data: str) -> bool:
+    """Whether a run was trained on these images, by their place if it is known, or their content.
+
+    A relative place of the record may be another one now.
+    """
+    own, other = Path(record.request.data), Path(data)
+    if record.request.data == data == "synthetic":
+        return True
+    if own.is_absolute() and own.exists() and other.exists() and other.samefile(own):
+        return True
+    digest = record.data.file_sha256
+    if digest is not None or not other.is_dir():
+        return digest is not None and file_digest(other) == digest
+    planned = _planned(record, data)
+    return planned is not None and _unchanged(planned, record, in_place=False)
+
+
+def _refuse_training_images(run: Run, ids: NDArray[np.str_], paths: Sequence[Path]) -> None:
+    """Refuse files of the run's training part, which are known if its data is where it was."""
+    resolved = cache(Path.resolve)
+    places = {str(name): resolved(path) for name, path in zip(ids, paths, strict=True)}
+    seen: set[str] = set()
+    for record in trainings_of(run):
+        planned = _planned(record, record.request.data)
+        if planned is None or not isinstance(planned.table.images, FileImages):
+            continue
+        files = planned.table.images.paths
+        trained = {resolved(files[row]) for row in planned.table.part("train").rows}
+        found = {name for name, path in places.items() if path in trained}
+        in_place = Path(record.request.data).is_absolute()
+        if found and _unchanged(planned, record, in_place=in_place):
+            seen |= found
+    if seen:
+        raise LmdError(
+            f"--data: {run.record.name} was trained on "
+            f"{counted(len(seen), '{n} of these images')} ({shorten(sorted(seen))}): give images "
+            "that the model has not seen"
+        )
+
+
+def _planned(record: Record, data: str) -> Dataset | None:
+    """Return the images at ``data`` in the parts of a run; ``None`` if they cannot be its own."""
+    if not record.request.protocol:
+        return None
+    try:
+        protocol = Protocol.model_validate(record.request.protocol)
+        return plan_data(replace(Source.of(record.request), data=data), protocol)
+    except LmdError:
+        return None
+
+
+def _unchanged(planned: Dataset, record: Record, *, in_place: bool) -> bool:
+    """Whether these are the images of a run: the same names, classes and parts.
+
+    Pixels must agree, too, unless the images are known to be ``in_place``, because images from
+    elsewhere may have the same names. Images that cannot be read are not in the record, and only
+    decoding finds them.
+    """
+    expected = record.data.fingerprint
+    same = planned.fingerprint() == expected
+    more = len(planned.table) - sum(map(sum, record.data.counts.values()))
+    if (same and in_place) or not (same or 0 < more <= len(record.data.skipped)):
+        return same
+    try:
+        decoded = planned.decode(Display(quiet=True))
+    except LmdError:
+        return False
+    agree = in_place or record.data.pixels in (None, decoded.pixel_digest())
+    return agree and decoded.fingerprint() == expected
+
+
+def known_rows(table: Table, classes: Sequence[str], skip: bool) -> Flags:
+    """Return which images ``(N,)`` are of a class that the model knows."""
+    names = table.label_names()
+    known: Flags = np.isin(names, classes)
+    if not known.any():
+        raise LmdError(
+            f"--data: {table.source} has no image of a class that the model knows. Its classes are "
+            f"{shorten(sorted(set(names.tolist())), 8)}; those of the model are "
+            f"{shorten(classes, 8)}. Classes are matched by name: rename them in the data"
+        )
+    if known.all() or skip:
+        return known
+    listed, by_lower = [], {name.lower(): name for name in classes}
+    for name, images in zip(*np.unique(names[~known], return_counts=True), strict=True):
+        near = get_close_matches(name.lower(), by_lower, n=1)
+        hint = f", perhaps {by_lower[near[0]]!r}" if near else ""
+        listed.append(f"{str(name)!r} ({counted(int(images), '{n} [image|images]')}{hint})")
+    raise LmdError(
+        f"--data: the model does not know {shorten(listed, 8)}. Its classes are "
+        f"{shorten(classes, 8)}. Rename the classes in the data, or leave such images out of the "
+        "scores with --skip-unknown"
+    )
+
+
+def _labels(table: Table, classes: Sequence[str]) -> NDArray[np.int64]:
+    """Return the labels ``(N,)`` as indices of the model's classes."""
+    index = {name: k for k, name in enumerate(classes)}
+    return np.array([index[name] for name in table.label_names().tolist()], dtype=np.int64)
 
 
 def _check_paired(
-    folder: Path, table: Table, classes: Sequence[str], other: Run, skip_bad: bool
+    folder: Path, table: Table, classes: Sequence[str], other: Run, *, skip_bad: bool
 ) -> None:
-    """An ``LmdError`` if the other run was scored on other images than will be scored here."""
+    """Check that the other run was scored on the images that will be scored here."""
     if skip_bad:
         # What cannot be read is in neither run.
         theirs = scored_part(other).ids
@@ -156,107 +290,129 @@ def _check_paired(
     matched(folder, classes, table.ids, _labels(table, classes), other)
 
 
-def _labels(table: Table, classes: Sequence[str]) -> NDArray[np.int64]:
-    """The labels ``(N,)`` as indices of the model's classes."""
-    index = {name: k for k, name in enumerate(classes)}
-    return np.array([index[name] for name in table.label_names().tolist()], dtype=np.int64)
+@dataclass(frozen=True)
+class _Answered:
+    """Images of another place, what the model makes of them, and which of them it knows ``(N,)``.
 
-
-def _home_coverage(record: Record, home: Run) -> Record:
-    """The record with the coverage of the same prediction sets in the run's own test part.
-
-    A run without one has images of the validation part only, which gave the sets their thresholds.
+    ``unlike (N,)`` is ``None`` if the model cannot flag images.
     """
-    external, sets = record.external, record.sets
-    if external is None or sets is None or home.predictions is None or home.record.part != "test":
-        return record
-    own = _sample(record, home.predictions.parts["test"])
-    basis = Basis.of_run(home.record, home.predictions)
-    policy = make_policy(Decide(coverage=sets.requested), basis)
-    found = score_sets(own, policy.sets or [], basis.classes, sets.requested).coverage
-    return record.replaced(external=external.model_copy(update={"coverage": found}))
 
+    table: Table
+    known: Flags
+    probabilities: NDArray[np.float32]
+    unlike: Flags | None
+    skipped: tuple[str, ...]
 
-def _sample(record: Record, of: PartPredictions) -> Sample:
-    return Sample(of.labels, of.probabilities, record.tiers.assignment, of.groups)
-
-
-def _finished(path: Path) -> Run:
-    run = Run.open(path).require_finished()
-    record = run.record
-    if record.external is not None:
-        raise LmdError(
-            f"{path} is an external validation of {record.external.run}: give the folder of that "
-            "run together with --data"
+    def test_part(self, classes: Sequence[str]) -> PartPredictions:
+        """Return the images of known classes."""
+        rows, probabilities = self.table.take(self.known), self.probabilities[self.known]
+        return PartPredictions(
+            rows.ids, _labels(rows, classes), probabilities, rows.group_numbers()
         )
-    if record.part is None or run.predictions is None:
-        raise LmdError(f"{path} has no scored part to compare with: run `lmd evaluate {path}`")
-    return Run(path, record, run.predictions)
+
+    def unknown_classes(self) -> list[UnknownClass]:
+        """Return what the model makes of images whose class it does not know."""
+        names, top = self.table.label_names(), self.probabilities.max(axis=1)
+        classes = []
+        for name in sorted(set(names[~self.known].tolist())):
+            rows = names == name
+            flagged = None if self.unlike is None else float(self.unlike[rows].mean())
+            images, confidence = int(rows.sum()), float(top[rows].mean())
+            classes.append(
+                UnknownClass(name=name, images=images, confidence=confidence, flagged=flagged)
+            )
+        return classes
 
 
-def _predictions(files: Run, table: Table, answers: Answers) -> Predictions:
-    """The external images as test part; the run's validation part gives the prediction sets."""
-    assert files.predictions is not None
-    classes = files.predictions.classes
-    labels = _labels(table, classes)
-    here = PartPredictions(table.ids, labels, answers.probabilities, table.group_numbers())
-    own = files.predictions.parts.get("validation")
-    parts: dict[Part, PartPredictions] = {"test": here}
-    return Predictions(classes, parts if own is None else {**parts, "validation": own})
+def _answer(
+    predictor: Predictor, table: Table, display: Display, skip_unknown: bool, skip_bad: bool
+) -> _Answered:
+    size = predictor.engine.image_size
+    table, images, bad = decode(table, size, display, skip_bad=skip_bad)
+    display.start("predicting", len(table))
+    probabilities, flags, _ = predictor.infer(in_batches(images, display.step))
+    known = known_rows(table, predictor.classes, skip_unknown)
+    unlike = None if predictor.novelty is None else flags
+    return _Answered(table, known, probabilities, unlike, (*table.skipped, *bad))
 
 
 def _external(
-    files: Run,
-    run: Path,
-    table: Table,
-    known: NDArray[np.bool_],
-    answers: Answers,
-    predictions: Predictions,
+    home: Run,
+    own: Predictions,
+    answered: _Answered,
+    test: PartPredictions,
     part: str | None,
     resamples: int,
 ) -> External:
-    record, of = files.record, predictions.parts["test"]
-    assert files.predictions is not None
+    """Compare both places."""
+    record, unlike = home.record, answered.unlike
     assert record.part is not None
-    own = files.predictions.parts[record.part]
-    home, here = (_sample(record, one) for one in (own, of))
-    both = shared(home, here)
+    places = _sample(record, own.parts[record.part]), _sample(record, test)
     recalls = [row.recall for row in record.per_class[record.part]]
-    counts = record.data.counts["train"]
-    shifts = class_shifts(home, here, predictions.classes, counts, recalls)
-    flagged = None
-    if answers.unlike is not None:
-        flagged = share_of(answers.unlike[known], of.groups)
+    shifts = class_shifts(*places, own.classes, record.data.counts["train"], recalls)
+    both = shared(*places)
+    one_file = (home.path / "model.json").exists()
     return External(
         run=record.name,
-        model_sha256=weights_digest(run) if (run / "model.json").exists() else None,
+        model_sha256=weights_digest(home.path) if one_file else None,
         part=part or "all",
         home_part=record.part,
-        mix_distance=mix_distance(shifts),
+        # 0 for the same mix, 1 for no common class
+        mix_distance=0.5 * sum(abs(shift.here - shift.home) for shift in shifts),
         classes=shifts,
         metrics=compare_metrics(*both, resamples=resamples),
         confidence=confidence_shift(*both),
         coverage=None,
-        flagged=flagged,
-        unknown=unknown_classes(table.take(~known), answers.take(~known)),
+        flagged=None if unlike is None else share_of(unlike[answered.known], test.groups),
+        unknown=answered.unknown_classes(),
     )
 
 
-def _command(
-    run: str | Path,
-    data: str | Path,
-    part: str | None,
-    skip_unknown: bool,
-    columns: Mapping[str, Any] | None,
-    skip_bad: bool,
-    decide: Decide,
-    out: str | Path | None,
-) -> str:
-    """The command that repeats the evaluation."""
-    words = ["lmd", "evaluate", str(run), "--data", str(data)]
-    words += ["--part", part] if part is not None else []
-    words += Columns.of(columns).words()
-    words += ["--skip-unknown"] if skip_unknown else []
-    words += ["--skip-bad"] if skip_bad else []
-    words += decide.words()
-    return shlex.join([*words, *(["--out", str(out)] if out is not None else [])])
+def _sample(record: Record, part: PartPredictions) -> Sample:
+    return Sample(part.labels, part.probabilities, record.tiers.assignment, part.groups)
+
+
+def _with_home_coverage(record: Record, home: Run, own: Predictions) -> Record:
+    """Add the coverage of the same prediction sets in the run's own test part.
+
+    A run without one has images of the validation part only, which gave the sets their thresholds.
+    """
+    if record.external is None or record.sets is None or home.record.part != "test":
+        return record
+    basis, level = Basis.of_run(home.record, own), record.sets.requested
+    guarantees = make_policy(Decide(coverage=level), basis).sets or []
+    sample = _sample(record, own.parts["test"])
+    coverage = score_sets(sample, guarantees, basis.classes, level).coverage
+    return record.replaced(external=record.external.model_copy(update={"coverage": coverage}))
+
+
+def _data_info(run: Run, own: Predictions, answered: _Answered, source: str) -> DataInfo:
+    """Describe the external images; classes and training counts are the run's."""
+    record, table, known = run.record, answered.table, answered.known
+    whole = replace(table.take(known), parts=np.full(int(known.sum()), "test"))
+    request = record.request.model_copy(update={"data": source})
+    info = data_info(request, Dataset(whole, record.tiers, answered.skipped))
+    there = dict(zip(whole.classes, info.counts["test"], strict=True))
+    counts = {**record.data.counts, "test": [there.get(name, 0) for name in record.data.classes]}
+    notes = [f"These are images from {source}, not the test part of {record.name}."]
+    notes += [note for note in info.notes if note != NO_VALIDATION]
+    if not known.all():
+        names = sorted(set(table.take(~known).label_names().tolist()))
+        left_out = counted(int((~known).sum()), "{n} [image|images]")
+        notes.append(
+            f"Left out of the scores: {left_out} of {shorten(names, 8)}, which the model does not "
+            "know."
+        )
+    scored_names = set().union(*(_names(part.ids) for part in own.parts.values()))
+    if repeated := len(_names(whole.ids) & scored_names):
+        notes.append(
+            f"{counted(repeated, '{n} [image has|images have]')} the name of a validation or test "
+            f"image of {record.name}: if they are the same images, these numbers are not external."
+        )
+    update = {"classes": record.data.classes, "counts": counts, "notes": notes}
+    return info.model_copy(update=update | {"imbalance_factor": record.data.imbalance_factor})
+
+
+def _names(ids: NDArray[Any]) -> set[str]:
+    """Names of files without their folders; numbers of images in an array say nothing."""
+    return {PurePosixPath(name).name for name in map(str, ids) if not name.isdecimal()}

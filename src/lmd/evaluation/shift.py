@@ -3,15 +3,20 @@
 from collections.abc import Sequence
 
 import numpy as np
-from numpy.typing import NDArray
 
 from lmd.base.errors import LmdError
+from lmd.base.text import text_table
 from lmd.evaluation.record import ClassShift, ConfidenceShift, MetricShift
-from lmd.scoring.estimates import Estimate
-from lmd.scoring.metrics import METRICS, Sample
+from lmd.report.page import Report, Values
+from lmd.runs.record import Record
+from lmd.scoring.estimates import Estimate, number_text
+from lmd.scoring.metrics import METRICS, Sample, number_form
 from lmd.scoring.proportions import Floats, interval, mix_weights
 from lmd.scoring.scores import bootstrap, mean_estimate, metric_estimates, resampled_sums, too_small
 
+FAR = 0.1  # a distance of class mixes that is worth a sentence
+# What is compared, home, here, the difference if there is one, and the form of the numbers.
+Comparison = tuple[str, Estimate, Estimate, Estimate | None, str]
 COMPARED = (
     "balanced_accuracy",
     "bacc_head",
@@ -31,55 +36,38 @@ def class_shifts(
     train: Sequence[int],
     recalls: Sequence[Estimate],
 ) -> list[ClassShift]:
-    """The share of each class in training, at home and here; ``recalls (K,)`` are at home."""
-    shares = [np.asarray(n) / max(np.sum(n), 1) for n in (train, home.support, here.support)]
+    """Return the share of each class in all places; ``recalls (K,)`` are at home."""
+    counts = np.array([train, home.support, here.support])
+    shares = (counts / np.maximum(counts.sum(axis=1, keepdims=True), 1)).T.tolist()
     return [
-        ClassShift(
-            name=name,
-            train=float(shares[0][k]),
-            home=float(shares[1][k]),
-            here=float(shares[2][k]),
-            recall=recalls[k],
-        )
-        for k, name in enumerate(classes)
+        ClassShift(name=name, train=a, home=b, here=c, recall=recall)
+        for name, (a, b, c), recall in zip(classes, shares, recalls, strict=True)
     ]
 
 
 def shared(home: Sample, here: Sample) -> tuple[Sample, Sample]:
-    """Both, without images of classes that one of them lacks; every class may be predicted."""
+    """Leave out images of classes that one place lacks; every class may be predicted."""
     both = (home.support > 0) & (here.support > 0)
     if not both.any():
         raise LmdError("the two places have no class in common: they cannot be compared")
-    return _within(home, both), _within(here, both)
 
+    def within(sample: Sample) -> Sample:
+        rows = both[sample.labels]
+        tiers, groups = sample.tiers.tolist(), sample.groups_in(rows)
+        return Sample(sample.labels[rows], sample.probabilities[rows], tiers, groups)
 
-def _within(sample: Sample, classes: NDArray[np.bool_]) -> Sample:
-    rows = classes[sample.labels]
-    tiers, groups = sample.tiers.tolist(), sample.groups_in(rows)
-    return Sample(sample.labels[rows], sample.probabilities[rows], tiers, groups)
-
-
-def mix_distance(shifts: Sequence[ClassShift]) -> float:
-    """Half the sum of the differences of the shares: 0 for the same mix, 1 for no common class.
-
-    >>> none = Estimate(value=None)
-    >>> mix = [("nv", 0.9, 0.6), ("mel", 0.1, 0.4)]
-    >>> shifts = [ClassShift(name=n, train=0, home=a, here=b, recall=none) for n, a, b in mix]
-    >>> round(mix_distance(shifts), 6)
-    0.3
-    """
-    return 0.5 * sum(abs(one.here - one.home) for one in shifts)
+    return within(home), within(here)
 
 
 def compare_metrics(home: Sample, here: Sample, *, resamples: int = 1000) -> dict[str, MetricShift]:
-    """Metrics in both places, which should have the same classes (``shared``).
+    """Compare metrics of both places, which should have the same classes (``shared``).
 
     The two places have different images, so that their resamples are independent. With small
     classes, or where the resamples have no width, the limits of the difference are combined from
     those of both places, if these have any. Metrics that cannot be computed in one of the places
     are left out.
     """
-    found, both = {}, (home, here)
+    shifts, both = {}, (home, here)
     draws = [bootstrap(s, COMPARED, resamples=resamples, seed=i) for i, s in enumerate(both)]
     values = [metric_estimates(s, COMPARED, resamples=resamples) for s in both]
     for key in COMPARED:
@@ -90,12 +78,12 @@ def compare_metrics(home: Sample, here: Sample, *, resamples: int = 1000) -> dic
         gap = Estimate(value=b - a, low=low, high=high)
         if low == high or any(too_small(sample, METRICS[key]) for sample in both):
             gap = independent_difference(values[1][key], values[0][key])
-        found[key] = MetricShift(home=values[0][key], here=values[1][key], difference=gap)
-    return found
+        shifts[key] = MetricShift(home=values[0][key], here=values[1][key], difference=gap)
+    return shifts
 
 
 def independent_difference(a: Estimate, b: Estimate) -> Estimate:
-    """``a - b`` of different images, with limits from theirs (MOVER; Zou and Donner 2008).
+    """Return ``a - b`` of different images, with limits from theirs (MOVER; Zou and Donner 2008).
 
     >>> found = independent_difference(
     ...     Estimate(value=0.0, low=0.0, high=0.6), Estimate(value=1.0, low=0.5, high=1.0)
@@ -114,27 +102,95 @@ def independent_difference(a: Estimate, b: Estimate) -> Estimate:
 
 
 def confidence_shift(home: Sample, here: Sample) -> ConfidenceShift:
-    """Mean confidence in both places, and what the class mix of here would make of it at home."""
+    """Compare the mean confidence; ``expected`` is at home with the class mix of here."""
     weights = mix_weights(home.labels, here.support / here.support.sum())
+    means = []
+    for sample in (home, here):
+        sums, images = resampled_sums(sample, sample.confidence)
+        means.append(mean_estimate(sample.confidence, sums.sum(axis=1), images.sum(axis=1)))
     return ConfidenceShift(
-        home=_mean_confidence(home),
-        here=_mean_confidence(here),
+        home=means[0],
+        here=means[1],
         expected=float(weights @ home.confidence),
         distance=ks_distance(home.confidence, here.confidence),
     )
 
 
 def ks_distance(a: Floats, b: Floats) -> float:
-    """The largest difference of the distribution functions of two samples.
+    """Return the largest difference of the distribution functions of two samples.
 
     >>> ks_distance(np.array([0.1, 0.2, 0.3]), np.array([0.25, 0.35])).__round__(3)
     0.667
     """
     places = np.concatenate([a, b])
-    below = [np.searchsorted(np.sort(each), places, side="right") / len(each) for each in (a, b)]
+    below = [np.searchsorted(np.sort(x), places, side="right") / len(x) for x in (a, b)]
     return float(np.abs(below[0] - below[1]).max())
 
 
-def _mean_confidence(sample: Sample) -> Estimate:
-    sums, images = resampled_sums(sample, sample.confidence)
-    return mean_estimate(sample.confidence, sums.sum(axis=1), images.sum(axis=1))
+def external_view(report: Report) -> Values | None:
+    """Both places side by side: metrics, class mix and recall."""
+    shift = report.record.external
+    if shift is None:
+        return None
+    return {
+        "shift": shift,
+        "far": shift.mix_distance > FAR,
+        "rows": _comparisons(report.record),
+        "classes": [(shift.classes[row.index], row) for row in report.classes],
+    }
+
+
+def _comparisons(record: Record) -> list[Comparison]:
+    """Return what both places have: metrics, confidence, coverage and flagged images."""
+    shift = record.external
+    assert shift is not None
+    rows: list[Comparison] = [
+        (METRICS[key].title, one.home, one.here, one.difference, number_form(key))
+        for key, one in shift.metrics.items()
+    ]
+    rows.append(("Mean confidence", shift.confidence.home, shift.confidence.here, None, ".1%"))
+    if shift.coverage is not None and record.sets is not None:
+        title = f"Coverage of {100 * record.sets.requested:g} % sets, all images"
+        rows.append((title, shift.coverage, record.sets.coverage, None, ".1%"))
+    if shift.flagged is not None and record.novelty is not None and record.novelty.flagged:
+        title = "Unlike the training images, all images"
+        rows.append((title, record.novelty.flagged, shift.flagged, None, ".1%"))
+    return rows
+
+
+def format_external(record: Record) -> str:
+    """Return what differs between both places as plain text."""
+    shift = record.external
+    assert shift is not None
+    home = f"{shift.run}, {shift.home_part}"
+    rows: list[Sequence[str] | None] = [
+        ("", home, "interval", "here", "interval", "difference", "interval"),
+        None,
+    ]
+    for title, there, here, difference, _ in _comparisons(record):
+        gap = ("", "") if difference is None else difference.cells()
+        rows.append((title, *there.cells(), *here.cells(), *gap))
+    shares: list[Sequence[str] | None] = [("Class", "train", shift.home_part, "here"), None]
+    shares += [
+        (one.name, *(number_text(share, ".1%") for share in (one.train, one.home, one.here)))
+        for one in shift.classes
+    ]
+    lines = [
+        f"Here and in {home} part, on the classes that both have",
+        text_table(rows),
+        "",
+        f"Class mix: differs by {100 * shift.mix_distance:.0f} % (0: the same, 100: no class in "
+        "common)",
+        text_table(shares),
+        f"If {home} part had the class mix of here, its mean confidence would be "
+        f"{shift.confidence.expected:.3f}.",
+    ]
+    for other in shift.unknown:
+        flags = ""
+        if other.flagged is not None:
+            flags = f", unlike the training images: {other.flagged:.3f}"
+        lines.append(
+            f"Not scored, unknown to the model: {other.name} ({other.images} images, mean "
+            f"confidence {other.confidence:.3f}{flags})"
+        )
+    return "\n".join(lines)

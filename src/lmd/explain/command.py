@@ -6,6 +6,7 @@ from typing import Annotated
 
 import typer
 
+from lmd.base.errors import LmdError
 from lmd.predict.command import report_left_out
 
 
@@ -31,23 +32,25 @@ def explain(
     """
     from lmd.base.distributed import choose_device
     from lmd.base.progress import Display
-    from lmd.explain.explanation import PAGE, explain_images
+    from lmd.explain.explanation import PAGE, check_out, explain_images
+    from lmd.predict.onnx_files import OnnxEngine
+    from lmd.predict.predictor import find_images, load
 
+    if model.suffix.lower() == ".onnx":
+        raise LmdError(OnnxEngine.no_heat_maps)
+    check_out(out, overwrite=overwrite)
+    predictor = load(model, choose_device(device))
+    others: list[Path] = []
+    paths = find_images(images, others)
     with Display() as display:
-        display.start("explaining", 1)
-        explained = explain_images(
-            model,
-            images,
-            out,
-            neighbours=neighbours,
-            skip_bad=skip_bad,
-            overwrite=overwrite,
-            device=choose_device(device),
-            tick=display.step,
-        )
-    report_left_out(explained.skipped, explained.passed_over)
-    flagged = sum(bool(image.get("unlike_training")) for image in explained.images)
-    typer.echo(f"{len(explained.images)} images explained, {len(explained.skipped)} skipped")
+        display.start("explaining", len(paths))
+        cases, skipped = explain_images(
+            model, predictor, paths, out,
+            neighbours=neighbours, skip_bad=skip_bad, tick=display.step,
+        )  # fmt: skip
+    report_left_out(skipped, others)
+    flagged = sum(bool(case.get("unlike_training")) for case in cases)
+    typer.echo(f"{len(cases)} images explained, {len(skipped)} skipped")
     if flagged:
         typer.echo(f"{flagged} images are unlike the training images")
     typer.secho(f"The page: {out / PAGE}", bold=True)
@@ -72,18 +75,28 @@ def index(
     """
     from lmd.base.distributed import choose_device
     from lmd.base.progress import Display
-    from lmd.explain.features import build_index
+    from lmd.explain.features import images_of_run
+    from lmd.explain.neighbours import FILE, Neighbours, size_line
+    from lmd.model.files import weights_digest
+    from lmd.predict.predictor import in_batches, load
+    from lmd.runs.folder import Run, of_one_model
 
+    Run.open(run)
+    if (run / FILE).exists() and not overwrite:
+        raise LmdError(f"{run / FILE} exists: use --overwrite to replace it")
+    record = of_one_model(run).record
+    predictor = load(run, choose_device(device))
     with Display(quiet=quiet) as display:
-        path = build_index(
-            run,
-            data,
-            with_names=with_names,
-            overwrite=overwrite,
-            device=choose_device(device),
-            display=display,
-        )
-    show_size(path, with_names=with_names)
+        dataset = images_of_run(record, data, display)
+        part, images = dataset.table.part("train"), dataset.part("train")
+        display.say(size_line(len(part), predictor.engine.spec.feature_dim))
+        display.start("computing features", len(part))
+        features = predictor.infer(in_batches(images, display.step)).features
+        display.stop()
+    assert features is not None
+    names = part.ids.tolist() if with_names else None
+    neighbours = Neighbours.of(features, part.labels, part.classes, names)
+    show_size(neighbours.save(run, weights_digest(run)), with_names=with_names)
 
 
 def show_size(path: Path, *, with_names: bool = False) -> None:

@@ -4,13 +4,12 @@ import json
 import re
 import tempfile
 from collections.abc import Callable, Sequence
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
 import cv2
 import numpy as np
-import torch
 
 from lmd import __version__
 from lmd.base.errors import LmdError
@@ -20,7 +19,7 @@ from lmd.explain.heat_map import heat, top_evidence
 from lmd.explain.neighbours import FILE, NEAREST, Neighbour, Neighbours, load_neighbours
 from lmd.explain.pictures import as_png, overlay, side_by_side
 from lmd.predict.engines import Floats, Pixels, TorchEngine
-from lmd.predict.predictor import Image, Predictor, find_images, load
+from lmd.predict.predictor import Image, Predictor
 
 SMALLEST, LARGEST = 256, 768  # longest side of the picture
 SIDE = 384  # longest side of a picture in the page
@@ -154,46 +153,28 @@ def shown(image: Pixels) -> Pixels:
     return np.asarray(cv2.resize(image, size, interpolation=method), np.uint8)
 
 
-@dataclass(frozen=True)
-class Explained:
-    """The numbers of each explained image, as in ``explanations.json``, and what was skipped.
-
-    ``passed_over`` are the files in folders of images that are not images.
-    """
-
-    images: list[dict[str, Any]] = field(default_factory=list)
-    skipped: list[str] = field(default_factory=list)
-    passed_over: list[Path] = field(default_factory=list)
-
-
 def explain_images(
     model: Path,
-    images: Sequence[Path],
+    predictor: Predictor,
+    images: Sequence[Path | LmdError],
     out: Path,
     *,
     neighbours: int | None = None,
     skip_bad: bool = False,
-    overwrite: bool = False,
-    device: torch.device | str = "cpu",
     tick: Callable[[int, int], None] | None = None,
-) -> Explained:
+) -> tuple[list[dict[str, Any]], list[str]]:
     """Write one PNG for each image, ``index.html`` and ``explanations.json`` to the folder ``out``.
 
     They are moved there when all images have been explained: a failure leaves nothing behind.
+    Return the numbers of each image, and why others were skipped.
     """
-    if model.suffix.lower() == ".onnx":
-        from lmd.predict.onnx_files import OnnxEngine
-
-        raise LmdError(OnnxEngine.no_heat_maps)
-    _check_out(out, overwrite=overwrite)
-    predictor = load(model, device)
     spec = check_explainable(predictor).spec
     indexed = nearest_index(predictor, neighbours) is not None
-    explained, panels = Explained(), list[dict[str, Any]]()
-    paths = find_images(images, explained.passed_over)
+    cases, panels = list[dict[str, Any]](), list[dict[str, Any]]()
+    skipped: list[str] = []
     with _staged(out) as name:
         folder = Path(name)
-        for number, path in enumerate(paths, 1):
+        for number, path in enumerate(images, 1):
             try:
                 if isinstance(path, LmdError):
                     raise path
@@ -201,20 +182,20 @@ def explain_images(
             except LmdError as error:
                 if not skip_bad:
                     raise LmdError(f"{error}\nUse --skip-bad to leave out such images.") from error
-                explained.skipped.append(str(error))
+                skipped.append(str(error))
                 continue
             stem = re.sub(r"[^\w.-]+", "_", path.stem)[:80]
             file = f"{number:04}-{stem}.png"
             panels.append(_drawn(explanation, folder / file))
-            explained.images.append(explanation.numbers(file))
+            cases.append(explanation.numbers(file))
             if tick is not None:
-                tick(number, len(paths))
-        about = {"model": str(model), "classes": spec.classes, "images": explained.images}
-        text = json.dumps(about | {"skipped": explained.skipped}, indent=1, ensure_ascii=False)
+                tick(number, len(images))
+        about = {"model": str(model), "classes": spec.classes, "images": cases}
+        text = json.dumps(about | {"skipped": skipped}, indent=1, ensure_ascii=False)
         atomic_write(folder / NUMBERS, (text + "\n").encode())
         atomic_write(folder / PAGE, _page(model.name, spec.method, panels, indexed))
         _move(folder, out)
-    return explained
+    return cases, skipped
 
 
 def _drawn(explanation: Explanation, path: Path) -> dict[str, Any]:
@@ -245,7 +226,8 @@ def _page(model: str, method: str, panels: Sequence[dict[str, Any]], indexed: bo
     ).encode()
 
 
-def _check_out(out: Path, *, overwrite: bool) -> None:
+def check_out(out: Path, *, overwrite: bool) -> None:
+    """Check that explanations may be written to a folder; only earlier ones are replaced."""
     if out.exists() and not out.is_dir():
         raise LmdError(f"--out: {out} is a file; give a folder")
     if not out.is_dir() or not any(out.iterdir()):

@@ -1,51 +1,14 @@
-"""Read the images of a run again, and keep the features of its training images."""
+"""Read the images of a run again."""
 
 from pathlib import Path
-
-import torch
 
 from lmd.base.errors import LmdError
 from lmd.base.progress import Display
 from lmd.data.dataset import Dataset, plan_data
 from lmd.data.source import Columns, Source
-from lmd.runs.folder import Run, of_one_model, several_models
+from lmd.runs.folder import several_models
 from lmd.runs.protocol import Protocol
 from lmd.runs.record import Record, Request
-
-
-def build_index(
-    path: Path,
-    data: str | None = None,
-    *,
-    with_names: bool = False,
-    overwrite: bool = False,
-    device: torch.device | str = "cpu",
-    display: Display | None = None,
-) -> Path:
-    """Write ``neighbours.npz`` of a finished run from its training images.
-
-    ``data`` is only needed if the images have moved since training.
-    """
-    from lmd.explain.neighbours import FILE, Neighbours, size_line
-    from lmd.model.files import weights_digest
-    from lmd.predict.predictor import in_batches, load
-
-    display = display or Display(quiet=True)
-    run = Run.open(path)
-    if (path / FILE).exists() and not overwrite:
-        raise LmdError(f"{path / FILE} exists: use --overwrite to replace it")
-    record = of_one_model(run.path).record
-    predictor = load(path, device)
-    dataset = images_of_run(record, data, display)
-    part, images = dataset.table.part("train"), dataset.part("train")
-    display.say(size_line(len(part), predictor.engine.spec.feature_dim))
-    display.start("computing features", len(part))
-    features = predictor.infer(in_batches(images, display.step)).features
-    display.stop()
-    assert features is not None
-    names = part.ids.tolist() if with_names else None
-    index = Neighbours.of(features, part.labels, dataset.table.classes, names)
-    return index.save(path, weights_digest(path))
 
 
 def images_of_run(record: Record, data: str | None, display: Display) -> Dataset:

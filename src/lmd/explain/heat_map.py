@@ -1,7 +1,7 @@
 """Heat maps: where the evidence of a model for a class is."""
 
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Sequence
+from contextlib import ExitStack
 from typing import Any
 
 import cv2
@@ -58,7 +58,9 @@ def evidence(model: Model, images: Tensor, classes: Tensor) -> Tensor:
     level: Any = getattr(model.encoder, "level", None)  # of backbones that have levels
     hooks: list[tuple[nn.Module, Hook]] = [(level(name), keep_level) for name in model.levels]
     hooks += [(module, keep_newest) for module in model.encoder.modules()]
-    with torch.enable_grad(), _hooked(hooks):
+    with torch.enable_grad(), ExitStack() as stack:
+        for module, hook in hooks:
+            stack.enter_context(module.register_forward_hook(hook))
         # Frozen models have gradients too, because the input wants one.
         features = model.features(images.detach().requires_grad_())
         if not newest:
@@ -84,16 +86,6 @@ def evidence(model: Model, images: Tensor, classes: Tensor) -> Tensor:
     ]
     finest = max((grid.shape[2:] for grid in (maps, *levels)), key=lambda size: size.numel())
     return sum((_spread(grid, finest) for grid in levels), _spread(maps, finest))
-
-
-@contextmanager
-def _hooked(hooks: Sequence[tuple[nn.Module, Hook]]) -> Iterator[None]:
-    handles = [module.register_forward_hook(hook) for module, hook in hooks]
-    try:
-        yield
-    finally:
-        for handle in handles:
-            handle.remove()
 
 
 def _last_map(

@@ -6,7 +6,6 @@ import logging
 import os
 import tempfile
 import warnings
-from collections.abc import Sequence
 from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
@@ -25,6 +24,7 @@ from lmd.predict.engines import Engine, TorchEngine
 from lmd.report.card import write_card
 from lmd.runs.folder import Run
 
+OUTPUTS = ["probabilities", "features"]
 OPSET = 18  # all recent versions of onnxruntime support it
 PACKAGES = ("onnx", "onnxruntime", "onnxscript")
 CLOSE = 1e-4  # largest difference of a probability between both ways
@@ -58,11 +58,12 @@ def export_onnx(run: str | Path, onnx: str | Path, *, overwrite: bool = False) -
 
     model, spec = load_model(run)
     size = spec.preprocessing.image_size
-    core = load_from_string(traced(Deployed(model, spec), size, "pixels", ["probabilities"]))
+    core = load_from_string(traced(model, spec))
+    core.graph.output.pop()  # the features
     before = resize_model(size, OPSET, core.ir_version)
     # A name may occur in both; the prefix does not reach into the branches of the first.
-    core = compose.add_prefix(core, "model_", rename_inputs=False, rename_outputs=False)
-    graph = compose.merge_models(before, core, io_map=[("pixels", "pixels")])
+    core = compose.add_prefix(core, "model_", rename_outputs=False)
+    graph = compose.merge_models(before, core, io_map=[("pixels", "model_images")])
     del graph.metadata_props[:]
     about = json.dumps(dataclasses.asdict(spec), ensure_ascii=False)
     classes = json.dumps(spec.classes, ensure_ascii=False)
@@ -77,7 +78,7 @@ def export_onnx(run: str | Path, onnx: str | Path, *, overwrite: bool = False) -
 
 
 class Deployed(nn.Module):
-    """From pixels ``(B, S, S, 3)`` of uint8 to probabilities ``(B, K)``."""
+    """From images ``(B, S, S, 3)`` of uint8 to probabilities ``(B, K)`` and features ``(B, C)``."""
 
     mean: Tensor
     std: Tensor
@@ -89,27 +90,16 @@ class Deployed(nn.Module):
             value = torch.tensor(getattr(spec.preprocessing, name)).mul(255).view(1, 3, 1, 1)
             self.register_buffer(name, value)
 
-    def forward(self, images: Tensor) -> Tensor:
-        """Return probabilities ``(B, K)``."""
-        return self.answer(images)[0]
-
-    def answer(self, images: Tensor) -> tuple[Tensor, Tensor]:
-        """Return probabilities ``(B, K)`` and features ``(B, C)``."""
+    def forward(self, images: Tensor) -> tuple[Tensor, Tensor]:
+        """Return probabilities and features."""
         features = self.model.features((images.permute(0, 3, 1, 2).float() - self.mean) / self.std)
         logits: Tensor = self.model.classifier(features)
         return (logits / self.temperature).softmax(1), features
 
 
-class WithFeatures(Deployed):
-    """From pixels ``(B, S, S, 3)`` of uint8 to probabilities ``(B, K)`` and features ``(B, C)``."""
-
-    def forward(self, images: Tensor) -> tuple[Tensor, Tensor]:  # type: ignore[override]
-        """Return probabilities and features."""
-        return self.answer(images)
-
-
-def traced(deployed: Deployed, size: int, name: str, outputs: Sequence[str]) -> bytes:
-    """Return the ONNX file of a module for square images of ``size``; its input is ``name``."""
+def traced(model: Model, spec: ModelSpec) -> bytes:
+    """Return the ONNX file of a model for images that are already resized."""
+    size = spec.preprocessing.image_size
     # Two images, because the exporter would treat a batch of one as a constant.
     example = torch.zeros(2, size, size, 3, dtype=torch.uint8)
     logger = logging.getLogger("torch.onnx")
@@ -120,11 +110,11 @@ def traced(deployed: Deployed, size: int, name: str, outputs: Sequence[str]) -> 
             warnings.simplefilter("ignore")
             path = Path(folder) / "model.onnx"
             torch.onnx.export(
-                deployed.eval(),
+                Deployed(model, spec).eval(),
                 (example,),
                 path,
-                input_names=[name],
-                output_names=list(outputs),
+                input_names=["images"],
+                output_names=OUTPUTS,
                 dynamic_shapes={"images": {0: torch.export.Dim("batch", min=1)}},
                 opset_version=OPSET,
                 dynamo=True,
@@ -142,8 +132,6 @@ class TracedEngine(Engine):
     An ``LmdError`` if the model cannot be exported or answers differently.
     """
 
-    _OUTPUTS = ("probabilities", "features")
-
     def __init__(self, engine: TorchEngine) -> None:
         require_onnx("onnxruntime as engine")
         super().__init__(engine.spec)
@@ -152,7 +140,7 @@ class TracedEngine(Engine):
         )
         expected = engine.answer(pixels)
         try:
-            self._session = self._exported(engine)
+            self._session = _session(traced(engine.model, engine.spec))
             answer = self.answer(pixels)
         except Exception as error:  # the exporter and onnxruntime raise many kinds
             raise LmdError(f"the model cannot be exported ({type(error).__name__})") from error
@@ -163,21 +151,20 @@ class TracedEngine(Engine):
 
     def answer(self, pixels: NDArray[np.uint8]) -> tuple[NDArray[np.float32], NDArray[np.float32]]:
         """Return probabilities ``(B, K)`` and features ``(B, C)``."""
-        probabilities, features = self._session.run(self._OUTPUTS, {"images": pixels})
+        probabilities, features = self._session.run(OUTPUTS, {"images": pixels})
         return probabilities, features
 
-    def _exported(self, engine: TorchEngine) -> Any:
-        import onnxruntime
 
-        options = onnxruntime.SessionOptions()
-        # All cores that this process may use; onnxruntime itself would take those of the machine.
-        cores = getattr(os, "sched_getaffinity", lambda _: range(os.cpu_count() or 1))(0)
-        options.intra_op_num_threads = len(cores)
-        # Threads that wait would take the time of those that decode images.
-        options.add_session_config_entry("session.intra_op.allow_spinning", "0")
-        deployed = WithFeatures(engine.model, engine.spec)
-        file = traced(deployed, self.image_size, "images", self._OUTPUTS)
-        return onnxruntime.InferenceSession(file, options, providers=["CPUExecutionProvider"])
+def _session(file: bytes) -> Any:
+    import onnxruntime
+
+    options = onnxruntime.SessionOptions()
+    # All cores that this process may use; onnxruntime itself would take those of the machine.
+    cores = getattr(os, "sched_getaffinity", lambda _: range(os.cpu_count() or 1))(0)
+    options.intra_op_num_threads = len(cores)
+    # Threads that wait would take the time of those that decode images.
+    options.add_session_config_entry("session.intra_op.allow_spinning", "0")
+    return onnxruntime.InferenceSession(file, options, providers=["CPUExecutionProvider"])
 
 
 def resize_model(size: int, opset: int, ir_version: int) -> Any:

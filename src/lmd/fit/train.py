@@ -29,7 +29,6 @@ from lmd.base.progress import Display
 from lmd.base.text import counted
 from lmd.data.checks import quick_check
 from lmd.data.dataset import Dataset, plan_data
-from lmd.data.loaders import Normalise
 from lmd.data.source import Columns, Source
 from lmd.data.table import PARTS
 from lmd.decisions.policy import answers_of
@@ -39,7 +38,7 @@ from lmd.fit.spec import Spec, open_run, resolve
 from lmd.fit.tracking import Tracking, checked_trackers
 from lmd.methods import DEFAULT, find_method
 from lmd.methods.stage import Stages, Task
-from lmd.model import Model, Preprocessing, build_model
+from lmd.model import Model, Normalise, Preprocessing, build_model
 from lmd.model.files import HeldOut, ModelSpec, Prior, save_model
 from lmd.predict.engines import TorchEngine
 from lmd.predict.novelty import fit_flag
@@ -325,7 +324,7 @@ def fit(
         train=data.part("train"),
         validation=data.part("validation"),
         protocol=ready.spec.protocol,
-        normalise=Normalise.of(pre.mean, pre.std, ready.device),
+        normalise=Normalise(pre.mean, pre.std, ready.device),
         folder=run.path,
         device=ready.device,
         display=display,

@@ -25,8 +25,7 @@ from lmd.frozen.features import feature_table
 from lmd.methods import METHODS
 from lmd.model import Model
 from lmd.model.files import ModelSpec, save_model
-from lmd.predict.novelty import Novelty, fit_flag
-from lmd.predict.record import NoveltyInfo
+from lmd.predict.novelty import Flag, fit_flag
 from lmd.report.card import write_card
 from lmd.report.page import write_report
 from lmd.runs.folder import Run
@@ -126,7 +125,7 @@ def calibrate_run(
     return run
 
 
-def _flag(encoded: Encoded) -> tuple[Novelty, NoveltyInfo] | tuple[None, None]:
+def _flag(encoded: Encoded) -> Flag:
     """Return the flag for images unlike the training images, of a complete image model."""
     if encoded.model is None:
         return None, None

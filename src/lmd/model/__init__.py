@@ -120,6 +120,21 @@ def channels_last(model: Model) -> Model:
     return model.to(memory_format=torch.channels_last)  # type: ignore[call-overload, no-any-return]
 
 
+class Normalise:
+    """uint8 ``(B, S, S, 3)`` to normalised float ``(B, 3, S, S)``, channels last in memory."""
+
+    def __init__(self, mean: Sequence[float], std: Sequence[float], device: torch.device) -> None:
+        """Take channel means and standard deviations of intensities in [0, 1]."""
+        self.mean, self.std = (
+            torch.tensor(v, device=device).mul(255).view(1, 3, 1, 1) for v in (mean, std)
+        )
+
+    def __call__(self, images: Tensor) -> Tensor:
+        """Move to the device of ``mean``, as bytes, and normalise there."""
+        moved = images.to(self.mean.device, non_blocking=True).permute(0, 3, 1, 2)
+        return moved.float().sub_(self.mean).div_(self.std)
+
+
 _Mean = Annotated[float, Field(ge=-100, le=100)]
 _Std = Annotated[float, Field(gt=1e-6, le=100)]
 

@@ -58,30 +58,19 @@ def predict(
     predictor = load(model, choose_device(device))
     with Display() as display:
         display.start("predicting", len(paths))
-        prediction = predictor.predict(
-            paths,
-            batch_size=batch_size,
-            skip_bad=skip_bad,
-            tick=display.step,
-            **vars(decide),
-            unlike_above=unlike_above,
-            tta=tta,
-        )
-    prediction.write_csv(out)
-    if decide.coverage is not None and prediction.policy.sets is not None:
-        for line in describe_guarantees(
-            prediction.policy.sets, prediction.classes, decide.coverage
-        ):
-            typer.echo(line)
-    if prediction.policy.refers:
-        typer.echo(
-            f"{int(prediction.decided.refer.sum())} of {len(prediction.names)} images are referred"
-        )
-    report_left_out(prediction.skipped, others)
-    for note in prediction.notes:
+        result = predictor.predict(
+            paths, batch_size=batch_size, skip_bad=skip_bad, tick=display.step,
+            **vars(decide), unlike_above=unlike_above, tta=tta,
+        )  # fmt: skip
+    result.write_csv(out)
+    if decide.coverage is not None and result.policy.sets is not None:
+        lines = describe_guarantees(result.policy.sets, result.classes, decide.coverage)
+        typer.echo("\n".join(lines))
+    if result.policy.refers:
+        typer.echo(f"{int(result.decided.refer.sum())} of {len(result)} images are referred")
+    report_left_out(result.skipped, others)
+    for note in result.notes:
         typer.echo(note)
-    typer.echo(
-        f"{len(prediction.names)} images predicted, {len(prediction.skipped)} skipped: {out}"
-    )
-    if prediction.unlike_training is not None:
-        typer.echo(f"{int(prediction.unlike_training.sum())} images are unlike the training images")
+    typer.echo(f"{len(result)} images predicted, {len(result.skipped)} skipped: {out}")
+    if result.unlike_training is not None:
+        typer.echo(f"{int(result.unlike_training.sum())} images are unlike the training images")

@@ -4,8 +4,7 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from lmd.data.loaders import Normalise
-from lmd.model import Model, channels_last
+from lmd.model import Model, Normalise, channels_last
 from lmd.model.files import ModelSpec
 
 Pixels = NDArray[np.uint8]
@@ -37,7 +36,7 @@ class TorchEngine(Engine):
         self.device = torch.device(device)
         self.model = channels_last(model.to(self.device)).eval()
         pre = spec.preprocessing
-        self._normalise = Normalise.of(pre.mean, pre.std, self.device)
+        self._normalise = Normalise(pre.mean, pre.std, self.device)
 
     def answer(self, pixels: Pixels) -> tuple[Floats, Floats]:
         """Return probabilities ``(B, K)`` and features ``(B, C)`` of resized ``(B, S, S, 3)``."""

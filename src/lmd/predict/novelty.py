@@ -5,7 +5,7 @@ import math
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any, TypeAlias
 
 import numpy as np
 from numpy.typing import NDArray
@@ -14,7 +14,9 @@ from safetensors.numpy import save
 
 from lmd.base.errors import LmdError
 from lmd.base.files import atomic_write
-from lmd.predict.record import NoveltyInfo
+
+if TYPE_CHECKING:
+    from lmd.scoring.estimates import NoveltyInfo
 
 Features = NDArray[np.float32]
 FILE = "novelty.safetensors"
@@ -96,15 +98,20 @@ class Novelty:
         atomic_write(folder / FILE, save(tensors, metadata={"model_sha256": model_sha256}))
 
 
+# The flag and its part of the record, if there are any.
+Flag: TypeAlias = "tuple[Novelty, NoveltyInfo] | tuple[None, None]"
+
+
 def fit_flag(
     features: Mapping[str, Features], labels: NDArray[np.int64], groups: NDArray[Any] | None
-) -> tuple[Novelty, NoveltyInfo] | tuple[None, None]:
+) -> Flag:
     """Fit the flag to the features ``(N, C)`` of each part, and describe it for the record.
 
     ``labels`` are of the training part, ``groups`` of the test part. Without validation images
     there is no flag: training images are nearer to their own Gaussians than new images are, so they
     cannot give the threshold.
     """
+    from lmd.scoring.estimates import NoveltyInfo
     from lmd.scoring.scores import share_of
 
     finite = all(np.isfinite(array).all() for array in features.values())

@@ -32,7 +32,7 @@ _PACKAGE = Path(__file__).parents[1]
 # in the contents, and the function that makes the values of the template, or ``None`` where there
 # is nothing to show. A section without a function needs only the field of the record of its name.
 SECTIONS: dict[str, tuple[str, str | None]] = {
-    "external": ("Another place", "lmd.evaluation.section:external_view"),
+    "external": ("Another place", "lmd.evaluation.shift:external_view"),
     "candidates": ("Before and after", None),
     "comparison": ("Comparison", "lmd.report.page:comparison_view"),
     "folds": ("Folds", None),

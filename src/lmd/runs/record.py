@@ -9,13 +9,13 @@ from pydantic import Field, field_validator, model_validator
 from lmd.crossval.record import Folds
 from lmd.evaluation.record import External
 from lmd.frozen.record import Candidate
-from lmd.predict.record import NoveltyInfo
 from lmd.scoring.estimates import (
     Calibration,
     ClassScore,
     Decisions,
     Definition,
     Estimate,
+    NoveltyInfo,
     Plain,
     SetScores,
 )

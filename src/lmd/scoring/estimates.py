@@ -188,3 +188,16 @@ class Decisions(Plain):
     def unpriced(self) -> bool:
         """Whether images are referred and nobody said what that costs."""
         return self.costs is not None and self.refer_costs is None and self.referred > 0
+
+
+class NoveltyInfo(Plain):
+    """Images that the shipped model flags as unlike the training images."""
+
+    above: float = Field(
+        description="share of the validation images that are nearer than the threshold"
+    )
+    threshold: float = Field(description="an image farther from the training images is flagged")
+    images: int = Field(description="validation images that gave the threshold")
+    flagged: Estimate | None = Field(
+        default=None, description="share of the test images that are flagged: false flags"
+    )

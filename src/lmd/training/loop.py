@@ -23,7 +23,7 @@ from lmd.base.progress import Display
 from lmd.data import loaders
 from lmd.data.table import Part
 from lmd.methods.stage import Batch, Stage, Stages, Terms, prepare
-from lmd.model import Model, channels_last
+from lmd.model import Model, Normalise, channels_last
 from lmd.runs.folder import Run
 from lmd.runs.protocol import Protocol
 from lmd.runs.record import HistoryRow, processor_time
@@ -47,7 +47,7 @@ class Trainer:
     train: Part
     validation: Part | None
     protocol: Protocol
-    normalise: loaders.Normalise
+    normalise: Normalise
     folder: Path
     device: torch.device
     display: Display
