@@ -60,14 +60,16 @@ def card_text(record: Record, folder: Path, exported: Path | None = None) -> str
     data, part = record.data, record.part
     # Without the folders of the machine that trained on it.
     name = PurePath(data.source).name or data.source
+    loads = "classifier" if (folder / "classifier.npz").exists() else ""  # what a script can load
+    if exported or (folder / "model.json").exists() or (folder / "average.json").exists():
+        loads = "model"
+    metrics = record.metrics[part] if part else {}
     text = markdown.get_template("card.md").render(
         record=record,
         data_name=name,
         dataset=Path(name).stem or "data",
         weights=PurePath(record.model.weights).name,
-        metrics={key: value for key, value in record.metrics[part].items() if key in METRICS}
-        if part
-        else {},
+        metrics={key: value for key, value in metrics.items() if key in METRICS},
         titles={key: metric.title for key, metric in METRICS.items()},
         limits=_limits(record),
         few=FEW,
@@ -78,28 +80,20 @@ def card_text(record: Record, folder: Path, exported: Path | None = None) -> str
         errors=record.calibration.get(part) if part else None,
         model_file=exported.name if exported else record.name,
         command=Markup(record.command),
-        loads=_loads(folder, exported),
+        loads=loads,
     )
     return re.sub(r"\n{3,}", "\n\n", text)
-
-
-def _loads(folder: Path, exported: Path | None) -> str:
-    """Return what a script can load: a ``model``, a ``classifier``, or nothing."""
-    names = ("model.json", "average.json")
-    if exported is not None or any((folder / name).exists() for name in names):
-        return "model"
-    return "classifier" if (folder / "classifier.npz").exists() else ""
 
 
 def _limits(record: Record) -> dict[str, list[str]]:
     """Return the classes that are weak, absent, scored on few images, and trained on few."""
     rows = record.per_class[record.part] if record.part else []
-    scored = [row for row in rows if row.recall.value is not None]
+    recalls = {row.name: row.recall.value for row in rows if row.recall.value is not None}
     counts = zip(record.data.classes, record.data.counts["train"], strict=True)
     return {
-        "weak": [row.name for row in scored if (row.recall.value or 0) < 0.5],
+        "weak": [name for name, recall in recalls.items() if recall < 0.5],
         "absent": [row.name for row in rows if not row.support],
-        "few": [row.name for row in scored if row.support < FEW],
+        "few": [row.name for row in rows if row.name in recalls and row.support < FEW],
         "rare": [name for name, images in counts if images < FEW],
     }
 

@@ -255,7 +255,10 @@ def against_counts(name: str, points: Sequence[tuple[int, Point]]) -> str:
     for share in SHARES:
         parts.append(line(ends[0], up(share), ends[1], up(share), "grid"))
         parts.append(text(f"{left - 1.5}%", up(share) + 4, f"{100 * share:.0f}", class_="tick end"))
-    for count in _count_ticks(low, span) or sorted({min(counts), max(counts)}):
+    factors = (1, 2, 5) if span < 2.5 else (1,)
+    ticks = [factor * 10**power for power in range(10) for factor in factors]
+    ticks = [count for count in ticks if low <= math.log10(count) <= low + span]
+    for count in ticks if len(ticks) > 1 else sorted({min(counts), max(counts)}):
         parts.append(line(across(count), base, across(count), base + 4, "axis"))
         parts.append(text(across(count), base + 17, thousands(count), class_="tick"))
     parts.append(line(ends[0], base, ends[1], base, "axis"))
@@ -332,15 +335,6 @@ def _whiskers(point: Point, y: float) -> str:
         drawn += line(low, y, high, y, class_)
         drawn += "".join(line(x, y - 3.5, x, y + 3.5, class_) for x in (low, high))
     return with_tip(point.tip, drawn, point.mark(_across(estimate.value), y))
-
-
-def _count_ticks(low: float, span: float) -> list[int]:
-    """Return round numbers on a logarithmic axis; none if fewer than two lie on it."""
-    powers = range(max(math.floor(low), 0), math.ceil(low + span) + 1)
-    factors = (1, 2, 5) if span < 2.5 else (1,)
-    ticks = [factor * 10**power for power in powers for factor in factors]
-    ticks = [count for count in ticks if low <= math.log10(count) <= low + span]
-    return ticks if len(ticks) > 1 else []
 
 
 def _cell(x: float, y: float, size: float, count: int, share: float, right: bool) -> str:

@@ -3,6 +3,7 @@
 import sys
 import time
 from collections.abc import Sequence
+from contextlib import suppress
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Annotated
@@ -90,29 +91,24 @@ def report(
 
 
 def state_of(status: str, folder: Path, now: float) -> str:
-    """``finished``, ``running`` if the run has written something lately, else ``interrupted``."""
+    """Return ``finished``, ``running`` if the run has written lately, else ``interrupted``."""
     from lmd.runs.folder import Run
 
     if status == "finished":
         return status
-    newest = max(map(_touched, (folder, *folder.glob("*"), *folder.glob("*/*"))))
+    newest = 0.0
+    for path in (folder, *folder.glob("*"), *folder.glob("*/*")):
+        with suppress(OSError):  # it has just been removed
+            newest = max(newest, path.stat().st_mtime)
     history = Run(folder).read_history()
-    last = history[-1].get("seconds") if history else None
-    epoch = float(last) if isinstance(last, int | float) else 0.0
+    epoch = history[-1].get("seconds") if history else None
+    epoch = epoch if isinstance(epoch, int | float) else 0.0
     silent = now - newest > max(SILENT_SECONDS, SILENT_EPOCHS * epoch)
     return "interrupted" if silent else "running"
 
 
-def _touched(path: Path) -> float:
-    """When a file was last written; 0 if it has just been removed."""
-    try:
-        return path.stat().st_mtime
-    except OSError:
-        return 0.0
-
-
 def age(seconds: float) -> str:
-    """How long ago, in the largest unit.
+    """Return how long ago that was, in the largest unit.
 
     >>> age(50), age(7300), age(3e5)
     ('50 s', '2 h', '3 d')

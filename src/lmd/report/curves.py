@@ -170,11 +170,6 @@ class Stage(NamedTuple):
     rows: list[dict[str, float]]
     keys: list[str]
 
-    @property
-    def unit(self) -> str:
-        """What a row is."""
-        return "EM iteration" if M_STEP in self.keys else "epoch"
-
 
 @dataclass(frozen=True)
 class Group:
@@ -200,12 +195,12 @@ def curve_groups(history: Sequence[HistoryRow]) -> list[Group]:
     keys = list(dict.fromkeys(key for stage in stages for key in stage.keys))
     keys.sort(key=lambda key: key != "val_bacc")
     if len(stages) == 1:
-        figures = [_figure(key, stages, stages[0].unit) for key in keys]
+        figures = [_figure(key, stages) for key in keys]
         return [Group("", figures)] if figures else []
     shared = [
         key for key in keys if key == "val_bacc" or sum(key in stage.keys for stage in stages) > 1
     ]
-    groups = [Group("", [_figure(key, stages, "epoch") for key in shared])]
+    groups = [Group("", [_figure(key, stages) for key in shared])]
     for stage in stages:
         alone = [key for key in keys if key in stage.keys and key not in shared]
         if len(stage.rows) == 1:
@@ -214,7 +209,7 @@ def curve_groups(history: Sequence[HistoryRow]) -> list[Group]:
             groups.append(Group(stage.name, numbers=numbers))
             continue
         heading = stage.name + (", over its EM iterations" if M_STEP in stage.keys else "")
-        groups.append(Group(heading, [_figure(key, [stage], stage.unit) for key in alone]))
+        groups.append(Group(heading, [_figure(key, [stage]) for key in alone]))
     return [group for group in groups if group.figures or group.numbers]
 
 
@@ -237,12 +232,13 @@ def _stages(history: Sequence[HistoryRow]) -> list[Stage]:
     return stages
 
 
-def _figure(key: str, stages: Sequence[Stage], unit: str) -> tuple[str, Markup]:
+def _figure(key: str, stages: Sequence[Stage]) -> tuple[str, Markup]:
     """Return the title of a number, and its drawing over the epochs of the stages.
 
     No line connects two stages, because their losses are different quantities.
     """
     width, height, left, right, top, bottom = 340.0, 204.0, 50.0, 12.0, 22.0, 38.0
+    unit = "EM iteration" if len(stages) == 1 and M_STEP in stages[0].keys else "epoch"
     values = [row[key] for stage in stages for row in stage.rows if key in row]
     epochs = sum(len(stage.rows) for stage in stages)
     ticks = nice_ticks(min(values), max(values))

@@ -42,9 +42,6 @@ class Held:
     probabilities: NDArray[Any]
     groups: NDArray[np.integer[Any]] | None = None
 
-    def __len__(self) -> int:
-        return len(self.probabilities)
-
 
 def true_probabilities(
     labels: Labels, probabilities: Probabilities, groups: NDArray[np.integer[Any]] | None = None
@@ -151,7 +148,7 @@ def _together(held_out: Sequence[Held]) -> Held:
 def _weights(held: Held) -> tuple[Floats, int]:
     """Return what each image counts ``(n,)``, a group 1 in all, and the number of groups."""
     if held.groups is None:
-        return np.ones(len(held)), len(held)
+        return np.ones(len(held.probabilities)), len(held.probabilities)
     _, index, sizes = np.unique(held.groups, return_inverse=True, return_counts=True)
     return 1 / sizes[index], len(sizes)
 
@@ -165,7 +162,7 @@ def _guarantee(level: Level, pool: Held, coverage: float) -> Guarantee | None:
     if pool.groups is not None:
         needed = (units + 1) * coverage
     reached = np.cumsum(weights[::-1])  # from the highest probability on
-    last = min(int(np.searchsorted(reached, needed - 1e-9)), len(pool) - 1)
+    last = min(int(np.searchsorted(reached, needed - 1e-9)), len(pool.probabilities) - 1)
     threshold = float(pool.probabilities[::-1][last])
     return _described(level, pool, threshold, float(reached[last]), units)
 
@@ -176,4 +173,6 @@ def _described(level: Level, pool: Held, threshold: float, reached: float, units
     low = coverage_interval(units, below)[0] if below else 0.0
     high = coverage_interval(units, above)[1]
     groups = None if pool.groups is None else units
-    return Guarantee(level, len(pool), threshold, reached / (units + 1), low, high, groups)
+    return Guarantee(
+        level, len(pool.probabilities), threshold, reached / (units + 1), low, high, groups
+    )

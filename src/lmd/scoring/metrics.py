@@ -126,6 +126,13 @@ class Sample:
         return np.unique(groups, return_inverse=True)[1]
 
     @cached_property
+    def units(self) -> Indices:
+        """The number of patients or lesions of each class, ``(K,)``; without groups, of images."""
+        if self.groups is None:
+            return self.support
+        return np.array([len(np.unique(self.groups[rows])) for rows in self.rows])
+
+    @cached_property
     def one_hot(self) -> Floats:
         """The predicted class of each image, one-hot ``(N, K)``."""
         return np.eye(len(self.support))[self.predicted]

@@ -74,7 +74,7 @@ def score(
                 tier=str(sample.tiers[k]),
                 train=int(train_counts[k]),
                 support=int(sample.support[k]),
-                units=None if sample.groups is None else units(sample, k),
+                units=None if sample.groups is None else int(sample.units[k]),
                 **rates,
             )
         )
@@ -113,16 +113,16 @@ def _notes(sample: Sample, classes: Sequence[str], metrics: dict[str, Estimate])
             notes.append(f"{metric.title} cannot be computed: {why}.")
     if small:
         points = 100 / (sum(support > 0) * min(support[small]))
-        counts = {k: units(sample, k) for k in small}
-        of = {
-            k: f" of {n} patients or lesions" if n < support[k] else "" for k, n in counts.items()
-        }
-        named = ", ".join(f"{classes[k]} ({support[k]}{of[k]})" for k in small)
+        counts = []
+        for k in small:
+            n = sample.units[k]
+            of = f" of {n} patients or lesions" if n < support[k] else ""
+            counts.append(f"{classes[k]} ({support[k]}{of})")
         notes.append(
-            f"Few images of {named}: one image moves balanced accuracy by up to {points:.2f} "
-            "points. Intervals of means over these classes are combined from the limits of the "
-            "classes, because a bootstrap of so few images is too narrow. AUC has no such limits, "
-            "and no interval."
+            f"Few images of {', '.join(counts)}: one image moves balanced accuracy by up to "
+            f"{points:.2f} points. Intervals of means over these classes are combined from the "
+            "limits of the classes, because a bootstrap of so few images is too narrow. AUC has no "
+            "such limits, and no interval."
         )
     return notes
 
@@ -210,15 +210,10 @@ def f1_interval(
     return interval(f1, 2 * hits / (support + predicted))
 
 
-def units(sample: Sample, k: int) -> int:
-    """Return the number of patients or lesions of a class; without groups, of images."""
-    return len(np.unique(sample.groups_of(k)))
-
-
 def small_classes(sample: Sample, tier: str | None = None) -> list[int]:
     """Return the small classes of a tier that have images."""
-    members = np.flatnonzero(sample.members(tier) & (sample.support > 0)).tolist()
-    return [k for k in members if units(sample, k) < SMALL_CLASS]
+    few = (sample.support > 0) & (sample.units < SMALL_CLASS)
+    return np.flatnonzero(sample.members(tier) & few).tolist()
 
 
 def too_small(sample: Sample, metric: Metric) -> bool:
