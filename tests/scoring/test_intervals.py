@@ -2,7 +2,6 @@ import numpy as np
 import pytest
 from toys import toy_predictions
 
-from lmd.base.errors import LmdError
 from lmd.scoring.differences import difference, holm, paired_differences
 from lmd.scoring.metrics import METRICS, Sample, Weighted
 from lmd.scoring.proportions import effective, interval, wilson
@@ -197,16 +196,3 @@ def test_holm():
     assert holm([0.5, 0.9]).tolist() == [1, 1]
     assert holm([0.2]).tolist() == [0.2]
     assert len(holm([])) == 0
-    with pytest.raises(LmdError, match="from 0 to 1"):
-        holm([0.1, float("nan")])
-
-
-def test_only_runs_on_the_same_images_are_compared():
-    labels, probabilities = toy_predictions(seed=1)
-    run = Sample(labels, probabilities)
-    for other in (
-        Sample(labels[1:], probabilities[1:]),
-        Sample((labels + 1) % 5, probabilities),
-    ):
-        with pytest.raises(LmdError, match="same images and classes"):
-            paired_differences(run, other)

@@ -60,7 +60,3 @@ def test_errors():
         Sample(labels[:-1], probabilities)
     with pytest.raises(LmdError, match="one row per image"):
         Sample(labels[:0], probabilities[:0])
-    with pytest.raises(LmdError, match="tiers must have one entry for each of the 5 classes"):
-        Sample(labels, probabilities, ["head", "tail"])
-    with pytest.raises(LmdError, match=r"groups must be \(86,\), one for each image"):
-        Sample(labels, probabilities, groups=labels[1:])

@@ -5,7 +5,6 @@ import pytest
 from sklearn.metrics import balanced_accuracy_score, roc_auc_score
 from toys import toy_predictions
 
-from lmd.base.errors import LmdError
 from lmd.scoring.estimates import Estimate, PartScores
 from lmd.scoring.metrics import METRICS
 from lmd.scoring.proportions import wilson
@@ -120,14 +119,6 @@ def test_a_part_with_one_class_and_an_empty_tier():
     assert "tail cannot be computed: no class of the tail has an image" in notes
     assert "AUC cannot be computed" in notes
     assert "kappa cannot be computed" in notes
-
-
-def test_tiers_and_training_counts_must_fit_the_classes():
-    tiers = assign_tiers(TRAIN, CLASSES, "thirds")
-    with pytest.raises(LmdError, match="train_counts must have one entry for each of the 6"):
-        score(*toy_predictions(SUPPORT), CLASSES, tiers, TRAIN[:5])
-    with pytest.raises(LmdError, match="tiers must have one entry for each of the 6"):
-        score(*toy_predictions(SUPPORT), CLASSES, Tiers("r", ("head",)), TRAIN)
 
 
 def test_a_tier_that_is_all_wrong_has_an_honest_interval() -> None:

@@ -36,18 +36,13 @@ class Decide:
         >>> Decide({"nv": 0.9, "mel": 0.1}, coverage=0.8).words()
         ['--prevalence', 'nv=0.9,mel=0.1', '--coverage', '0.8']
         """
-        mix, costs = self.prevalence, self.costs
-        if isinstance(mix, Mapping):
-            mix = ",".join(f"{name}={float(share)}" for name, share in mix.items())
-        values = {
-            "--prevalence": mix,
-            "--costs": "COSTS.csv" if isinstance(costs, Mapping) else costs,
-            "--coverage": self.coverage,
-            "--refer-above": self.refer_above,
-        }
-        return [
-            word
-            for option, value in values.items()
-            if value is not None
-            for word in (option, str(value))
-        ]
+        values = dict(vars(self))
+        if isinstance(self.prevalence, Mapping):
+            shares = (f"{name}={float(share)}" for name, share in self.prevalence.items())
+            values["prevalence"] = ",".join(shares)
+        if isinstance(self.costs, Mapping):
+            values["costs"] = "COSTS.csv"
+        options: list[str] = []
+        for name, value in values.items():
+            options += [f"--{name.replace('_', '-')}", str(value)] if value is not None else []
+        return options

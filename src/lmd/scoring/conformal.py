@@ -172,7 +172,5 @@ def _described(level: Level, pool: Held, threshold: float, reached: float, units
     below, above = math.floor(reached + 1e-9), min(math.ceil(reached - 1e-9), units)
     low = coverage_interval(units, below)[0] if below else 0.0
     high = coverage_interval(units, above)[1]
-    groups = None if pool.groups is None else units
-    return Guarantee(
-        level, len(pool.probabilities), threshold, reached / (units + 1), low, high, groups
-    )
+    images, groups = len(pool.probabilities), None if pool.groups is None else units
+    return Guarantee(level, images, threshold, reached / (units + 1), low, high, groups)

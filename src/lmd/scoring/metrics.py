@@ -96,10 +96,6 @@ class Sample:
                 "labels and probabilities must have one row per image and at least one image; "
                 f"they are {labels.shape} and {probabilities.shape}"
             )
-        if tiers is not None and len(tiers) != classes:
-            raise LmdError(f"tiers must have one entry for each of the {classes} classes")
-        if groups is not None and groups.shape != (images,):
-            raise LmdError(f"groups must be ({images},), one for each image; it is {groups.shape}")
         order = np.argsort(labels, kind="stable")
         self.labels = labels[order]
         self.probabilities: Floats = probabilities[order].astype(np.float64)

@@ -55,11 +55,6 @@ def score(
     Images with the same number in ``groups (N,)`` are of one patient or lesion. ``part`` is the
     name used in notes.
     """
-    if len(train_counts) != len(classes):
-        raise LmdError(
-            f"train_counts must have one entry for each of the {len(classes)} classes; it has "
-            f"{len(train_counts)}"
-        )
     sample = Sample(labels, probabilities, tiers.assignment, groups)
     metrics = metric_estimates(sample, resamples=resamples, seed=seed)
     rows = []
@@ -332,18 +327,14 @@ def definitions(resamples: int = 1000, grouped: bool = False) -> dict[str, Defin
     ``grouped`` says whether the patient or lesion of each image is known.
     """
     level = f"{100 * LEVEL:g} %"
-    alike, drawn, taken, noun = (
-        "",
-        "images",
-        ", and treats every image as a patient of its own",
-        "images",
-    )
+    noun, alike = "groups" if grouped else "images", ""
+    drawn, taken = noun, ", and treats every image as a patient of its own"
     if grouped:
         alike = (
             " Images of one group (patient or lesion) count less than images of different groups, "
             "by the design effect of Rao and Scott."
         )
-        drawn, taken, noun = "groups (patients or lesions) with all their images", "", "groups"
+        drawn, taken = "groups (patients or lesions) with all their images", ""
     texts = {
         "Recall": "Share of the images of the class that are predicted as the class. Interval: "
         f"Wilson's for a proportion, {level}.{alike}",

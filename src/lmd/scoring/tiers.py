@@ -42,11 +42,6 @@ def assign_tiers(
     ('head', 'tail', 'tail')
     """
     numbers = [int(n) for n in counts]
-    if len(numbers) != len(classes):
-        raise LmdError(
-            f"tiers: one training count per class is needed, but there are {len(numbers)} counts "
-            f"for {len(classes)} classes"
-        )
     if len(numbers) < 2:
         raise LmdError(f"tiers: at least two classes are needed, there are {len(numbers)}")
     if rule.strip() == "thirds":
