@@ -106,19 +106,20 @@ def calibrate_run(
         parts = {part: encoded.features.features[rows(part)] for part in PARTS}
         groups = table.part("test").group_numbers()
         flag = fit_flag(parts, table.part("train").labels, groups)
+    novelty, info = flag
     record = new_record(folder.name, shlex.join(words), here, **_record_parts(encoded, calibrated))
     record = scored(record, calibrated.predictions).replaced(
         created=created,
         finished=now(),
         status="finished",
         timings={key: round(value, 3) for key, value in seconds.items()},
-        novelty=flag[1],
+        novelty=info,
     )
     run = Run.create(folder, overwrite=overwrite)
     if encoded.model is not None and encoded.spec is not None:
         digest = _write_model(run, encoded.model, encoded.spec, calibrated, record)
-        if flag[0] is not None:
-            flag[0].save(run.path, digest)
+        if novelty is not None:
+            novelty.save(run.path, digest)
     calibrated.classifier.save(run.path / NAME)
     run.write_predictions(calibrated.predictions)
     run.write_record(record)
