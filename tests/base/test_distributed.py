@@ -94,7 +94,7 @@ def make_trainer(key: str, folder: Path, stop: int | None = None) -> Trainer:
             image_size=16, backbone="resnet8", weights="none", epochs=2, stage2_epochs=2,
             batch_size=8, workers=0,
         ),
-        normalise=InDouble.of(base.mean, base.std, CPU),
+        normalise=InDouble(base.mean, base.std, CPU),
         folder=folder,
         device=CPU,
         display=Stopping(stop),
