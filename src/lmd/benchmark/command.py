@@ -112,24 +112,28 @@ def _preview(plan: "Plan", folder: Path, workers: int | None) -> None:
     from lmd.benchmark.run import Clock, when
     from lmd.benchmark.trials import RULE, read_choices, settled, trial_runs, undecided
 
-    disk, choices = inspect(plan, folder), read_choices(plan, folder)
+    seconds, choices = inspect(plan, folder), read_choices(plan, folder)
     waiting, final = undecided(plan, choices), settled(plan, choices).runs
     trials = [run for trial in plan.trials for run in trial_runs(plan, trial)]
+
+    def state(name: str) -> str:
+        if name not in seconds:
+            return "missing"
+        return "begun" if seconds[name] is None else "finished"
+
     if trials:
         typer.echo(f"Phase 1: trials with seed {plan.trials[0].seed}. {RULE}")
         for run in trials:
-            typer.echo(f"{disk[run.name].status:<9} {run.name}")
+            typer.echo(f"{state(run.name):<9} {run.name}")
         typer.echo("Phase 2: all seeds with the chosen values")
     for run in final:
-        status: str = disk[run.name].status
-        name = run.name
-        if (trial := waiting.get(run.method)) is not None:
-            status, name = "waiting", f"{run.method}-{trial.setting}=?-seed{run.seed}"
-        typer.echo(f"{status:<9} {name}")
+        if trial := waiting.get(run.method):
+            typer.echo(f"{'waiting':<9} {run.method}-{trial.setting}=?-seed{run.seed}")
+        else:
+            typer.echo(f"{state(run.name):<9} {run.name}")
     wanted = {run.name: run for run in trials if run.method in waiting}
     wanted |= {run.name: run for run in final}
-    missing = [run for name, run in wanted.items() if disk[name].status != "finished"]
-    seconds = {name: state.seconds for name, state in disk.items() if state.seconds}
+    missing = [run for name, run in wanted.items() if seconds.get(name) is None]
     slots = Local(folder, workers).slots()
     left = when(Clock(plan, seconds).remaining(missing, {}, slots)) if missing else "all done"
     typer.echo(f"{len(wanted) - len(missing)} of {len(wanted)} runs are finished; {left}")

@@ -329,26 +329,21 @@ def read_plan(folder: Path) -> Plan | None:
         ) from None
 
 
-@dataclass(frozen=True)
-class OnDisk:
-    """A run's status and, if it is finished, the seconds of its training."""
+def inspect(plan: Plan, folder: Path) -> dict[str, float | None]:
+    """Return the seconds that each run on disk was trained, by name; ``None`` until it is finished.
 
-    status: Literal["finished", "begun", "missing"]
-    seconds: float = 0.0
-
-
-def inspect(plan: Plan, folder: Path) -> dict[str, OnDisk]:
-    """Return the status of every run; an error names those that differ from the plan."""
-    states, others = {}, []
+    An error names runs that differ from the plan.
+    """
+    seconds: dict[str, float | None] = {}
+    others = []
     for planned in plan.runs:
         run = Run(folder / planned.name)
         if not run.record_path.exists():
-            states[planned.name] = OnDisk("missing")
             continue
         if changes := changes_since(run.record, planned):
             others.append(f"  {run.path}: " + "; ".join(changes))
-        seconds = sum(stage.seconds for stage in run.record.stages)
-        states[planned.name] = OnDisk("finished", seconds) if run.is_finished() else OnDisk("begun")
+        took = sum(stage.seconds for stage in run.record.stages)
+        seconds[planned.name] = took if run.is_finished() else None
     if others:
         raise LmdError(
             "these runs do not belong to this grid (run → grid):\n"
@@ -356,7 +351,7 @@ def inspect(plan: Plan, folder: Path) -> dict[str, OnDisk]:
             + "\nChoose another folder with --out, undo the change, or delete these runs to train "
             "them again."
         )
-    return states
+    return seconds
 
 
 def changes_since(record: Record, run: PlannedRun) -> list[str]:

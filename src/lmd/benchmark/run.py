@@ -58,16 +58,16 @@ def run_plan(
     ``deadline``, it stops its runs; they continue from their last epoch next time.
     """
     clear_leftovers(folder)
-    disk = inspect(plan, folder)
+    seconds = {name: took for name, took in inspect(plan, folder).items() if took is not None}
     write_plan(plan, folder)
-    done = {name for name, state in disk.items() if state.status == "finished"}
+    done = set(seconds)
     choices = make_choices(plan, folder)
     trials, final = first_phase(plan, choices), settled(plan, choices).runs
     names = dict.fromkeys(run.name for run in (*trials, *final))
     outcome = Outcome(earlier=[name for name in names if name in done])
     if done >= names.keys():
         return outcome
-    clock = Clock(plan, {name: state.seconds for name, state in disk.items() if state.seconds})
+    clock = Clock(plan, seconds)
     workers = backend()
     try:
         with board as shown:
@@ -221,9 +221,9 @@ def _progress(folder: Path, _changed: int, *epochs: int) -> Progress:
 class Clock:
     """Times runs by name; ``seconds`` holds those of earlier sessions."""
 
-    def __init__(self, plan: Plan, seconds: Mapping[str, float]) -> None:
+    def __init__(self, plan: Plan, seconds: Mapping[str, float | None]) -> None:
         self._method = {run.name: run.method for run in plan.runs}
-        self._seconds = dict(seconds)
+        self._seconds = {name: took for name, took in seconds.items() if took}
         self._begun: dict[str, float] = {}
         self._first: dict[str, int] = {}  # epochs that an earlier session had already trained
 

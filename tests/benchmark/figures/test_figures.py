@@ -14,7 +14,7 @@ from typer.testing import CliRunner
 from lmd.base.errors import LmdError
 from lmd.benchmark.figures.comparison import cost_figure
 from lmd.benchmark.figures.critical import critical_figure
-from lmd.benchmark.figures.series import Request, make_series, read_study
+from lmd.benchmark.figures.series import Request, read_study
 from lmd.benchmark.figures.style import drawing, inches, need, save
 from lmd.benchmark.figures.sweep import recall_figure, sweep_figure
 from lmd.cli.commands import app
@@ -101,6 +101,8 @@ def test_only_ablations_of_a_method_are_its_ablations(study: Path, tmp_path: Pat
     found = read_study([str(study), str(strong)])
     assert found.reference == "lmd"
     assert found.own == {"lmd", "lmd_wo_rrl"}
+    with pytest.raises(LmdError, match="no ablations among these runs"):
+        draw(["ablation", str(study), str(strong), "--reference", "ce", "--out", "x.svg"])
 
 
 def test_differences_are_paired_and_ablations_are_below(study: Path, tmp_path: Path) -> None:
@@ -112,7 +114,7 @@ def test_differences_are_paired_and_ablations_are_below(study: Path, tmp_path: P
         ("ce", "lmd"),
         ("lmd_wo_rrl", "lmd"),
     ]
-    series = {one.key: one for one in make_series(read_study([str(study)]))}
+    series = {one.key: one for one in Request(read_study([str(study)])).series()}
     mean = {key: one.mean("balanced_accuracy") or 0 for key, one in series.items()}
     for row in rows:
         assert float(row["difference"]) == pytest.approx(mean[row["method"]] - mean["lmd"])
@@ -136,7 +138,7 @@ def test_differences_are_paired_and_ablations_are_below(study: Path, tmp_path: P
 def test_records_alone_give_intervals_over_seeds(study: Path, tmp_path: Path) -> None:
     for run in study.iterdir():
         (tmp_path / f"{run.name}.json").write_bytes((run / "record.json").read_bytes())
-    series = {one.key: one for one in make_series(read_study([str(tmp_path)]))}
+    series = {one.key: one for one in Request(read_study([str(tmp_path)])).series()}
     found, kind = series["lmd"].estimate("balanced_accuracy")
     assert found is not None
     assert found.sd is not None
@@ -159,7 +161,7 @@ def test_cost_is_processor_time_where_it_was_measured(study: Path, tmp_path: Pat
         record = json.loads((run / "record.json").read_text())
         record["timings"]["stage 1 processor time"] = 60.0
         (tmp_path / f"{run.name}.json").write_text(json.dumps(record))
-    assert {one.minutes() for one in make_series(read_study([str(tmp_path)]))} == {1.0}
+    assert {one.minutes() for one in Request(read_study([str(tmp_path)])).series()} == {1.0}
 
 
 def test_ranks_over_seeds(study: Path) -> None:

@@ -2,23 +2,14 @@
 
 import math
 from collections.abc import Sequence
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
 from lmd.base.errors import LmdError
 from lmd.benchmark.figures import style
-from lmd.benchmark.figures.series import (
-    RESAMPLES,
-    Request,
-    Series,
-    check_same_data,
-    common_device,
-    family_of,
-    make_series,
-    reference_row,
-    seed_of,
-)
+from lmd.benchmark.figures.series import RESAMPLES, Request, Series, common_device, family_of
 from lmd.benchmark.figures.style import COLOURS, GREY, Drawn, Style, new_figure
 from lmd.benchmark.tables.forms import COLUMNS, HEADLINE
 from lmd.scoring.metrics import METRICS
@@ -37,10 +28,7 @@ LABELLED = 12  # with more rows, only the front, the first and the reference are
 def ablation_figure(request: Request) -> Drawn:
     """Draw one group of bars for each metric, with 95 % intervals as whiskers."""
     keys = request.metrics or DEFAULT
-    series = make_series(request.study, request.methods)
-    if not request.methods:
-        series = _reference_and_ablations(series, request)
-    check_same_data(series, "ablation")
+    series = _ablations(request)
     if len(series) > len(HATCHES):
         raise LmdError(f"the ablation figure shows at most {len(HATCHES)} rows, not {len(series)}")
     figure = new_figure(request.width, request.height or 0.66 * request.width)
@@ -81,18 +69,21 @@ def ablation_figure(request: Request) -> Drawn:
     return Drawn(figure, rows, (f"Whiskers: 95 % intervals over {' / '.join(intervals)}.",))
 
 
-def _reference_and_ablations(series: Sequence[Series], request: Request) -> list[Series]:
-    keys = request.study.own
+def _ablations(request: Request) -> list[Series]:
+    """Return the methods to show, or else the reference and its ablations."""
+    if request.methods:
+        return request.series("ablation")
+    everything, keys = request.series(), request.study.own
     if request.reference is not None:
-        reference_row(series, request)
-        keys = family_of(request.reference, (row.key for row in series))
-    rows = [row for row in series if row.key in keys]
-    if len(rows) < 2:
+        request.reference_row(everything)
+        keys = family_of(request.reference, (row.key for row in everything))
+    shown = [row.key for row in everything if row.key in keys]
+    if len(shown) < 2:
         raise LmdError(
             "there are no ablations among these runs: an ablation figure needs the reference and "
             "at least one row without a part of it; choose with --reference or --methods"
         )
-    return rows
+    return replace(request, methods=shown).series("ablation")
 
 
 def _tier_or_metric(key: str) -> str:
@@ -104,12 +95,10 @@ def _tier_or_metric(key: str) -> str:
 def difference_figure(request: Request) -> Drawn:
     """Draw one line for each row, the best on top; ablations are below the others."""
     study, metric = request.study, request.metric
-    everything = make_series(study)
-    check_same_data(everything, "difference")
-    main = reference_row(everything, request)
+    main = request.reference_row(request.series("difference", every=True))
     if main is None:
         raise LmdError("these runs have no reference row: name one with --reference")
-    series = [row for row in make_series(study, request.methods) if row.key != main.key]
+    series = [row for row in request.series() if row.key != main.key]
     pairs = [(row, gap) for row in series if (gap := row.difference(main, metric)) is not None]
     if not pairs:
         raise LmdError(
@@ -131,8 +120,7 @@ def difference_figure(request: Request) -> Drawn:
         cells = row.row(reference=main.key, metric=metric, difference=gap.value)
         for key, number in (("low", gap.low), ("high", gap.high), ("p", gap.p_value)):
             cells[key] = number if math.isfinite(number) else None
-        common = {seed_of(r) for r in row.runs} & {seed_of(r) for r in main.runs}
-        rows.append(cells | {"seeds": len(common)})
+        rows.append(cells | {"seeds": len({*row.seeds} & {*main.seeds})})
     others = sum(row.key not in study.own for row, _ in pairs)
     if 0 < others < len(pairs):
         axes.axhline(others - 0.5, color=GREY, linewidth=0.5)
@@ -161,8 +149,7 @@ def difference_figure(request: Request) -> Drawn:
 def cost_figure(request: Request) -> Drawn:
     """Draw a metric against minutes; rows that no other row beats in both form the front."""
     study, metric = request.study, request.metric
-    everything = make_series(study, request.methods)
-    check_same_data(everything, "cost")
+    everything = request.series("cost")
     device = common_device(everything)
     pairs = [(row, e) for row in everything if (e := row.estimate(metric)[0]) is not None]
     minutes = [row.minutes() for row, _ in pairs]

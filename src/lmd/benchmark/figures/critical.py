@@ -10,7 +10,7 @@ import numpy as np
 
 from lmd.base.errors import LmdError
 from lmd.base.text import shorten
-from lmd.benchmark.figures.series import Request, Series, make_series, seed_of, without_ablations
+from lmd.benchmark.figures.series import Request, Series
 from lmd.benchmark.figures.style import COLOURS, Drawn, Style, new_figure
 from lmd.scoring.differences import holm
 from lmd.scoring.metrics import METRICS
@@ -125,15 +125,15 @@ def critical_figure(
     request: Request, *, test: str = "nemenyi", blocks: str = "seeds", ablations: bool = True
 ) -> Drawn:
     """Draw ranks over blocks: seeds of all data sets, or data sets with their seeds averaged."""
-    study, metric = request.study, request.metric
+    metric = request.metric
     if test not in NAMES:
         raise LmdError(f"--test is {test!r}; choose nemenyi or wilcoxon")
     if blocks not in ("seeds", "data"):
         raise LmdError(f"--blocks is {blocks!r}; choose seeds or data")
-    series = make_series(study, request.methods)
-    complete = _complete_blocks(
-        series if ablations else without_ablations(series, study), metric, blocks
-    )
+    series = request.series()
+    if not ablations:
+        series = request.without_ablations(series)
+    complete = _complete_blocks(series, metric, blocks)
     titles, left_out = complete.titles, complete.left_out
     if len(complete.names) < 2 or len(titles) < 2:
         incomplete = f" ({shorten(left_out)} not complete)" if left_out else ""
@@ -171,8 +171,8 @@ def _complete_blocks(series: Sequence[Series], metric: str, blocks: str) -> Bloc
         key, data = row.title if row.values else row.key, row.record.data
         titles[key] = row.title
         source = f"{data.source} ({sets.index(data.fingerprint) + 1})"
-        for run in row.runs:
-            name = source if blocks == "data" else f"{source}, seed {seed_of(run)}"
+        for run, seed in zip(row.runs, row.seeds, strict=True):
+            name = source if blocks == "data" else f"{source}, seed {seed}"
             estimate = run.metrics.get(metric)
             if estimate is not None and estimate.value is not None:
                 by_block.setdefault(name, {}).setdefault(key, []).append(estimate.value)

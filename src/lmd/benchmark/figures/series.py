@@ -173,6 +173,46 @@ class Request:
             if name not in METRICS:
                 raise LmdError(f"--metrics: {unknown('metric', name, METRICS)}")
 
+    def series(self, same_data: str = "", *, every: bool = False) -> "list[Series]":
+        """Group the runs of the study into rows, in its order: the methods to show, or ``every``.
+
+        The figure called ``same_data`` refuses rows that were tested on different images.
+        """
+        by_key: dict[str, list[Run]] = {}
+        for run in self.study.runs:
+            by_key.setdefault(run.record.method.key, []).append(run)
+        methods = () if every else self.methods or ()
+        for key in methods:
+            _check_finished("--methods", key, by_key)
+        order = methods or [*(key for key in self.study.order if key in by_key), *by_key]
+        series = [row for key in dict.fromkeys(order) for row in _rows(key, by_key[key])]
+        for row in series[1:] if same_data else ():
+            if row.record.data.fingerprint != series[0].record.data.fingerprint:
+                raise LmdError(
+                    f"the {same_data} figure needs runs on the same data, but {row.runs[0].path} "
+                    f"and {series[0].runs[0].path} have different images or parts: draw a figure "
+                    "of each"
+                )
+        return series
+
+    def reference_row(self, series: "Sequence[Series]") -> "Series | None":
+        """Return the row of ``--reference``, or of the study's reference, if there is one."""
+        if self.reference is not None:
+            _check_finished("--reference", self.reference, dict.fromkeys(s.key for s in series))
+        key = self.reference or self.study.reference
+        return next((row for row in series if row.key == key), None)
+
+    def without_ablations(self, series: "Sequence[Series]") -> "list[Series]":
+        """Return all rows but the ablations of the study's reference."""
+        ablations = self.study.own - {self.study.reference}
+        return [row for row in series if row.key not in ablations]
+
+
+def _check_finished(option: str, key: str, keys: Iterable[str]) -> None:
+    if key not in keys:
+        there_are = "no finished run; there are"
+        raise LmdError(f"{option}: {unknown('method', key, keys, there_are=there_are)}")
+
 
 class ClassRecall(NamedTuple):
     """The recall of a class, averaged over seeds, with the mean limits of its intervals."""
@@ -203,12 +243,17 @@ class Series:
         """The record of the first seed."""
         return self.runs[0].record
 
+    @property
+    def seeds(self) -> list[int]:
+        """The seed of each run."""
+        return [_seed(run) for run in self.runs]
+
     @cached_property
     def _entry(self) -> Entry | None:
         """The test predictions of every seed, or ``None`` where only records are kept."""
         if not all(run.predictions_path.exists() for run in self.runs):
             return None
-        results = [RunResult(run, seed_of(run), RESAMPLES) for run in self.runs]
+        results = [RunResult(run, _seed(run), RESAMPLES) for run in self.runs]
         for result in results[1:]:
             if not result.same_images(results[0]):
                 raise LmdError(
@@ -285,26 +330,8 @@ class Series:
         return fmean(training_minutes(run.record) for run in self.runs)
 
 
-def seed_of(run: Run) -> int:
-    """Return the seed of training."""
+def _seed(run: Run) -> int:
     return int(run.record.protocol.get("seed", 0))
-
-
-def make_series(study: Study, methods: Sequence[str] | None = None) -> list[Series]:
-    """Group the runs of a study into rows, in its order; ``methods`` are the keys to show."""
-    by_key: dict[str, list[Run]] = {}
-    for run in study.runs:
-        by_key.setdefault(run.record.method.key, []).append(run)
-    for key in methods or ():
-        _check_finished("--methods", key, by_key)
-    order = methods or [*(key for key in study.order if key in by_key), *by_key]
-    return [row for key in dict.fromkeys(order) for row in _rows(key, by_key[key])]
-
-
-def _check_finished(option: str, key: str, keys: Iterable[str]) -> None:
-    if key not in keys:
-        there_are = "no finished run; there are"
-        raise LmdError(f"{option}: {unknown('method', key, keys, there_are=there_are)}")
 
 
 def _rows(key: str, runs: Sequence[Run]) -> Iterator[Series]:
@@ -318,9 +345,9 @@ def _rows(key: str, runs: Sequence[Run]) -> Iterator[Series]:
         names = dict.fromkeys(name for settings in every for name in settings)
         differ = [n for n in names if len({_as_text(settings.get(n)) for settings in every}) > 1]
         for row, settings in zip(rows.values(), every, strict=True):
-            title, ordered = row[0].record.method.title, sorted(row, key=seed_of)
+            title, ordered = row[0].record.method.title, sorted(row, key=_seed)
             for run, other in pairwise(ordered):
-                if seed_of(run) == seed_of(other):
+                if _seed(run) == _seed(other):
                     raise LmdError(
                         f"two runs of {title} have the same seed, settings and data "
                         f"({run.path}, {other.path}): give only one of them"
@@ -340,17 +367,6 @@ def _as_text(value: Any) -> str:
     return json.dumps(value, sort_keys=True, default=str)
 
 
-def check_same_data(series: Sequence[Series], figure: str) -> None:
-    """Refuse rows that were tested on different images."""
-    first = series[0]
-    for row in series[1:]:
-        if row.record.data.fingerprint != first.record.data.fingerprint:
-            raise LmdError(
-                f"the {figure} figure needs runs on the same data, but {row.runs[0].path} and "
-                f"{first.runs[0].path} have different images or parts: draw a figure of each"
-            )
-
-
 def common_device(series: Sequence[Series]) -> str:
     """Return ``CPU`` or ``GPU``; times of both cannot be in one figure."""
     devices = {"CPU" if r.record.machine.device == "cpu" else "GPU" for s in series for r in s.runs}
@@ -360,17 +376,3 @@ def common_device(series: Sequence[Series]) -> str:
             "choose rows of one kind with --methods"
         )
     return devices.pop()
-
-
-def reference_row(series: Sequence[Series], request: Request) -> Series | None:
-    """Return the row of ``--reference``, or of the study's reference, if there is one."""
-    if request.reference is not None:
-        _check_finished("--reference", request.reference, dict.fromkeys(row.key for row in series))
-    key = request.reference or request.study.reference
-    return next((row for row in series if row.key == key), None)
-
-
-def without_ablations(series: Sequence[Series], study: Study) -> list[Series]:
-    """Return all rows but the ablations of the reference."""
-    ablations = study.own - {study.reference}
-    return [row for row in series if row.key not in ablations]

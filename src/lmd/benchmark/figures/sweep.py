@@ -8,33 +8,9 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from lmd.base.errors import LmdError
-from lmd.benchmark.figures.series import (
-    ClassRecall,
-    Request,
-    Series,
-    Study,
-    check_same_data,
-    common_device,
-    make_series,
-    seed_of,
-    without_ablations,
-)
-from lmd.benchmark.figures.style import (
-    COLOURS,
-    GREY,
-    LINES,
-    MOST,
-    Drawn,
-    Style,
-    axis_title,
-    legend_below,
-    legend_name,
-    new_figure,
-    plain_ticks,
-    point_style,
-    row_style,
-    whiskers,
-)
+from lmd.benchmark.figures import style
+from lmd.benchmark.figures.series import ClassRecall, Request, Series, common_device
+from lmd.benchmark.figures.style import COLOURS, GREY, MOST, Drawn, Style, legend_name, new_figure
 from lmd.benchmark.tables.forms import HEADLINE
 from lmd.scoring.metrics import METRICS
 from lmd.scoring.tiers import TIERS
@@ -119,7 +95,7 @@ def sweep_figure(request: Request) -> Drawn:
     A row without the swept setting is a horizontal line.
     """
     keys = request.metrics or DEFAULT
-    series = make_series(request.study, request.methods)
+    series = request.series()
     device = common_device(series)
     swept = Swept(series)
     together = len(swept.rows) == 1
@@ -141,10 +117,10 @@ def sweep_figure(request: Request) -> Drawn:
     for i, points in enumerate(swept.rows.values()):
         # The only line of a time panel is black: it belongs to no metric.
         x = [swept.places[swept.value(row)] for row in points]
-        axes[-1].plot(x, [row.minutes() for row in points], **row_style(6 if together else i))
+        axes[-1].plot(x, [row.minutes() for row in points], **style.row_style(6 if together else i))
     for panel, key in zip(axes[:-1], keys, strict=False):
         several = together and len(keys) > 1
-        panel.set_ylabel("value × 100" if several else axis_title(key, short=True))
+        panel.set_ylabel("value × 100" if several else style.axis_title(key, short=True))
     axes[-1].set_ylabel(f"{device} minutes")
     axes[-1].set_ylim(0, 1.2 * max(axes[-1].get_ylim()[1], 1e-9))
     for panel in axes:
@@ -152,7 +128,7 @@ def sweep_figure(request: Request) -> Drawn:
     swept.label_axis(axes[-1])
     handles, names = axes[0].get_legend_handles_labels()
     if len(names) > 1:
-        legend_below(figure, names, handles)
+        style.legend_below(figure, names, handles)
     intervals = sorted({cells["interval"] for cells in rows if cells["interval"]})
     note = f"Whiskers: 95 % intervals over {' / '.join(intervals)}." if intervals else ""
     thin = " Thin lines: rows without this setting." if swept.flat else ""
@@ -167,11 +143,11 @@ def _draw_line(
     panel.errorbar(
         swept.shifted(shown, place),
         [100 * cells["mean"] for cells in rows],
-        whiskers([(cells["mean"], cells["low"], cells["high"]) for cells in rows]),
+        style.whiskers([(cells["mean"], cells["low"], cells["high"]) for cells in rows]),
         label=title,
         capsize=1.5,
         elinewidth=0.7,
-        **row_style(place),
+        **style.row_style(place),
     )
     return rows
 
@@ -182,8 +158,8 @@ def _draw_level(
     if row.mean(key) is None:
         return []
     cells = _metric_row(row, key, swept)
-    style: Style = {"color": COLOURS[place % MOST], "linestyle": LINES[(place + 1) % MOST]}
-    panel.axhline(100 * cells["mean"], linewidth=0.7, label=title, **style)
+    line: Style = {"color": COLOURS[place % MOST], "linestyle": style.LINES[(place + 1) % MOST]}
+    panel.axhline(100 * cells["mean"], linewidth=0.7, label=title, **line)
     return [cells]
 
 
@@ -205,9 +181,7 @@ def _metric_row(row: Series, key: str, swept: Swept) -> dict[str, Any]:
 
 def class_sweep_figure(request: Request) -> Drawn:
     """Draw a line for each class; a row without the setting is a broken level line."""
-    series, width = make_series(request.study, request.methods), request.width
-    check_same_data(series, "classes")
-    swept = Swept(series)
+    swept, width = Swept(request.series("classes")), request.width
     if len(swept.rows) > 1:
         raise LmdError(
             f"the classes figure shows one swept method, and {', '.join(swept.rows)} are swept: "
@@ -226,7 +200,7 @@ def class_sweep_figure(request: Request) -> Drawn:
         for i, name in enumerate(names):
             x, recalls = swept.shifted(points, i), [_class(row, name) for row in points]
             title = legend_name(name, 22)
-            _draw_recalls(panel, x, recalls, label=title, elinewidth=0.6, **point_style(i))
+            _draw_recalls(panel, x, recalls, label=title, elinewidth=0.6, **style.point_style(i))
             for row, dashes in levels:
                 line: Style = {"color": COLOURS[i % MOST], "linewidth": 0.8, "linestyle": dashes}
                 panel.axhline(100 * _class(row, name).recall, **line)
@@ -252,10 +226,10 @@ def class_sweep_figure(request: Request) -> Drawn:
 
 
 def _draw_recalls(
-    axes: "Axes", x: Sequence[float], recalls: Sequence[ClassRecall], **style: Any
+    axes: "Axes", x: Sequence[float], recalls: Sequence[ClassRecall], **line: Any
 ) -> None:
-    limits = whiskers([(c.recall, c.low, c.high) for c in recalls])
-    axes.errorbar(x, [100 * c.recall for c in recalls], limits, capsize=1.5, **style)
+    limits = style.whiskers([(c.recall, c.low, c.high) for c in recalls])
+    axes.errorbar(x, [100 * c.recall for c in recalls], limits, capsize=1.5, **line)
 
 
 def _class(row: Series, name: str) -> ClassRecall:
@@ -267,16 +241,14 @@ def _class(row: Series, name: str) -> ClassRecall:
 
 def recall_figure(request: Request) -> Drawn:
     """Draw recall with 95 % intervals against training counts on a logarithmic axis."""
-    study, width = request.study, request.width
-    series = make_series(study, request.methods)
-    check_same_data(series, "recall")
+    series, width = request.series("recall"), request.width
     notes: list[str] = []
     if len(series) > MOST:
         if request.methods:
             raise LmdError(
                 f"--methods: the recall figure shows at most {MOST} rows, not {len(series)}"
             )
-        chosen = _choose_rows(series, study)
+        chosen = _choose_rows(series, request)
         notes.append(
             f"{len(chosen)} of {len(series)} rows ({', '.join(row.key for row in chosen)}): the "
             "reference, the first row of the plan, and the highest balanced accuracies without "
@@ -294,9 +266,9 @@ def recall_figure(request: Request) -> Drawn:
         shift = 10 ** (0.016 * span * (i - (len(series) - 1) / 2))
         recalls = row.classes()
         x = [max(c.train, 1) * shift for c in recalls]
-        _draw_recalls(axes, x, recalls, label=row.title, elinewidth=0.7, **row_style(i))
+        _draw_recalls(axes, x, recalls, label=row.title, elinewidth=0.7, **style.row_style(i))
     axes.set_xscale("log")
-    plain_ticks(axes.xaxis)
+    style.plain_ticks(axes.xaxis)
     axes.set_xlim(10 ** (low - 0.08 * span), 10 ** (high + 0.08 * span))
     axes.set_ylim(-3, 103)
     axes.set_xlabel("training images of the class")
@@ -304,8 +276,8 @@ def recall_figure(request: Request) -> Drawn:
     axes.grid(axis="y")
     if len(classes) <= NAMED:
         _name_classes(axes, classes, width)
-    legend_below(figure, [row.title for row in series])
-    seeds = sorted({seed_of(run) for row in series for run in row.runs})
+    style.legend_below(figure, [row.title for row in series])
+    seeds = sorted({seed for row in series for seed in row.seeds})
     averaged = f", limits averaged over the seeds {', '.join(map(str, seeds))}"
     notes.append(
         "Bars: 95 % intervals of recall over test images (Wilson)"
@@ -314,13 +286,13 @@ def recall_figure(request: Request) -> Drawn:
     return Drawn(figure, [cells for row in series for cells in row.class_rows()], tuple(notes))
 
 
-def _choose_rows(series: Sequence[Series], study: Study) -> list[Series]:
+def _choose_rows(series: Sequence[Series], request: Request) -> list[Series]:
     """Choose the reference, the first row of a plan, and the best other rows, in their order.
 
     Ablations of the reference are left out: the ablation figure has them.
     """
-    fixed = {study.reference, *study.order[:1]}
-    candidates = without_ablations(series, study)
+    fixed = {request.study.reference, *request.study.order[:1]}
+    candidates = request.without_ablations(series)
     candidates += [row for row in series if row.key in fixed and row not in candidates]
     ranked = sorted(candidates, key=lambda row: (row.key not in fixed, -(row.mean(HEADLINE) or 0)))
     return [row for row in series if row in ranked[:SHOWN]]
