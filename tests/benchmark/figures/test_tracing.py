@@ -39,7 +39,7 @@ def test_relation_aware_learning(traces: list[Trace]) -> None:
     }
     assert stage.roles["student encoder"] == "trained"
     assert stage.roles["teacher encoder"] == "follows"
-    assert {call.network for call in stage.calls if not call.gradient} == {"teacher"}
+    assert {c.name.split()[0] for c in stage.calls if not c.gradient} == {"teacher"}
 
 
 def test_classifier_calibration(traces: list[Trace]) -> None:

@@ -3,9 +3,13 @@
 import math
 from collections.abc import Sequence
 from dataclasses import replace
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
+from matplotlib.axes import Axes
+from matplotlib.backends.backend_agg import FigureCanvasAgg
+from matplotlib.patheffects import withStroke
+from matplotlib.text import Annotation
 
 from lmd.base.errors import LmdError
 from lmd.benchmark.figures import style
@@ -14,10 +18,6 @@ from lmd.benchmark.figures.style import COLOURS, GREY, Drawn, Style, new_figure
 from lmd.benchmark.tables.forms import COLUMNS, HEADLINE
 from lmd.scoring.metrics import METRICS
 from lmd.scoring.proportions import Floats
-
-if TYPE_CHECKING:
-    from matplotlib.axes import Axes
-    from matplotlib.text import Annotation
 
 PALETTE = (*COLOURS, GREY)
 HATCHES = ("", "////", "....", "\\\\\\\\", "xxxx", "----", "++++", "||||")
@@ -219,10 +219,8 @@ NEAR = [(5, 0), (-5, 0), (0, 6), (0, -6), (5, 5), (-5, 5), (5, -5), (-5, -5)]
 OFFSETS = [(dx * k, dy * k) for k in (1, 2, 3, 4.5, 6.5, 9, 12) for dx, dy in NEAR]
 
 
-def label_points(axes: "Axes", points: Floats, names: dict[int, str]) -> None:
+def label_points(axes: Axes, points: Floats, names: dict[int, str]) -> None:
     """Write names beside some of ``points (N, 2)``, each where it hides and confuses least."""
-    from matplotlib.backends.backend_agg import FigureCanvasAgg
-
     figure = axes.get_figure(root=True)
     assert figure is not None
     figure.draw_without_rendering()
@@ -255,9 +253,7 @@ def label_points(axes: "Axes", points: Floats, names: dict[int, str]) -> None:
         labels = np.vstack([labels, boxes[best]])
 
 
-def _annotate(axes: "Axes", point: Floats, name: str, offset: tuple[float, float]) -> "Annotation":
-    from matplotlib.patheffects import withStroke
-
+def _annotate(axes: Axes, point: Floats, name: str, offset: tuple[float, float]) -> Annotation:
     dx, dy = offset
     arrow = {"arrowstyle": "-", "linewidth": 0.4, "color": "#555555", "shrinkA": 0, "shrinkB": 2}
     return axes.annotate(

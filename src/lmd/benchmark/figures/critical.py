@@ -4,9 +4,11 @@ import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from itertools import combinations
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
+from matplotlib.axes import Axes
+from scipy import stats
 
 from lmd.base.errors import LmdError
 from lmd.base.text import shorten
@@ -15,9 +17,6 @@ from lmd.benchmark.figures.style import COLOURS, Drawn, Style, new_figure
 from lmd.scoring.differences import holm
 from lmd.scoring.metrics import METRICS
 from lmd.scoring.proportions import Floats
-
-if TYPE_CHECKING:
-    from matplotlib.axes import Axes
 
 LEVEL = 0.05
 LINE = 0.17  # inches between two labels
@@ -46,16 +45,12 @@ def mean_ranks(values: Floats) -> Floats:
     >>> mean_ranks(np.array([[0.9, 0.5, 0.5], [0.8, 0.9, 0.1]])).tolist()
     [1.5, 1.75, 2.75]
     """
-    from scipy import stats
-
     ranks: Floats = stats.rankdata(-values, axis=1).mean(0)
     return ranks
 
 
 def friedman(ranks: Floats, blocks: int) -> float:
     """Return the p-value of Friedman's test by Iman and Davenport (Demsar 2006, section 3.2.2)."""
-    from scipy import stats
-
     k = len(ranks)
     chi = 12 * blocks / (k * (k + 1)) * (float((ranks**2).sum()) - k * (k + 1) ** 2 / 4)
     rest = blocks * (k - 1) - chi
@@ -66,8 +61,6 @@ def friedman(ranks: Floats, blocks: int) -> float:
 
 def nemenyi_difference(methods: int, blocks: int) -> float:
     """Return the critical difference of ranks at 5 % (Nemenyi 1963; Demsar 2006, section 3.2.2)."""
-    from scipy import stats
-
     # The studentised range with infinite degrees of freedom, over the square root of two.
     q = float(stats.studentized_range.ppf(1 - LEVEL, methods, np.inf)) / math.sqrt(2)
     return q * math.sqrt(methods * (methods + 1) / (6 * blocks))
@@ -75,8 +68,6 @@ def nemenyi_difference(methods: int, blocks: int) -> float:
 
 def wilcoxon_holm(values: Floats) -> dict[tuple[int, int], float]:
     """Return Wilcoxon's p-value of each pair of columns, corrected by Holm (Benavoli 2016)."""
-    from scipy import stats
-
     pairs = {}
     for i, j in combinations(range(values.shape[1]), 2):
         gaps = values[:, i] - values[:, j]
@@ -182,7 +173,7 @@ def _complete_blocks(series: Sequence[Series], metric: str, blocks: str) -> Bloc
     return Blocks(titles, names, table, [name for name in by_block if name not in names])
 
 
-def _draw(axes: "Axes", ranking: Ranking, titles: Sequence[str]) -> None:
+def _draw(axes: Axes, ranking: Ranking, titles: Sequence[str]) -> None:
     """Draw the axis of ranks, bars of methods that do not differ, and labels on both sides.
 
     Coordinates are inches from the upper left corner.
@@ -223,7 +214,7 @@ def _draw(axes: "Axes", ranking: Ranking, titles: Sequence[str]) -> None:
 
 
 def _draw_axis(
-    axes: "Axes", critical: float | None, x: Callable[[float], float], top: float, methods: int
+    axes: Axes, critical: float | None, x: Callable[[float], float], top: float, methods: int
 ) -> None:
     text: Style = {"ha": "center", "va": "bottom", "fontsize": 7}
     axes.plot([x(1), x(methods)], [top, top], color="black", linewidth=0.8)

@@ -8,9 +8,11 @@ import textwrap
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from statistics import fmean
-from typing import TYPE_CHECKING, Any, Literal
+from typing import Any
 
 import torch
+from matplotlib.axes import Axes
+from matplotlib.patches import FancyBboxPatch
 from torch import Tensor, nn
 
 from lmd.base.errors import LmdError
@@ -20,25 +22,17 @@ from lmd.methods.method import Method
 from lmd.methods.stage import Batch, Stage, Task, prepare
 from lmd.model import Model, build_model
 
-if TYPE_CHECKING:
-    from matplotlib.axes import Axes
-
 COUNTS = (12, 8, 5, 3)
 IMAGES, SIZE = 8, 16
 
 
 @dataclass(frozen=True)
 class Call:
-    """One call of the encoder or classifier of a network of the stage."""
+    """One call of the encoder or classifier of a network; its name has both words."""
 
-    network: str
-    part: Literal["encoder", "classifier"]
+    name: str
+    part: str
     gradient: bool
-
-    @property
-    def name(self) -> str:
-        """Both words, as a diagram shows them."""
-        return f"{self.network} {self.part}".strip()
 
 
 @dataclass
@@ -102,14 +96,14 @@ class _Probe:
             if "teacher" in networks:
                 shown = "student" if name == "model" else name
             for part in ("encoder", "classifier"):
-                module = getattr(model, part)
-                self.parts[f"{shown} {part}".strip()] = module
-                module.register_forward_hook(self._hook(shown, part))
+                title, module = f"{shown} {part}".strip(), getattr(model, part)
+                self.parts[title] = module
+                module.register_forward_hook(self._hook(title, part))
 
-    def _hook(self, network: str, part: Any) -> Callable[..., Tensor]:
+    def _hook(self, name: str, part: str) -> Callable[..., Tensor]:
         def hook(_: nn.Module, inputs: tuple[Tensor, ...], output: Tensor) -> Tensor:
             index = len(self.calls)
-            self.calls.append(Call(network, part, torch.is_grad_enabled()))
+            self.calls.append(Call(name, part, torch.is_grad_enabled()))
             self.inputs.append(inputs[0].detach().clone())
             if index in self.replay:
                 output = self.replay[index]
@@ -291,7 +285,7 @@ def diagram_figure(
     return Drawn(figure, rows, (note,))
 
 
-def _draw_epoch_start(axes: "Axes", trace: Trace) -> list[dict[str, Any]]:
+def _draw_epoch_start(axes: Axes, trace: Trace) -> list[dict[str, Any]]:
     """Draw the features that are read before the batches of an epoch, and what changes."""
     y = -0.8
     views: dict[tuple[str, str], list[str]] = {}
@@ -315,7 +309,7 @@ def _draw_epoch_start(axes: "Axes", trace: Trace) -> list[dict[str, Any]]:
     ]
 
 
-def _draw_batch(axes: "Axes", trace: Trace) -> list[dict[str, Any]]:
+def _draw_batch(axes: Axes, trace: Trace) -> list[dict[str, Any]]:
     """Draw what happens with each batch; return the arrows, and whether a gradient flows back."""
     nodes = _nodes(trace, -0.75 - (EPOCH if trace.updates else 0.0))
     for key, node in nodes.items():
@@ -369,9 +363,7 @@ def _nodes(trace: Trace, top: float) -> dict[str, Node]:
     return nodes
 
 
-def _draw_box(axes: "Axes", node: Node, key: str, x: float, half: float) -> None:
-    from matplotlib.patches import FancyBboxPatch
-
+def _draw_box(axes: Axes, node: Node, key: str, x: float, half: float) -> None:
     tall = 0.13 + 0.06 * node.text.count("\n")
     fill, edge, line = BOXES[node.role]
     box = FancyBboxPatch(
@@ -391,7 +383,7 @@ def _draw_box(axes: "Axes", node: Node, key: str, x: float, half: float) -> None
     axes.text(x, node.y, node.text, weight="bold" if node.part == "loss" else "normal", **style)
 
 
-def _draw_arrow(axes: "Axes", source: Node, goal: Node, gradient: bool) -> None:
+def _draw_arrow(axes: Axes, source: Node, goal: Node, gradient: bool) -> None:
     """From the right edge of a box to the left edge of another; above a classifier between them."""
     start = (COLUMNS[source.part] + HALF[source.part], source.y)
     end = (COLUMNS[goal.part] - HALF[goal.part], goal.y)
@@ -405,7 +397,7 @@ def _draw_arrow(axes: "Axes", source: Node, goal: Node, gradient: bool) -> None:
     axes.annotate("", end, start, arrowprops=HEAD | style, zorder=2)
 
 
-def _draw_follows(axes: "Axes", nodes: Iterable[Node]) -> None:
+def _draw_follows(axes: Axes, nodes: Iterable[Node]) -> None:
     """Draw an arrow from the nearest trained encoder to each that follows it without gradient."""
     encoders = [node for node in nodes if node.part == "encoder"]
     trained = [node for node in encoders if node.role == "trained"]

@@ -3,10 +3,12 @@
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
+from matplotlib.axes import Axes
 from numpy.typing import NDArray
+from scipy.linalg import orthogonal_procrustes
 
 from lmd.base.errors import LmdError
 from lmd.benchmark.figures.command import Tsne
@@ -15,9 +17,6 @@ from lmd.runs.folder import Run, several_models
 from lmd.runs.record import Record
 from lmd.scoring.proportions import Floats
 from lmd.scoring.tiers import TIERS
-
-if TYPE_CHECKING:
-    from matplotlib.axes import Axes
 
 COMPONENTS = 50  # principal components that t-SNE sees
 TIER_STYLE = {"head": 0, "medium": 2, "tail": 1}  # places in COLOURS and MARKERS
@@ -143,8 +142,6 @@ def aligned(points: Floats, goal: Floats) -> Floats:
     >>> bool(np.allclose(aligned(turned, square), square))
     True
     """
-    from scipy.linalg import orthogonal_procrustes
-
     centre = goal.mean(0)
     centred, target = points - points.mean(0), goal - centre
     turn, _ = orthogonal_procrustes(centred, target)
@@ -205,7 +202,7 @@ def tsne_figure(
     return Drawn(figure, rows, tuple(notes))
 
 
-def _scatter(panel: "Axes", xy: Floats, name: str, size: float, style: Style) -> None:
+def _scatter(panel: Axes, xy: Floats, name: str, size: float, style: Style) -> None:
     if len(xy):
         style = style | {"label": legend_name(name, 18), "linewidths": 0, "alpha": 0.85}
         panel.scatter(xy[:, 0], xy[:, 1], s=size, **style)

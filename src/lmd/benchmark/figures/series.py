@@ -69,8 +69,8 @@ def family_of(reference: str, keys: Iterable[str]) -> frozenset[str]:
     """Return the reference and those of the keys that are ablations of it."""
     from lmd.methods import METHODS, related
 
-    known = METHODS.keys() & keys if reference in METHODS else ()
-    return frozenset({reference, *(key for key in known if related(key, reference))})
+    methods = METHODS.keys() & keys if reference in METHODS else ()
+    return frozenset({reference, *(key for key in methods if related(key, reference))})
 
 
 def _read(source: str, runs: Path | None) -> Study:

@@ -3,9 +3,11 @@
 import math
 from collections.abc import Sequence
 from itertools import cycle
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
+from matplotlib.axes import Axes
+from scipy.optimize import isotonic_regression
 
 from lmd.base.errors import LmdError
 from lmd.benchmark.figures import style
@@ -14,9 +16,6 @@ from lmd.benchmark.figures.style import COLOURS, GREY, MOST, Drawn, Style, legen
 from lmd.benchmark.tables.forms import HEADLINE
 from lmd.scoring.metrics import METRICS
 from lmd.scoring.tiers import TIERS
-
-if TYPE_CHECKING:
-    from matplotlib.axes import Axes
 
 DEFAULT = ("balanced_accuracy", "macro_f1", "auc")
 FACTOR = "imbalance factor"
@@ -81,7 +80,7 @@ class Swept:
         span = self.places[self.values[-1]] - self.places[self.values[0]]
         return [self.places[self.value(row)] + 0.012 * span * (place - 1) for row in rows]
 
-    def label_axis(self, axes: "Axes", title: "Axes | None" = None) -> None:
+    def label_axis(self, axes: Axes, title: Axes | None = None) -> None:
         """Write the values below an axis, and the setting below it or below ``title``."""
         ticks = [f"{value:g}" for value in self.values]
         axes.set_xticks(list(self.places.values()), ticks)
@@ -136,7 +135,7 @@ def sweep_figure(request: Request) -> Drawn:
 
 
 def _draw_line(
-    panel: "Axes", points: Sequence[Series], key: str, swept: Swept, place: int, title: str
+    panel: Axes, points: Sequence[Series], key: str, swept: Swept, place: int, title: str
 ) -> list[dict[str, Any]]:
     shown = [row for row in points if row.mean(key) is not None]
     rows = [_metric_row(row, key, swept) for row in shown]
@@ -153,7 +152,7 @@ def _draw_line(
 
 
 def _draw_level(
-    panel: "Axes", row: Series, key: str, swept: Swept, place: int, title: str
+    panel: Axes, row: Series, key: str, swept: Swept, place: int, title: str
 ) -> list[dict[str, Any]]:
     if row.mean(key) is None:
         return []
@@ -226,7 +225,7 @@ def class_sweep_figure(request: Request) -> Drawn:
 
 
 def _draw_recalls(
-    axes: "Axes", x: Sequence[float], recalls: Sequence[ClassRecall], **line: Any
+    axes: Axes, x: Sequence[float], recalls: Sequence[ClassRecall], **line: Any
 ) -> None:
     limits = style.whiskers([(c.recall, c.low, c.high) for c in recalls])
     axes.errorbar(x, [100 * c.recall for c in recalls], limits, capsize=1.5, **line)
@@ -298,7 +297,7 @@ def _choose_rows(series: Sequence[Series], request: Request) -> list[Series]:
     return [row for row in series if row in ranked[:SHOWN]]
 
 
-def _name_classes(axes: "Axes", classes: Sequence[ClassRecall], width: float) -> None:
+def _name_classes(axes: Axes, classes: Sequence[ClassRecall], width: float) -> None:
     """Write the names of the classes above the axes."""
     left, right = (math.log10(x) for x in axes.get_xlim())
     places = [(math.log10(max(c.train, 1)) - left) / (right - left) for c in classes]
@@ -318,8 +317,6 @@ def spread(places: Sequence[float], gap: float, low: float, high: float) -> list
     >>> spread([0.0, 0.1, 5.0], 1.0, 0.0, 10.0)
     [0.0, 1.0, 5.0]
     """
-    from scipy.optimize import isotonic_regression
-
     if len(places) < 2:
         return list(places)
     gap = min(gap, (high - low) / (len(places) - 1))
