@@ -1,5 +1,7 @@
 """What a run is asked to do: protocol, settings, and what a protocol changes in a profile."""
 
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
@@ -93,3 +95,19 @@ def test_settings_of_a_method_that_does_not_exist_are_refused(tmp_path: Path) ->
     path.write_text("[methods.lmdd]\nlambda_1 = 3.0\n")
     with pytest.raises(LmdError, match=r"methods.lmdd.*did you mean 'lmd'"):
         resolve(METHODS["ce"], path, {})
+
+
+ALONE = """
+import sys
+from lmd.fit.spec import resolve
+from lmd.methods import METHODS
+resolve(METHODS["ce"], "small", {"epochs": 1})
+print([name for name in ("gcl", "fcd", "seesaw", "lmd") if f"lmd.methods.{name}" in sys.modules])
+"""
+
+
+def test_a_request_imports_no_method_but_its_own() -> None:
+    done = subprocess.run(
+        [sys.executable, "-c", ALONE], capture_output=True, text=True, check=False
+    )
+    assert (done.stdout, done.stderr) == ("[]\n", "")

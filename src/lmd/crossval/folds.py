@@ -27,7 +27,7 @@ from lmd.data.sources import open_table
 from lmd.data.splits import fold_notes, make_folds, without_parts
 from lmd.fit.recording import now, scored
 from lmd.fit.spec import Spec, resolve
-from lmd.fit.tracking import Tracking, checked_trackers
+from lmd.fit.tracking import Tracking, check_trackers
 from lmd.methods import DEFAULT, find_method
 from lmd.model.files import AVERAGE
 from lmd.predict.average import save_average
@@ -107,7 +107,7 @@ def cross_validate(
     model trained on all images (``refit``), or ``none``. ``workers`` is the number of trainings at
     once. ``log`` reports the numbers at the end. All other arguments are those of ``lmd.train``.
     """
-    trackers = checked_trackers(log)
+    trackers = check_trackers(log)
     if world() > 1:
         raise LmdError("--folds cannot be used under torchrun: its trainings are processes already")
     arguments = {

@@ -92,8 +92,8 @@ class LongTailClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[misc]
         if len(classes) < 2:
             raise ValueError(f"y has one class ({classes[0]!r}); at least two are needed")
         _warn_repeated(images)
-        given = self._settings()
-        spec = resolve(find_method(self.method), self.protocol, given, self.profile, images=False)
+        settings, method = self._all_settings(), find_method(self.method)
+        spec = resolve(method, self.protocol, settings, self.profile, images=False)
         with tempfile.TemporaryDirectory() as place:
             names = class_names(classes)[index]
             source = write_source(Path(place), images, names, groups, spec.protocol.image_size)
@@ -104,32 +104,30 @@ class LongTailClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[misc]
                 quiet=self.quiet,
                 model_only=True,
             )
-            found = {name: run.path / name for name in MODEL}
-            self.model_files_ = {k: path.read_bytes() for k, path in found.items() if path.exists()}
+            written = [name for name in MODEL if (run.path / name).exists()]
+            self.model_files_ = {name: (run.path / name).read_bytes() for name in written}
             self.record_ = run.record.model_dump(mode="json")
         self.classes_ = classes
-        counts = self.record_["data"]["counts"].values()
-        self.n_images_ = sum(map(sum, counts))
+        self.n_images_ = sum(map(sum, self.record_["data"]["counts"].values()))
         self._predictor: Predictor | None = None
         self._loaded()
         return self
 
     def predict_proba(self, X: Any) -> NDArray[np.float64]:
-        """Probabilities ``(N, K)``, in the order of ``classes_``."""
+        """Return probabilities ``(N, K)``, in the order of ``classes_``."""
         check_is_fitted(self)
-        images = checked_images(X)
-        predictor = self._loaded()
-        found = predictor.predict(images, tta=self.tta).probabilities.astype(np.float64)
+        images, predictor = checked_images(X), self._loaded()
+        raw = predictor.predict(images, tta=self.tta).probabilities.astype(np.float64)
         order = [predictor.classes.index(name) for name in class_names(self.classes_).tolist()]
         # In float64, rows of float32 probabilities do not sum to one.
-        probabilities: NDArray[np.float64] = found[:, order] / found.sum(axis=1, keepdims=True)
+        probabilities: NDArray[np.float64] = raw[:, order] / raw.sum(axis=1, keepdims=True)
         return probabilities
 
     def predict(self, X: Any) -> NDArray[Any]:
-        """The most probable class of each image ``(N,)``."""
-        probabilities = self.predict_proba(X)
-        chosen: NDArray[Any] = self.classes_[probabilities.argmax(axis=1)]
-        return chosen
+        """Return the most probable class of each image ``(N,)``."""
+        index = self.predict_proba(X).argmax(axis=1)
+        classes: NDArray[Any] = self.classes_[index]
+        return classes
 
     def save(self, folder: str | Path) -> Path:
         """Write the model to a folder for ``lmd predict``, ``lmd serve`` and ``lmd export``."""
@@ -163,23 +161,23 @@ class LongTailClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[misc]
         tags.target_tags.required = True
         return tags
 
-    def _settings(self) -> dict[str, Any]:
+    def _all_settings(self) -> dict[str, Any]:
         if not 0 <= self.validation < 1:
             raise ValueError(f"validation must be from 0 to below 1; it is {self.validation!r}")
         seed = self.seed.item() if isinstance(self.seed, np.generic) else self.seed
-        own = {"seed": seed, "split_seed": seed, "fold": [0, 2]}
-        own["split"] = [1 - float(self.validation), float(self.validation), 0.0]
+        split = [1 - float(self.validation), float(self.validation), 0.0]
+        fixed = {"seed": seed, "split_seed": seed, "fold": [0, 2], "split": split}
         # A search over parameters gives numpy's numbers.
-        given = {
+        settings = {
             key: value.item() if isinstance(value, np.generic) else value
             for key, value in (self.settings or {}).items()
         }
-        for key in sorted(own.keys() & given.keys()):
+        for key in sorted(fixed.keys() & settings.keys()):
             raise ValueError(f"settings: {key!r} is set by the estimator; use seed and validation")
-        return given | own
+        return settings | fixed
 
     def _loaded(self) -> Predictor:
-        """The predictor, made from the files when it is first needed."""
+        """Return the predictor, made from the files when it is first needed."""
         if getattr(self, "_predictor", None) is None:
             with tempfile.TemporaryDirectory() as place:
                 self._predictor = load(self.save(place), choose_device(self.device))
@@ -188,27 +186,26 @@ class LongTailClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[misc]
 
 
 def checked_images(X: Any) -> list[Any]:
-    """The images in ``X``, one by one; a ``ValueError`` says what else was given."""
-    given = X
-    if hasattr(given, "tocsr") or hasattr(given, "todense"):
+    """Return the images in ``X``, one by one; a ``ValueError`` says what else it is."""
+    if hasattr(X, "tocsr") or hasattr(X, "todense"):
         raise TypeError("X is sparse; give paths, Pillow images or dense arrays of images")
-    if isinstance(given, str | Path | PillowImage):
+    if isinstance(X, str | Path | PillowImage):
         raise ValueError("X must have several images: give a list")
-    if hasattr(given, "to_numpy"):  # a column of paths in a data frame
-        given = given.to_numpy()
-    if isinstance(given, np.ndarray) and given.dtype.kind not in "UO":
-        if given.ndim not in (3, 4):
+    if hasattr(X, "to_numpy"):  # a column of paths in a data frame
+        X = X.to_numpy()
+    if isinstance(X, np.ndarray) and X.dtype.kind not in "UO":
+        if X.ndim not in (3, 4):
             raise ValueError(
-                f"X is an array of shape {given.shape}; give images (N, H, W) or (N, H, W, C), or "
+                f"X is an array of shape {X.shape}; give images (N, H, W) or (N, H, W, C), or "
                 "a list of paths. Reshape your data if it is a table of features: "
                 "lmd.calibrate is for these"
             )
-        if given.dtype.kind == "f":
+        if X.dtype.kind == "f":
             raise ValueError(
-                f"X is of type {given.dtype}; give uint8 or uint16: (X * 255).astype('uint8') for "
+                f"X is of type {X.dtype}; give uint8 or uint16: (X * 255).astype('uint8') for "
                 "values from 0 to 1"
             )
-    images = list(given)
+    images = list(X)
     if not images:
         raise ValueError("X has 0 sample(s) (no images), while a minimum of 1 is required.")
     return images
@@ -226,7 +223,7 @@ def _warn_repeated(images: Sequence[Any]) -> None:
 
 
 def checked_labels(y: Any) -> NDArray[Any]:
-    """Labels ``(N,)`` of any type that scikit-learn accepts for classes."""
+    """Return labels ``(N,)`` of any type that scikit-learn accepts for classes."""
     if y is None:
         raise ValueError("fit requires y to be passed, but the target y is None")
     labels: NDArray[Any] = column_or_1d(y, warn=True)
@@ -236,7 +233,7 @@ def checked_labels(y: Any) -> NDArray[Any]:
 
 
 def class_names(classes: NDArray[Any]) -> NDArray[np.str_]:
-    """The names ``(K,)`` of the classes in the model: the labels as text, or else their numbers.
+    """Return the names ``(K,)`` of the classes in the model: labels as text, or else numbers.
 
     >>> class_names(np.array(["naevus", "melanoma"])).tolist(), class_names(np.array([" ", "a"]))
     (['naevus', 'melanoma'], array(['0', '1'], dtype='<U21'))
@@ -248,16 +245,18 @@ def class_names(classes: NDArray[Any]) -> NDArray[np.str_]:
     return np.arange(len(names)).astype(np.str_)
 
 
-def _named(group: Any) -> str:
-    """The name of a group; a missing one (None or NaN) is empty: the image is one of its own."""
-    return "" if group is None or group != group else str(group)  # noqa: PLR0124
-
-
 def write_source(
     place: Path, images: Sequence[Any], names: NDArray[np.str_], groups: Any, size: int
 ) -> Source:
-    """A manifest of paths, or a file of images with sides of ``size``."""
-    of = {} if groups is None else {"group": [_named(group) for group in column_or_1d(groups)]}
+    """Write a manifest of paths, or a file of images with sides of ``size``.
+
+    An image with a missing group (None or NaN) is a group of its own.
+    """
+    group = [
+        "" if value is None or value != value else str(value)  # noqa: PLR0124
+        for value in (() if groups is None else column_or_1d(groups))
+    ]
+    of = {} if groups is None else {"group": group}
     if all(isinstance(image, str | Path) for image in images):
         paths = [str(Path(image).expanduser().resolve()) for image in images]
         columns = {"image": paths, "label": names.tolist(), **of}

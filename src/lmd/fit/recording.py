@@ -44,12 +44,12 @@ if TYPE_CHECKING:
 
 
 def now() -> str:
-    """The time in UTC, to the second."""
+    """Return the time in UTC, to the second."""
     return datetime.now(UTC).isoformat(timespec="seconds")
 
 
 def machine(device: "torch.device") -> Machine:
-    """What a result may depend on besides the code."""
+    """Return what a result may depend on besides the code."""
     import torch
 
     return Machine(
@@ -63,35 +63,24 @@ def machine(device: "torch.device") -> Machine:
 
 
 def commit() -> str | None:
-    """The commit of the running code, with ``+`` if there are uncommitted changes."""
+    """Return the commit of the running code, with ``+`` if there are uncommitted changes."""
     root = Path(package).resolve().parents[2]
     if not (root / "pyproject.toml").exists():
         return None
-    try:
-        head = _git(root, "rev-parse", "--short=12", "HEAD")
-        changed = _git(root, "status", "--porcelain", "--untracked-files=no", "--", "src")
-    except (OSError, subprocess.SubprocessError):
-        return None
+    answers = []
+    for words in ("rev-parse --short=12 HEAD", "status --porcelain --untracked-files=no -- src"):
+        command = ["git", "-C", str(root), *words.split()]
+        try:
+            done = subprocess.run(command, capture_output=True, text=True, check=True, timeout=10)
+        except (OSError, subprocess.SubprocessError):
+            return None
+        answers.append(done.stdout.strip())
+    head, changed = answers
     return head + ("+" if changed else "")
 
 
-def _git(root: Path, *words: str) -> str:
-    done = subprocess.run(
-        ["git", "-C", str(root), *words], capture_output=True, text=True, check=True, timeout=10
-    )
-    return done.stdout.strip()
-
-
-def source_digest() -> str:
-    """SHA-256 of the package's code, committed or not."""
-    digest = hashlib.sha256()
-    for path in sorted(Path(package).resolve().parent.rglob("*.py")):
-        digest.update(path.read_bytes())
-    return digest.hexdigest()
-
-
 def file_digest(source: Path) -> str | None:
-    """SHA-256 of a manifest or an array file; ``None`` for a folder or generated images."""
+    """Return SHA-256 of a manifest or an array file; ``None`` for a folder or generated images."""
     if not source.is_file():
         return None
     with source.open("rb") as file:
@@ -115,7 +104,7 @@ def new_record(name: str, command: str, device: "torch.device", **parts: Any) ->
 def first_record(
     name: str, spec: "Spec", data: Dataset, model: "Model", device: "torch.device", command: str
 ) -> Record:
-    """The record before training, with the status ``running``."""
+    """Return the record before training, with the status ``running``."""
     method, protocol = spec.method, spec.protocol
     return new_record(
         name,
@@ -148,9 +137,27 @@ def first_record(
     )
 
 
+# Not true of what chooses by cross-validation.
+NO_VALIDATION = "There is no validation part: nothing was chosen on held-out images."
+
+
 def data_info(request: Request, data: Dataset) -> DataInfo:
-    """What the record says about the images."""
+    """Return what the record says about the images."""
     table, factor = data.table, imbalance_factor(data.counts("train"))
+    notes = []
+    if table.synthetic:
+        notes.append("The images are synthetic: these numbers say nothing about patients.")
+    if data.skipped:
+        notes.append(f"{len(data.skipped)} images could not be used and were left out.")
+    notes += [finding.text for finding in data.warnings if finding.severity == "warning"]
+    leaks = len(groups_in_two_parts(table))
+    if leaks:
+        notes.append(
+            f"{leaks} groups (patients or lesions) are in more than one part: the numbers are "
+            "better than they would be for new patients."
+        )
+    if data.counts("validation").sum() == 0:
+        notes.append(NO_VALIDATION)
     return DataInfo(
         source=table.source,
         kind=table.kind,
@@ -163,34 +170,12 @@ def data_info(request: Request, data: Dataset) -> DataInfo:
         imbalance_factor=factor if math.isfinite(factor) else None,
         grouped=table.groups is not None,
         skipped=list(data.skipped),
-        notes=_data_notes(data),
+        notes=notes,
     )
 
 
-# Not true of what chooses by cross-validation.
-NO_VALIDATION = "There is no validation part: nothing was chosen on held-out images."
-
-
-def _data_notes(data: Dataset) -> list[str]:
-    notes = []
-    if data.table.synthetic:
-        notes.append("The images are synthetic: these numbers say nothing about patients.")
-    if data.skipped:
-        notes.append(f"{len(data.skipped)} images could not be used and were left out.")
-    notes += [finding.text for finding in data.warnings if finding.severity == "warning"]
-    leaks = len(groups_in_two_parts(data.table))
-    if leaks:
-        notes.append(
-            f"{leaks} groups (patients or lesions) are in more than one part: the numbers are "
-            "better than they would be for new patients."
-        )
-    if data.counts("validation").sum() == 0:
-        notes.append(NO_VALIDATION)
-    return notes
-
-
 def trained_record(record: Record, trainer: "Trainer", temperature: float) -> Record:
-    """The record of a run whose training has ended, without its numbers."""
+    """Return the record of a run whose training has ended, without its numbers."""
     stages = [StageInfo.model_validate(stage) for stage in trainer.progress.stages]
     chosen = {key: value for stage in stages for key, value in stage.chosen.items()}
     model = record.model.model_copy(
@@ -272,7 +257,7 @@ def scored(
 def _temperatures(
     record: Record, part: Part, labels: NDArray[np.int64]
 ) -> float | NDArray[np.float64] | None:
-    """What the logits were divided by: one number, or ``(N, 1)``, as each fold has its own.
+    """Return what the logits were divided by: one number, or ``(N, 1)``, as each fold has its own.
 
     They are in the order of a ``Sample``, whose rows are sorted by class. ``None`` for means over
     mirror images, which have no logits.
@@ -283,5 +268,5 @@ def _temperatures(
         return record.model.temperature
     folds = record.folds.runs
     images = [fold.images["test"] for fold in folds]
-    each: NDArray[np.float64] = np.repeat([fold.temperature for fold in folds], images)
-    return each[np.argsort(labels, kind="stable"), None]
+    values: NDArray[np.float64] = np.repeat([fold.temperature for fold in folds], images)
+    return values[np.argsort(labels, kind="stable"), None]

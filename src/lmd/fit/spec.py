@@ -27,7 +27,7 @@ class Spec:
     """What a run trains and keeps; protocol and settings are complete and valid.
 
     ``notes`` say which settings have no effect, and where the protocol overrides a profile.
-    ``given`` are the settings of the user, on top of the protocol called ``base``.
+    ``overrides`` are the settings of the user, on top of the protocol called ``base``.
     """
 
     source: Source
@@ -38,22 +38,8 @@ class Spec:
     keep_features: bool = False
     images: bool = True
     notes: tuple[str, ...] = ()
-    given: Mapping[str, Any] = field(default_factory=dict)
+    overrides: Mapping[str, Any] = field(default_factory=dict)
     base: str | Path | None = None
-
-    @classmethod
-    def of(cls, request: Request) -> "Spec":
-        """Check the request in a record."""
-        method = find_method(request.method)
-        return cls(
-            source=Source.of(request),
-            method=method,
-            settings=method.check(request.settings),
-            protocol=load_protocol(None, request.protocol),
-            profile=request.profile,
-            keep_features=request.keep_features,
-            images=request.images,
-        )
 
     @cached_property
     def values(self) -> dict[str, Any]:
@@ -83,45 +69,45 @@ class Spec:
         return Path("runs") / f"{data}-{self.method.key}{profile}-seed{self.protocol.seed}"
 
     @property
-    def given_names(self) -> set[str]:
+    def chosen(self) -> set[str]:
         """Names of what the user chose: settings, and what differs from the defaults."""
         usual = Request(data="", method=DEFAULT)
         names = ("method", "profile", "skip_bad", "keep_features", "images")
         changed = {n for n in names if getattr(self.request, n) != getattr(usual, n)}
-        return {*self.given, *self.request.columns, *changed, *(["protocol"] if self.base else [])}
+        base = ["protocol"] if self.base else []
+        return {*self.overrides, *self.request.columns, *changed, *base}
 
     def with_available_weights(self) -> "Spec":
-        """The same, with a backbone whose weights can be had here if the user chose none."""
+        """Replace the backbone by one whose weights can be had here, if the user chose none."""
         from lmd.model.backbones import available
 
-        if self.given_names & {*WEIGHTS, "protocol"}:
+        if self.chosen & {*WEIGHTS, "protocol"}:
             return self
-        wanted = self.protocol.backbone
-        backbone, weights, problem = available(wanted)
+        backbone, weights, problem = available(self.protocol.backbone)
         if not problem:
             return self
         how = "from scratch"
         if weights != "none":
             how = "with the ImageNet weights that are installed"
         note = (
-            f"The ImageNet weights of {wanted} cannot be had ({problem}), so {backbone} is trained "
-            f"{how}."
+            f"The ImageNet weights of {self.protocol.backbone} cannot be had ({problem}), so "
+            f"{backbone} is trained {how}."
         )
-        chosen = {"backbone": backbone, "weights": weights}
+        changes = {"backbone": backbone, "weights": weights}
         return replace(
             self,
-            protocol=self.protocol.model_copy(update=chosen),
-            given={**self.given, **chosen},
+            protocol=self.protocol.model_copy(update=changes),
+            overrides={**self.overrides, **changes},
             notes=(*self.notes, note),
         )
 
     def command(self) -> list[str]:
-        """The words of the command that makes the run, without its folder."""
+        """Return the words of the command that makes the run, without its folder."""
         data = str(self.source.data)
         words = ["lmd", "train", *filter(None, [data]), "--method", self.method.key]
         words += ["--protocol", str(self.base)] if self.base is not None else []
         words += ["--profile", self.profile] if self.profile != "default" else []
-        for key, value in self.given.items():
+        for key, value in self.overrides.items():
             words += ["--set", f"{key}={as_toml(value)}"]
         words += self.source.words()
         words += ["--keep-features"] if self.keep_features else []
@@ -131,7 +117,7 @@ class Spec:
 def resolve(
     method: Method,
     protocol: str | Path | None,
-    given: Mapping[str, Any],
+    overrides: Mapping[str, Any],
     profile: str = "default",
     source: Source | None = None,
     *,
@@ -142,20 +128,40 @@ def resolve(
 
     Keys of the protocol override its file; all other keys must be settings of the method.
     """
-    shared = {k: v for k, v in given.items() if k in Protocol.model_fields}
-    own = {k: v for k, v in given.items() if k not in Protocol.model_fields}
-    known = method.settings()
+    shared = {k: v for k, v in overrides.items() if k in Protocol.model_fields}
+    own = {k: v for k, v in overrides.items() if k not in Protocol.model_fields}
+    defaults = method.settings()
     for key in own:
-        if key not in known:
+        if key not in defaults:
             there_are = f"the protocol and method {method.key!r} have"
-            names = [*sorted(Protocol.model_fields), *sorted(known)]
+            names = [*sorted(Protocol.model_fields), *sorted(defaults)]
             raise LmdError(unknown("setting", key, names, there_are=there_are))
     complete = load_protocol(protocol, shared)
-    _check_names(complete, method)
-    family = complete.methods.get(method.family, {}) if method.family else {}
-    row = complete.methods.get(method.key, {})
+    for name in complete.methods:
+        # The families of all methods, only if need be: to know them is to import all methods.
+        if name not in {method.key, method.family, *METHODS}:
+            names = sorted({method.key, *METHODS, *(other.family for other in METHODS.values())})
+            if name not in names:
+                raise LmdError(
+                    f"[methods.{name}] of the protocol: {unknown('method', name, names)}"
+                )
+    family, row = (complete.methods.get(name, {}) for name in (method.family, method.key))
     settings = method.check({**row, **own}, profile, family)
-    spec = Spec(
+    values = settings.model_dump(mode="json")
+    notes = []
+    unused = method.unused(values)
+    for key in filter(unused.__contains__, own):
+        needs = " and ".join(f"{name}={as_typed(value)}" for name, value in unused[key].items())
+        notes.append(f"Setting {key} has no effect here: it needs {needs}.")
+    if profile != "default":
+        before = method.settings({}, profile)
+        name = f"Protocol {protocol}" if protocol is not None else "The protocol"
+        notes += [
+            f"{name} sets {key} = {_text(value)}; profile {profile} has {_text(before[key])}."
+            for key, value in (family | row).items()
+            if values[key] == value != before[key]
+        ]
+    return Spec(
         source=source or Source(""),
         method=method,
         settings=settings,
@@ -163,55 +169,22 @@ def resolve(
         profile=profile,
         keep_features=keep_features,
         images=images,
-        given=dict(given),
+        notes=tuple(notes),
+        overrides=dict(overrides),
         base=protocol,
     )
-    return replace(spec, notes=(*_unused(spec, own), *_overridden(spec, family | row)))
-
-
-def _unused(spec: Spec, own: Mapping[str, Any]) -> list[str]:
-    """Notes on settings that the user gave and that have no effect."""
-    unused = spec.method.unused(spec.values)
-    notes = []
-    for key in own:
-        if key in unused:
-            needs = [f"{name}={as_typed(value)}" for name, value in unused[key].items()]
-            notes.append(f"Setting {key} has no effect here: it needs {' and '.join(needs)}.")
-    return notes
-
-
-def _overridden(spec: Spec, in_file: Mapping[str, Any]) -> list[str]:
-    """Notes on settings of the protocol that differ from those of the profile."""
-    if spec.profile == "default":
-        return []
-    before = spec.method.settings({}, spec.profile)
-    name = f"Protocol {spec.base}" if spec.base is not None else "The protocol"
-    return [
-        f"{name} sets {key} = {_text(value)}; profile {spec.profile} has {_text(before[key])}."
-        for key, value in in_file.items()
-        if spec.values[key] == value != before[key]
-    ]
 
 
 def _text(value: Any) -> str:
     return f"{value:g}" if isinstance(value, float) else str(value)
 
 
-def _check_names(protocol: Protocol, method: Method) -> None:
-    """An ``LmdError`` if the protocol has settings for a method that does not exist."""
-    names = {method.key, method.family, *METHODS, *(known.family for known in METHODS.values())}
-    for name in protocol.methods:
-        if name not in names:
-            known = sorted(filter(None, names))
-            raise LmdError(f"[methods.{name}] of the protocol: {unknown('method', name, known)}")
-
-
 def open_run(
-    held: ExitStack, folder: Path, spec: Spec, *, resume: bool, overwrite: bool
+    stack: ExitStack, folder: Path, spec: Spec, *, resume: bool, overwrite: bool
 ) -> tuple[Run, Spec, bool]:
-    """The run in a folder, what it trains, and whether it has begun and is resumed.
+    """Return the run in a folder, what it trains, and whether it has begun and is resumed.
 
-    The first process locks the folder until ``held`` is closed. A run that is to be overwritten
+    The first process locks the folder until ``stack`` is closed. A run that is to be overwritten
     stays until ``Run.create``.
     """
     begun = resume and (folder / "record.json").exists()
@@ -225,8 +198,8 @@ def open_run(
             check_outside(folder, str(spec.source.data))
         if not folder.exists():
             new = [folder, *takewhile(lambda above: not above.exists(), folder.parents)]
-            held.callback(_forget_unborn, folder, new)
-        held.enter_context(locked(folder, "training", remove=True))
+            stack.callback(_forget_unborn, folder, new)
+        stack.enter_context(locked(folder, "training", remove=True))
         # Another training may have ended while this one waited for the lock.
         begun = resume and (folder / "record.json").exists()
         clear_leftovers(folder, folder / "checkpoint")
@@ -246,31 +219,41 @@ def _forget_unborn(folder: Path, new: list[Path]) -> None:
 
 
 def _reopen(run: Run, spec: Spec) -> Spec:
-    """What a run was started with, which must agree with what the user gives now.
+    """Return what a run was started with, which must agree with what the user asks for now.
 
     It keeps its backbone and weights if the user did not choose them.
     """
-    if run.record.external is not None:
+    record = run.record
+    if record.external is not None:
         raise LmdError(
-            f"{run.path} is an external validation of {run.record.external.run}, not a run: there "
-            "is nothing to resume"
+            f"{run.path} is an external validation of {record.external.run}, not a run: there is "
+            "nothing to resume"
         )
+    request = record.request
     try:
-        before = Spec.of(run.record.request)
+        method = find_method(request.method)
+        before = Spec(
+            source=Source.of(request),
+            method=method,
+            settings=method.check(request.settings),
+            protocol=load_protocol(None, request.protocol),
+            profile=request.profile,
+            keep_features=request.keep_features,
+            images=request.images,
+        )
     except LmdError as error:
         raise LmdError(
             f"{run.record_path}: field 'request': {error}; restore the file, or start a new run"
         ) from None
-    given = spec.given_names
     old, new = _leaves(before.request), _leaves(spec.request)
-    if not given & {*WEIGHTS, "protocol"}:
+    if not spec.chosen & {*WEIGHTS, "protocol"}:
         new |= {("protocol", key): old.get(("protocol", key)) for key in WEIGHTS}
     changed = [
         f"{name}: {old.get((part, name))} → {new.get((part, name))}"
         for part, name in old | new
         if old.get((part, name)) != new.get((part, name))
-        # Without DATA, everything that was not given is as it was.
-        and (spec.source.data or name in given or part in given)
+        # Without DATA, everything that the user did not choose is as it was.
+        and (spec.source.data or {name, part} & spec.chosen)
     ]
     if changed:
         raise LmdError(
@@ -282,7 +265,7 @@ def _reopen(run: Run, spec: Spec) -> Spec:
 
 
 def _leaves(request: Request) -> dict[tuple[str, str], Any]:
-    """All values of a request by part and name."""
+    """Return all values of a request by part and name."""
     leaves: dict[tuple[str, str], Any] = {}
     for name, value in request.model_dump(mode="json").items():
         if name in ("protocol", "settings", "columns"):

@@ -1,5 +1,6 @@
 """One complete run: open the data, train, score, write."""
 
+import hashlib
 import shlex
 import time
 from collections.abc import Callable, Mapping, Sequence
@@ -7,14 +8,14 @@ from contextlib import ExitStack
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import Any, get_args
 
 import numpy as np
 import torch
 from numpy.typing import NDArray
-from torch import Tensor
 from torch.nn import BatchNorm2d
 
+from lmd import __file__ as package
 from lmd.base.distributed import (
     NotShareable,
     choose_device,
@@ -35,18 +36,16 @@ from lmd.decisions.policy import answers_of
 from lmd.explain.examples import write_examples
 from lmd.fit import recording
 from lmd.fit.spec import Spec, open_run, resolve
-from lmd.fit.tracking import Tracking, checked_trackers
 from lmd.methods import DEFAULT, find_method
 from lmd.methods.stage import Stages, Task
 from lmd.model import Model, Normalise, Preprocessing, build_model
-from lmd.model.files import HeldOut, ModelSpec, Prior, save_model
+from lmd.model.files import ModelSpec, save_model
 from lmd.predict.engines import TorchEngine
 from lmd.predict.novelty import fit_flag
 from lmd.report.card import write_card
 from lmd.report.page import write_report
 from lmd.runs.folder import WRITTEN_AGAIN, Run
 from lmd.runs.predictions import PartPredictions, Predictions
-from lmd.runs.protocol import Protocol
 from lmd.runs.record import HistoryRow, Part, Record
 from lmd.scoring.proportions import fit_temperature, mix_weights
 from lmd.training.checkpoint import FirstStages
@@ -84,7 +83,11 @@ def train(
     images. ``command`` is for the record; by default it is derived from the arguments. ``log``
     names experiment trackers: tensorboard, mlflow or wandb.
     """
-    trackers = checked_trackers(log)
+    trackers: tuple[str, ...] = ()
+    if log:
+        from lmd.fit.tracking import check_trackers
+
+        trackers = check_trackers(log)
     source = Source("" if data is None else data, Columns.of(columns), skip_bad)
     spec = resolve(
         find_method(method), protocol, settings or {}, profile, source,
@@ -112,14 +115,14 @@ def train_spec(
     """Train what is specified; ``model_only`` leaves out all numbers, pages and pictures."""
     folder = spec.folder if out is None else Path(out)
     here = own_device(choose_device(device))
-    with joined(here), ExitStack() as held:
+    with joined(here), ExitStack() as stack:
         run, spec, begun = in_turn(
-            partial(open_run, held, folder, spec, resume=resume, overwrite=overwrite)
+            partial(open_run, stack, folder, spec, resume=resume, overwrite=overwrite)
         )
         if begun and in_turn(partial(_complete, run)):
             return run
-        display = held.enter_context(Display(quiet=quiet or rank() > 0))
-        dataset = plan(spec)
+        display = stack.enter_context(Display(quiet=quiet or rank() > 0))
+        dataset = in_turn(partial(_plan, spec))
         if not begun:
             spec = in_turn(spec.with_available_weights)
         if command is None:
@@ -127,27 +130,32 @@ def train_spec(
         ready = prepare(spec, dataset, here, display)
         record = in_turn(partial(_start, run, ready, command, begun=begun))
         _announce(ready, record, display)
-        known = len(run.read_history()) if resume else 0
-        names = trackers if rank() == 0 else ()
-        tracking = held.enter_context(Tracking(names, run.path, record, display.say, known))
+        tracking = None
+        if trackers and rank() == 0:
+            from lmd.fit.tracking import Tracking
+
+            reported = len(run.read_history()) if resume else 0
+            tracking = Tracking(trackers, run.path, record, display.say, reported)
+            stack.enter_context(tracking)
         trainer = fit(
             run, ready, record, display, resume=resume, first_stages=first_stages,
-            watch=tracking.epochs,
+            watch=tracking.report if tracking else None,
         )  # fmt: skip
         display.start("scoring", 2)
-        encoded = encode(ready, trainer)
-        predictions, temperature = _predict(ready, encoded)
+        features, predictions, temperature = _predict(ready, record, trainer)
         display.step(1)
         record = recording.trained_record(record, trainer, temperature)
-        finish = partial(_finish, run, ready, record, encoded, predictions, model_only=model_only)
-        record = in_turn(finish)
-        tracking.finish(record)
+        record = in_turn(
+            partial(_finish, run, ready, record, features, predictions, model_only=model_only)
+        )
+        if tracking is not None:
+            tracking.finish(record)
         display.stop()
     return run
 
 
 def _complete(run: Run) -> bool:
-    """Whether a run is finished and has all its files.
+    """Return whether a run is finished and has all its files.
 
     What a finished run lacks and its other files contain is written again: a run may have been
     killed while its report was written.
@@ -159,13 +167,24 @@ def _complete(run: Run) -> bool:
         return False
     if missing and rank() == 0:
         run.write_history(run.record.history)
-        _write_pages(run)
+        write_report(run)
+        write_card(run.record, run.path)
     return True
 
 
-def _write_pages(run: Run) -> None:
-    write_report(run)
-    write_card(run.record, run.path)
+def _plan(spec: Spec) -> Dataset:
+    """Open the data and check all that needs no pixels."""
+    dataset = plan_data(spec.source, spec.protocol)
+    parts = dataset.table.parts
+    if parts is None or "validation" in parts:
+        return dataset
+    if not any(stage.needs_validation for stage in spec.method.outline(spec.values)):
+        return dataset
+    tau = ", or set tau (1 normalises fully)" if "tau" in spec.values else ""
+    raise LmdError(
+        f"method {spec.method.key!r} learns from validation images, and there are none: split "
+        f"off a validation part (--set split=[0.7,0.1,0.2]){tau}"
+    )
 
 
 @dataclass(frozen=True)
@@ -178,45 +197,6 @@ class Ready:
     preprocessing: Preprocessing
     device: torch.device
     seconds: float
-
-    def stages(self) -> Stages:
-        """The stages of the method."""
-        counts = torch.from_numpy(self.data.counts("train")).to(self.device)
-        task = Task(counts, self.model.classifier.in_features)
-        return self.spec.method.start(self.model, task, self.spec.settings)
-
-    def description(
-        self, temperature: float, prior: Prior | None = None, held_out: HeldOut | None = None
-    ) -> ModelSpec:
-        """The description of the shipped model."""
-        return ModelSpec(
-            classes=self.data.table.classes,
-            backbone=self.spec.protocol.backbone,
-            head=self.spec.method.head,
-            preprocessing=self.preprocessing,
-            method=self.spec.method.title,
-            feature_dim=self.model.classifier.in_features,
-            class_counts=tuple(int(n) for n in self.data.counts("train")),
-            temperature=temperature,
-            levels=self.model.levels,
-            prior=prior,
-            held_out=held_out,
-        )
-
-
-def plan(spec: Spec) -> Dataset:
-    """Open the data and check all that needs no pixels; several processes take turns."""
-    dataset = in_turn(lambda: plan_data(spec.source, spec.protocol))
-    parts = dataset.table.parts
-    if parts is None or "validation" in parts:
-        return dataset
-    if not any(stage.needs_validation for stage in spec.method.outline(spec.values)):
-        return dataset
-    tau = ", or set tau (1 normalises fully)" if "tau" in spec.values else ""
-    raise LmdError(
-        f"method {spec.method.key!r} learns from validation images, and there are none: split "
-        f"off a validation part (--set split=[0.7,0.1,0.2]){tau}"
-    )
 
 
 def prepare(spec: Spec, dataset: Dataset, device: torch.device, display: Display) -> Ready:
@@ -232,18 +212,14 @@ def prepare(spec: Spec, dataset: Dataset, device: torch.device, display: Display
             seed=derive_seed(protocol.seed, "model"),
         )
     )
-    _check_batches(model, protocol)
-    started = time.perf_counter()
-    data = in_turn(lambda: dataset.decode(display))
-    return Ready(spec, data, model, preprocessing, device, time.perf_counter() - started)
-
-
-def _check_batches(model: Model, protocol: Protocol) -> None:
     if protocol.batch_size == 1 and any(isinstance(m, BatchNorm2d) for m in model.modules()):
         raise LmdError(
             f"setting 'batch_size' must be at least 2 for backbone {protocol.backbone!r}, whose "
             "BatchNorm needs several images; it is 1"
         )
+    started = time.perf_counter()
+    data = in_turn(lambda: dataset.decode(display))
+    return Ready(spec, data, model, preprocessing, device, time.perf_counter() - started)
 
 
 def _start(run: Run, ready: Ready, command: str, *, begun: bool) -> Record:
@@ -269,9 +245,22 @@ def _start(run: Run, ready: Ready, command: str, *, begun: bool) -> Record:
 
 
 def _announce(ready: Ready, record: Record, display: Display) -> None:
-    """Print the first lines of a run: method, images, model, and findings in the data."""
-    data = ready.data
-    display.say(_first_line(ready))
+    """Print the first lines of a run: what is trained on what, and findings in the data."""
+    data, method, protocol = ready.data, ready.spec.method, ready.spec.protocol
+    counts = {part: int(data.counts(part).sum()) for part in PARTS}
+    epochs = counted(protocol.epochs, "{n} [epoch|epochs]")
+    if len(method.stages) > 1:
+        later = method.outline(ready.spec.values)[-1].epochs or protocol.stage2_epochs
+        epochs += f", then {counted(later, '{n} [epoch|epochs]')} of stage 2"
+    weights = {"none": "random weights", "imagenet": "ImageNet weights"}
+    display.say(
+        f"{method.title} on {data.table.source}: "
+        f"{', '.join(f'{count} {part}' for part, count in counts.items())} images; "
+        f"{protocol.image_size} px; {epochs}; {protocol.backbone} with "
+        f"{weights.get(protocol.weights, f'the weights of {protocol.weights}')}, "
+        f"{record.model.parameters / 1e6:.1f} million parameters; head, medium, tail: "
+        f"{data.tiers.rule}"
+    )
     for note in record.method.notes:
         display.say(f"  settings: {note}")
     for finding in data.warnings:
@@ -284,26 +273,7 @@ def _announce(ready: Ready, record: Record, display: Display) -> None:
     if ready.spec.keep_features:
         from lmd.explain.neighbours import size_line
 
-        count = int(data.counts("train").sum())
-        display.say(f"  {size_line(count, ready.model.classifier.in_features)}")
-
-
-def _first_line(ready: Ready) -> str:
-    """What is trained on what: method, images, size, epochs, backbone and its weights."""
-    data, method, protocol = ready.data, ready.spec.method, ready.spec.protocol
-    parts = ", ".join(f"{int(data.counts(p).sum())} {p}" for p in PARTS)
-    epochs = counted(protocol.epochs, "{n} [epoch|epochs]")
-    if len(method.stages) > 1:
-        later = method.outline(ready.spec.values)[-1].epochs or protocol.stage2_epochs
-        epochs += f", then {counted(later, '{n} [epoch|epochs]')} of stage 2"
-    weights = {"none": "random weights", "imagenet": "ImageNet weights"}
-    size = sum(p.numel() for p in ready.model.parameters())
-    return (
-        f"{method.title} on {data.table.source}: {parts} images; {protocol.image_size} px; "
-        f"{epochs}; {protocol.backbone} with "
-        f"{weights.get(protocol.weights, f'the weights of {protocol.weights}')}, "
-        f"{size / 1e6:.1f} million parameters; head, medium, tail: {data.tiers.rule}"
-    )
+        display.say(f"  {size_line(counts['train'], record.model.feature_dim)}")
 
 
 def fit(
@@ -317,18 +287,24 @@ def fit(
     watch: Callable[[Sequence[HistoryRow]], None] | None = None,
 ) -> Trainer:
     """Train all stages of the method; the trainer has the model and its history."""
-    data, pre = ready.data, ready.preprocessing
+    spec, data, preprocessing = ready.spec, ready.data, ready.preprocessing
+    counts = torch.from_numpy(data.counts("train"))
+
+    def stages() -> Stages:
+        task = Task(counts.to(ready.device), ready.model.classifier.in_features)
+        return spec.method.start(ready.model, task, spec.settings)
+
     trainer = Trainer(
         model=ready.model,
-        stages=ready.stages,
+        stages=stages,
         train=data.part("train"),
         validation=data.part("validation"),
-        protocol=ready.spec.protocol,
-        normalise=Normalise(pre.mean, pre.std, ready.device),
+        protocol=spec.protocol,
+        normalise=Normalise(preprocessing.mean, preprocessing.std, ready.device),
         folder=run.path,
         device=ready.device,
         display=display,
-        first_stages=_first_stages(first_stages, record),
+        first_stages=None if first_stages is None else _shared(Path(first_stages), record),
         watch=watch,
     )
     trainer.progress.timings["decode"] = ready.seconds
@@ -339,72 +315,59 @@ def fit(
     return trainer
 
 
-def _first_stages(folder: str | Path | None, record: Record) -> FirstStages | None:
-    """Stage-1 checkpoints shared by runs with identical code, data, protocol and hardware."""
-    if folder is None:
-        return None
+def _shared(folder: Path, record: Record) -> FirstStages:
+    """Return stage-1 checkpoints shared by runs with identical code, data and hardware."""
     later = {"stage2_epochs", "stage2_lr", "methods", "workers"}
+    code = hashlib.sha256()
+    for path in sorted(Path(package).resolve().parent.rglob("*.py")):
+        code.update(path.read_bytes())
     context = {
-        "code": recording.source_digest(),
+        "code": code.hexdigest(),  # committed or not
         "machine": record.machine.model_dump(),
         "model": record.model.model_dump(exclude={"prior", "temperature"}),
         "data": [record.data.fingerprint, record.data.pixels],
         "protocol": {k: v for k, v in record.protocol.items() if k not in later},
     }
-    return FirstStages(Path(folder), context)
+    return FirstStages(folder, context)
 
 
-# Features (N, C) and logits (N, K) of each part that has images.
-Encoded = Mapping[str, tuple[Tensor, Tensor]]
+def _predict(
+    ready: Ready, record: Record, trainer: Trainer
+) -> tuple[dict[str, NDArray[np.float32]], Predictions, float]:
+    """Encode every image once: features, predictions of the shipped model, and its temperature.
 
-
-def encode(ready: Ready, trainer: Trainer) -> Encoded:
-    """Encode every image once, as the shipped model does; several processes share the images.
-
-    Features of training images are needed for what is kept of them.
+    Several processes share the images. Training images are encoded if their features are needed.
     """
-    images = {part: ready.data.part(part) for part in PARTS}
+    data, temperature = ready.data, 1.0
+    images = {part: data.part(part) for part in PARTS}
     if not ready.spec.keep_features and not len(images["validation"]):
         del images["train"]
     with trainer.progress.clock("features"):
         encoded = {part: trainer.encode(of) for part, of in images.items() if len(of)}
-    for part, (_, logits) in encoded.items():
-        if part != "train":
-            check_finite(logits, "at the end of training")
-    return encoded
-
-
-def _predict(ready: Ready, encoded: Encoded) -> tuple[Predictions, float]:
-    """Predictions of the shipped model for validation and test, and its temperature."""
-    data, temperature = ready.data, 1.0
-    if "validation" in encoded:
-        labels = data.part("validation").labels
-        temperature = _temperature(ready, encoded["validation"][1], labels)
     parts: dict[Part, PartPredictions] = {}
-    names: tuple[Part, Part] = ("validation", "test")
-    for part in names:
-        if part in encoded:
-            table = data.table.part(part)
-            probabilities = (encoded[part][1] / temperature).softmax(1).numpy()
-            parts[part] = PartPredictions(
-                table.ids, table.labels, probabilities, table.group_numbers()
-            )
-    return Predictions(data.table.classes, parts), temperature
-
-
-def _temperature(ready: Ready, logits: Tensor, labels: NDArray[np.int64]) -> float:
-    """The temperature fitted to validation, weighted to the class mix that the method assumes."""
-    mix = np.ones(logits.shape[1])
-    if ready.spec.method.mix(ready.spec.values) == "training":
-        mix = ready.data.counts("train").astype(np.float64)
-    return fit_temperature(logits.numpy(), labels, mix_weights(labels, mix))
+    for part in get_args(Part):
+        if part not in encoded:
+            continue
+        table, logits = data.table.part(part), encoded[part][1]
+        check_finite(logits, "at the end of training")
+        if part == "validation":
+            # Weighted to the class mix that the method assumes.
+            mix = np.ones(logits.shape[1])
+            if record.model.prior == "training":
+                mix = data.counts("train").astype(np.float64)
+            weights = mix_weights(table.labels, mix)
+            temperature = fit_temperature(logits.numpy(), table.labels, weights)
+        probabilities = (logits / temperature).softmax(1).numpy()
+        parts[part] = PartPredictions(table.ids, table.labels, probabilities, table.group_numbers())
+    features = {part: values.numpy() for part, (values, _) in encoded.items()}
+    return features, Predictions(data.table.classes, parts), temperature
 
 
 def _finish(
     run: Run,
     ready: Ready,
     record: Record,
-    encoded: Encoded,
+    features: dict[str, NDArray[np.float32]],
     predictions: Predictions,
     *,
     model_only: bool,
@@ -412,27 +375,40 @@ def _finish(
     """Score the predictions, and write the files of a finished run, the record and pages last."""
     if rank() > 0:
         return record
-    features = {part: found.numpy() for part, (found, _) in encoded.items()}
-    train, test = ready.data.table.part("train"), predictions.parts.get("test")
+    spec, data = ready.spec, ready.data
+    train, test = data.table.part("train"), predictions.parts.get("test")
     novelty, flag = fit_flag(features, train.labels, None if test is None else test.groups)
     record = record.replaced(novelty=flag)
-    description = ready.description(record.model.temperature, *answers_of(record, predictions))
+    prior, held_out = answers_of(record, predictions)
+    description = ModelSpec(
+        classes=train.classes,
+        backbone=spec.protocol.backbone,
+        head=spec.method.head,
+        preprocessing=ready.preprocessing,
+        method=spec.method.title,
+        feature_dim=record.model.feature_dim,
+        class_counts=tuple(train.counts().tolist()),
+        temperature=record.model.temperature,
+        levels=ready.model.levels,
+        prior=prior,
+        held_out=held_out,
+    )
     digest = save_model(ready.model, run.path, description)
     if novelty is not None:
         novelty.save(run.path, digest)
-    if ready.spec.keep_features:
+    if spec.keep_features:
         from lmd.explain.neighbours import Neighbours
 
         index = Neighbours.of(features["train"], train.labels, train.classes)
         index.save(run.path, digest)
-    if model_only:
-        run.write_record(record)
-        return record
-    if ready.spec.images:
-        engine = TorchEngine(ready.model, description, ready.device)
-        write_examples(run.path, engine, ready.data, predictions)
-    record = recording.scored(record, predictions).replaced(finished=recording.now())
-    run.write_predictions(predictions)
+    if not model_only:
+        if spec.images:
+            engine = TorchEngine(ready.model, description, ready.device)
+            write_examples(run.path, engine, data, predictions)
+        record = recording.scored(record, predictions).replaced(finished=recording.now())
+        run.write_predictions(predictions)
     run.write_record(record)
-    _write_pages(run)
+    if not model_only:
+        write_report(run)
+        write_card(record, run.path)
     return record
