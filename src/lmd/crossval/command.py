@@ -63,10 +63,15 @@ def train(
     from lmd.explain.command import show_size
     from lmd.report.text import format_scores
 
+    merged = dict(settings or {})
     shortcuts = {"weights": weights, "seed": seed, "epochs": epochs, "image_size": image_size}
+    for key, value in shortcuts.items():
+        if value is not None and merged.setdefault(key, value) != value:
+            option = f"--{key.replace('_', '-')}"
+            raise LmdError(f"{option} {value} and --set {key}={merged[key]} differ: give one")
     request: dict[str, Any] = {
         "protocol": protocol,
-        "settings": _merged(dict(settings or {}), shortcuts),
+        "settings": merged,
         "profile": profile,
         "out": out,
         "resume": resume,
@@ -99,12 +104,3 @@ def train(
     if keep_features:
         show_size(run.path / "neighbours.npz")
     typer.secho(f"\nThe report: {run.path / 'report.html'}", bold=True)
-
-
-def _merged(settings: dict[str, Any], shortcuts: dict[str, Any]) -> dict[str, Any]:
-    """Join the settings with those that have an option; the same setting may not differ."""
-    for key, value in shortcuts.items():
-        if value is not None and settings.setdefault(key, value) != value:
-            option = f"--{key.replace('_', '-')}"
-            raise LmdError(f"{option} {value} and --set {key}={settings[key]} differ: give one")
-    return settings

@@ -90,8 +90,8 @@ def calibrate_run(
     Run.check_free(folder, overwrite=overwrite, resumable=False)
     if folder.exists() and folder.resolve() == Path(origin).resolve():
         raise LmdError(f"--out: {folder} is the run itself and would be lost: give another folder")
-    words = ["lmd", "calibrate", str(origin), *encoding.words(), "--seed", str(seed)]
-    words += ["--out", str(out)] if out is not None else []
+    command = ["lmd", "calibrate", str(origin), *encoding.words(), "--seed", str(seed)]
+    command += ["--out", str(out)] if out is not None else []
     with Display(quiet=quiet) as display:
         started = time.perf_counter()
         encoded = open_source(str(origin), encoding, here, display)
@@ -107,7 +107,9 @@ def calibrate_run(
         groups = table.part("test").group_numbers()
         flag = fit_flag(parts, table.part("train").labels, groups)
     novelty, info = flag
-    record = new_record(folder.name, shlex.join(words), here, **_record_parts(encoded, calibrated))
+    record = new_record(
+        folder.name, shlex.join(command), here, **_record_parts(encoded, calibrated)
+    )
     record = scored(record, calibrated.predictions).replaced(
         created=created,
         finished=now(),

@@ -100,23 +100,21 @@ def make(
     """
     root, out = Path(root).expanduser(), Path(out).expanduser()
     recipe = _checked(name, root, out, overwrite, options)
-    allow_missing = bool(options.pop("allow_missing_images", False))
-    download = Download(root, recipe, allow_missing)
+    download = Download(root, recipe, options.pop("allow_missing_images", False))
     table, content = recipe.build(download, **options)
     here, there = out.parent.resolve(), root.resolve()
     inside = there.is_relative_to(here)
     atomic_write(out, content(there.relative_to(here) if inside else Path()), parents=True)
     with out.open("rb") as file:
         digest = hashlib.file_digest(file, "sha256").hexdigest()
-    words = ["lmd", "train", str(out)]
-    if recipe.suffix == ".csv" and not inside:
-        words += ["--root", str(root)]
+    command = ["lmd", "train", str(out)]
+    command += ["--root", str(root)] if recipe.suffix == ".csv" and not inside else []
     every, training = table.counts(), table.part("train").counts()
     ratios = (
         f"imbalance factor: {imbalance_factor(every):.4g} overall ({every.max()} : {every.min()}), "
         f"{imbalance_factor(training):.4g} in training ({training.max()} : {training.min()})"
     )
-    return Result(out, digest, shlex.join(words), table, (*download.notes, ratios))
+    return Result(out, digest, shlex.join(command), table, (*download.notes, ratios))
 
 
 def _checked(name: str, root: Path, out: Path, overwrite: bool, options: dict[str, Any]) -> Recipe:
@@ -241,14 +239,14 @@ class Download:
         ]
         return Scan(str(self.root), "recipe", self.root, grouped=grouped, cases=cases).table()
 
-    def made(self, table: Table, group_column: str | None) -> Made:
+    def manifest(self, table: Table, group_column: str | None) -> Made:
         """Return a split table and its manifest: image, label, group and part of each image."""
         groups = self.groups if group_column else None
         header = ["image", "label", *([group_column] if group_column else []), "split"]
         parts = table.parts
         assert parts is not None
 
-        def manifest(prefix: Path) -> bytes:
+        def content(prefix: Path) -> bytes:
             rows = []
             for row, label, part in zip(table.rows, table.label_names(), parts, strict=True):
                 # A missing image keeps its bare name, which is searched for in all folders.
@@ -257,7 +255,7 @@ class Download:
                 rows.append([image, label, *([groups[row]] if groups else []), part])
             return csv_text(header, rows, exact=True).encode()
 
-        return table, manifest
+        return table, content
 
 
 def read_rows(path: Path, columns: Iterable[str] = ()) -> list[dict[str, str]]:

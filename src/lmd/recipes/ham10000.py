@@ -44,7 +44,7 @@ def build(
         head_size = HEAD_SIZE if head_size is None else head_size
         table = long_tailed(table, factor, head_size, share, seed)
     download.notes.append(_lesions(table))
-    return download.made(table, "group")
+    return download.manifest(table, "group")
 
 
 def _read(download: Download) -> None:

@@ -38,7 +38,7 @@ def build(download: Download, *, seed: int = 0) -> Made:
         "split by image: the data set does not name patients, so frames of one examination may be "
         "in training and in test"
     )
-    return download.made(split(download.table(), (0.8, 0.1, 0.1), seed), None)
+    return download.manifest(split(download.table(), (0.8, 0.1, 0.1), seed), None)
 
 
 def _tree(download: Download) -> Images:
@@ -71,11 +71,12 @@ def _findings(path: Path, images: Images, notes: list[str]) -> dict[str, str]:
     findings = {name: row["Finding"] for name, row in zip(names, rows, strict=True)}
     # Both names of a finding, in the file and of the folder, must belong to each other alone.
     folders: dict[str, str] = {}
-    words: dict[str, str] = {}
+    folder_words: dict[str, str] = {}
     common = sorted(findings.keys() & images.keys())
     for name in common:
         word, folder = findings[name], images[name][1]
-        if folders.setdefault(word, folder) != folder or words.setdefault(folder, word) != word:
+        same = folder_words.setdefault(folder, word) == word
+        if not same or folders.setdefault(word, folder) != folder:
             pairs = [(findings[other], *images[other]) for other in common]
             wrong = [f"{path} is {word!r} there" for word, path, folder in pairs if word != folder]
             raise LmdError(

@@ -53,7 +53,7 @@ def build(
     if not grouped:
         download.notes.append(_leak(download, table))
     # Training refuses a column named group if a group is in two parts, as in the released split.
-    return download.made(table, ("group" if grouped else "lesion") if lesions else None)
+    return download.manifest(table, ("group" if grouped else "lesion") if lesions else None)
 
 
 def released_split(table: Table, factor: float, seed: int) -> Table:

@@ -61,7 +61,7 @@ def build(
         why = "as asked" if group == "none" else f"the metadata has no {group}"
         note = f"split by image ({why}): images of one lesion may be in training and in test"
     download.notes.append(note)
-    return download.made(split(table, seed=seed), "group" if any(groups) else None)
+    return download.manifest(split(table, seed=seed), "group" if any(groups) else None)
 
 
 def _diagnosed(
@@ -77,10 +77,7 @@ def _diagnosed(
             left_out[f"diagnosis {label or 'empty'}"] += 1
         else:
             name = _first(row, NAME)
-            names = ((what, f"{what}_id", f"meta.clinical.{what}_id") for what in GROUPS[group])
-            # With a prefix, so that a patient and a lesion with the same number stay apart.
-            groups = (f"{what} {_first(row, ids)}" for what, *ids in names if _first(row, ids))
-            other, _ = images.setdefault(name, (label, next(groups, "")))
+            other, _ = images.setdefault(name, (label, _group(row, group)))
             if other != label:
                 raise LmdError(
                     f"image {name!r} is {other} in one row of the metadata and {label} in "
@@ -131,6 +128,14 @@ def _rows(download: Download) -> list[tuple[Row, str]]:
     if other:
         download.notes.append(f"not read, no column {' or '.join(NAME)}: {shorten(other)}")
     return rows
+
+
+def _group(row: Row, group: str) -> str:
+    # With a prefix, so that a patient and a lesion with the same number stay apart.
+    for what in GROUPS[group]:
+        if name := _first(row, (f"{what}_id", f"meta.clinical.{what}_id")):
+            return f"{what} {name}"
+    return ""
 
 
 def _first(row: Row, columns: Iterable[str]) -> str:
