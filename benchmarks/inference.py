@@ -17,9 +17,8 @@ import numpy as np
 import torch
 from common import Result, finish, median_ratio, one_thread, photographs, pixels, side_by_side
 
-from lmd.data.loaders import Normalise
 from lmd.export.export import export_onnx
-from lmd.model import Model, Preprocessing, build_model
+from lmd.model import Model, Normalise, Preprocessing, build_model
 from lmd.model.files import ModelSpec, load_model, save_model
 from lmd.predict.engines import OnnxEngine, TorchEngine
 from lmd.predict.predictor import Predictor
@@ -29,7 +28,7 @@ SIZE, BATCH, CLASSES, FILES = 64, 64, 8, 512
 
 def settle(model: Model, pre: Preprocessing) -> None:
     """Set BatchNorm statistics from batches; an untrained model is nearly constant without."""
-    normalise = Normalise.of(pre.mean, pre.std, torch.device("cpu"))
+    normalise = Normalise(pre.mean, pre.std, torch.device("cpu"))
     for norm in model.modules():
         if isinstance(norm, torch.nn.BatchNorm2d):
             norm.reset_running_stats()

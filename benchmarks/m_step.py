@@ -20,11 +20,11 @@ from torch import Tensor
 from lmd.base.progress import Display
 from lmd.data import table
 from lmd.data.dataset import plan_data
-from lmd.data.loaders import Normalise, evaluation_batches
+from lmd.data.loaders import evaluation_batches
 from lmd.data.source import Columns, Source
 from lmd.methods import METHODS
 from lmd.methods.stage import Stage, Task
-from lmd.model import Model
+from lmd.model import Model, Normalise
 from lmd.model.files import load_model
 from lmd.runs.protocol import Protocol
 
@@ -96,7 +96,7 @@ def main() -> None:
     data = plan_data(source, Protocol.model_validate(request["protocol"]))
     data = data.decode(Display(quiet=True))
     model, spec = load_model(asked.run)
-    normalise = Normalise.of(spec.preprocessing.mean, spec.preprocessing.std, torch.device("cpu"))
+    normalise = Normalise(spec.preprocessing.mean, spec.preprocessing.std, torch.device("cpu"))
     found = {part: encode(model, data.part(part), normalise) for part in ("train", "validation")}
     task = Task(torch.bincount(found["train"][1]), spec.feature_dim)
     print(f"{'M step':<46} iteration  validation BACC  seconds in all")

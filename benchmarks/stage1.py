@@ -22,11 +22,11 @@ from common import Result, clock, finish, median_ratio, one_thread, pixels
 from torch.nn import functional as F
 
 from lmd.base.progress import Display
-from lmd.data.loaders import Normalise, training_batches
+from lmd.data.loaders import training_batches
 from lmd.data.table import Part
 from lmd.methods.lmd.rrl import RRL, RRLSettings
 from lmd.methods.stage import Task
-from lmd.model import build_model, channels_last
+from lmd.model import Normalise, build_model, channels_last
 from lmd.runs.protocol import Protocol
 from lmd.training import Trainer
 
@@ -69,7 +69,7 @@ def real(backbone: str, images: Part) -> dict[str, float]:
             train=images,
             validation=None,
             protocol=protocol,
-            normalise=Normalise.of(pre.mean, pre.std, cpu),
+            normalise=Normalise(pre.mean, pre.std, cpu),
             folder=Path(folder),
             device=cpu,
             display=Display(quiet=True),
@@ -80,7 +80,7 @@ def real(backbone: str, images: Part) -> dict[str, float]:
 
 def loader_rate(size: int, view: str, images: int = 512) -> float:
     """Images per second that one core makes views of."""
-    data = Part.of(pixels(images, size), np.arange(images) % CLASSES)
+    data = Part(pixels(images, size), np.arange(images), np.arange(images) % CLASSES)
     loader = training_batches(
         data, [None], views=(view,), batch_size=BATCH, seed=0, workers=0
     )  # fmt: skip
@@ -91,9 +91,10 @@ def loader_rate(size: int, view: str, images: int = 512) -> float:
 
 
 def measure(backbone: str, steps: int, repeats: int) -> list[Result]:
-    images = Part.of(pixels(steps * BATCH, SIZE), np.arange(steps * BATCH) % CLASSES)
+    places = np.arange(steps * BATCH)
+    images = Part(pixels(len(places), SIZE), places, places % CLASSES)
     _, pre = build_model(backbone, "none", CLASSES, image_size=SIZE, seed=0)
-    bare = Bare(backbone, images, Normalise.of(pre.mean, pre.std, torch.device("cpu")))
+    bare = Bare(backbone, images, Normalise(pre.mean, pre.std, torch.device("cpu")))
     bare.step()
     real(backbone, images.take(np.arange(BATCH)))  # loads what is lazy
     passes, whole, waits = [], [], []

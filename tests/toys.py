@@ -89,7 +89,8 @@ def toy_images(counts: tuple[int, ...], size: int = 16, seed: int = 0) -> Part:
     labels = np.repeat(np.arange(len(counts)), counts)
     colours = np.random.default_rng(7).integers(40, 215, (len(counts), 1, 1, 3))
     noise = rng.normal(0, 25, (len(labels), size, size, 3))
-    return Part.of(np.clip(colours[labels] + noise, 0, 255).astype(np.uint8), labels)
+    pixels = np.clip(colours[labels] + noise, 0, 255).astype(np.uint8)
+    return Part(pixels, np.arange(len(labels)), labels)
 
 
 def toy_probabilities(

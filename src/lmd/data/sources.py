@@ -75,22 +75,15 @@ def scan_folders(root: Path) -> Scan:
     Names are paths relative to the root, in sorted order; hidden files are skipped. A folder that
     cannot be listed is an error that names it: its images would be missing without a word.
     """
-    tops = _folders(root)
-    split = _means_parts(tops)
+    inside = {top: _folders(top) for top in _folders(root)}
+    split = _means_parts(inside)
     scan = Scan(str(root), "split folders" if split else "folders", root=root, split=split)
-    _check_part_folders(scan, tops)
-    _add_stray(scan, root, root)
-    above = [root, *(tops if split else [])]
-    special = {path: what_is(path) for folder in above for path in visible(folder)}
-    unusable = Tree(
-        unlisted={folder: why for folder in above if (why := listing_problem(folder)) is not None},
-        special={path: state for path, state in special.items() if state in SPECIAL},
-    )
-    empty = []
-    for top in tops if split else [root]:
-        if split:
-            _add_stray(scan, root, top)
-        for folder in _folders(top):
+    _check_part_folders(scan, inside)
+    unusable, empty = Tree(), []
+    class_folders = {root: [], **inside} if split else {root: list(inside)}
+    for top, folders in class_folders.items():
+        _add_stray(scan, root, top, unusable)
+        for folder in folders:
             before = len(scan.cases)
             tree = tree_below(folder)
             unusable.unlisted |= tree.unlisted
@@ -106,26 +99,26 @@ def _folders(root: Path) -> list[Path]:
     return [path for path in visible(root) if what_is(path) == FOLDER]
 
 
-def _means_parts(tops: list[Path]) -> bool:
+def _means_parts(inside: Mapping[Path, list[Path]]) -> bool:
     """Return whether the top folders are parts, even if one of them is misspelt or empty."""
-    inside = {top: {folder.name for folder in _folders(top)} for top in tops}
-    parts = {top: part_name(top.name) for top in tops}
-    classes = {name for top in tops if parts[top] == "train" for name in inside[top]}
+    names = {top: {folder.name for folder in folders} for top, folders in inside.items()}
+    parts = {top: part_name(top.name) for top in inside}
+    classes = {name for top in inside if parts[top] == "train" for name in names[top]}
     several = len({*parts.values()} - {None}) > 1
-    alike = len(tops) > 1 and all(classes & names for names in inside.values())
+    alike = len(inside) > 1 and all(classes & held for held in names.values())
     return bool(classes) and (several or alike)
 
 
-def _check_part_folders(scan: Scan, tops: list[Path]) -> None:
-    unknown = [printable(top.name) for top in tops if part_name(top.name) is None]
-    parts = [top for top in tops if part_name(top.name) is not None]
+def _check_part_folders(scan: Scan, inside: Mapping[Path, list[Path]]) -> None:
+    unknown = [printable(top.name) for top in inside if part_name(top.name) is None]
+    parts = [top for top in inside if part_name(top.name) is not None]
     if not scan.split:
         if len(parts) > 1:
             text = f"The class folders {shorten([top.name for top in parts])} are named like parts."
             remedy = "If they are parts, put class folders into each."
             scan.findings.append(finding("part_folders", text, severity="warning", remedy=remedy))
         return
-    bare = [top.name for top in parts if not _folders(top) and listing_problem(top) is None]
+    bare = [top.name for top in parts if not inside[top] and listing_problem(top) is None]
     why = [f"{shorten(unknown)} is not the name of a part"] if unknown else []
     why += [f"{shorten(bare)} has no class folders"] if bare else []
     if why:
@@ -133,10 +126,15 @@ def _check_part_folders(scan: Scan, tops: list[Path]) -> None:
         scan.findings.append(finding("part_folders", text, names=[*unknown, *bare]))
 
 
-def _add_stray(scan: Scan, root: Path, folder: Path) -> None:
-    """Add images above the class folders, which belong to no class."""
+def _add_stray(scan: Scan, root: Path, folder: Path, unusable: Tree) -> None:
+    """Add images beside the class folders, which belong to no class, and what cannot be opened."""
+    if (why := listing_problem(folder)) is not None:
+        unusable.unlisted[folder] = why
     for path in visible(folder):
-        if what_is(path) == FILE and is_image(path):
+        state = what_is(path)
+        if state in SPECIAL:
+            unusable.special[path] = state
+        elif state == FILE and is_image(path):
             name = printable(path.relative_to(root).as_posix())
             scan.cases.append(Case(name, "", path=path, fault="stray_image"))
 

@@ -130,11 +130,6 @@ class Part:
     labels: NDArray[np.int64]
     checksums: NDArray[np.uint32] | None = None
 
-    @classmethod
-    def of(cls, pixels: Pixels, labels: NDArray[np.int64]) -> "Part":
-        """Take all images of an array."""
-        return cls(pixels, np.arange(len(labels)), labels)
-
     def __len__(self) -> int:
         return len(self.index)
 

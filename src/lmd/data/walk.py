@@ -59,26 +59,20 @@ def tree_below(root: Path) -> Tree:
         if here in above:
             tree.unlisted[folder] = LOOP
             continue
-        inside = _sort_in(tree, folder, sorted(shown, key=lambda entry: entry.name))
-        waiting += [(path, above | {here}) for path in reversed(inside)]
+        folders = []
+        for entry in sorted(shown, key=lambda entry: entry.name):
+            path = folder / entry.name
+            kind = what_is(path)
+            if kind == FOLDER:
+                folders.append((path, above | {here}))
+            elif kind in SPECIAL:
+                tree.special[path] = kind
+            elif kind not in (FILE, MISSING) and not entry.is_file(follow_symlinks=False):
+                tree.unlisted[path] = kind  # it may be a folder
+            else:
+                tree.files.append(path)
+        waiting += reversed(folders)
     return tree
-
-
-def _sort_in(tree: Tree, folder: Path, entries: list["os.DirEntry[str]"]) -> list[Path]:
-    """Add files and special entries to the tree, and return the folders."""
-    folders = []
-    for entry in entries:
-        path = folder / entry.name
-        state = what_is(path)
-        if state == FOLDER:
-            folders.append(path)
-        elif state in SPECIAL:
-            tree.special[path] = state
-        elif state not in (FILE, MISSING) and not entry.is_file(follow_symlinks=False):
-            tree.unlisted[path] = state  # it may be a folder
-        else:
-            tree.files.append(path)
-    return folders
 
 
 def files_below(root: Path) -> list[Path]:
