@@ -12,7 +12,7 @@ from pathlib import PurePosixPath
 
 from lmd.base.text import counted, shorten
 from lmd.data.imbalance import imbalance_factor
-from lmd.data.scan import SEVERITIES, Finding, Scan, class_order, finding, scan_table
+from lmd.data.scan import SEVERITIES, Finding, Scan, class_order, scan_table
 from lmd.data.splits import part_sizes
 from lmd.data.table import PARTS, Table
 from lmd.scoring.proportions import wilson
@@ -42,12 +42,12 @@ def quick_check(table: Table) -> list[str]:
     """
     scan = scan_table(table)
     findings = [*check_classes(scan, RATIOS), *(check_groups(scan, RATIOS) if scan.grouped else ())]
-    return [found.text for found in by_severity(findings)]
+    return [finding.text for finding in by_severity(findings)]
 
 
 def by_severity(findings: Sequence[Finding]) -> list[Finding]:
     """Sort findings: errors, warnings, notes."""
-    return sorted(findings, key=lambda found: SEVERITIES.index(found.severity))
+    return sorted(findings, key=lambda finding: SEVERITIES.index(finding.severity))
 
 
 def class_counts(scan: Scan) -> Counts:
@@ -79,13 +79,13 @@ def _class_sizes(scan: Scan, counts: Counts, sizes: Mapping[str, int]) -> Iterat
     if scan.split:
         parts = {part: sum(held[part] for held in counts.values()) for part in PARTS}
         text += "; " + ", ".join(f"{part} {n}" for part, n in parts.items())
-    yield finding("counts", f"{text}.", names=sizes)
+    yield Finding.of("counts", f"{text}.", names=sizes)
     most, least = max(sizes, key=sizes.__getitem__), min(sizes, key=sizes.__getitem__)
     if len(sizes) == 1:
-        yield finding("one_class", f"All images have the class {most!r}.", names=[most])
+        yield Finding.of("one_class", f"All images have the class {most!r}.", names=[most])
     factor = imbalance_factor(list(sizes.values()))
     if factor >= LONG_TAIL:
-        yield finding(
+        yield Finding.of(
             "imbalance",
             f"The imbalance factor is {factor:.4g}: {most!r} has {sizes[most]} images, "
             f"{least!r} has {sizes[least]}. Always predicting {most!r} is right for "
@@ -101,9 +101,9 @@ def _class_names(sizes: Mapping[str, int]) -> Iterator[Finding]:
     for names in alike.values():
         if len(names) > 1:
             listed = " and ".join(f"{name!r} ({sizes[name]})" for name in names)
-            yield finding("class_name", f"{listed} differ only in case or blanks.", names=names)
+            yield Finding.of("class_name", f"{listed} differ only in case or blanks.", names=names)
         elif names[0] != names[0].strip():
-            yield finding(
+            yield Finding.of(
                 "class_name",
                 f"The class name {names[0]!r} begins or ends with a blank.",
                 names=names,
@@ -111,7 +111,7 @@ def _class_names(sizes: Mapping[str, int]) -> Iterator[Finding]:
             )
     for (a, first), (b, second) in combinations(alike.items(), 2):
         if _one_slip(a, b):
-            yield finding(
+            yield Finding.of(
                 "class_spelling",
                 f"{first[0]!r} ({sizes[first[0]]}) and {second[0]!r} ({sizes[second[0]]}) differ "
                 "in one letter or in separators.",
@@ -155,7 +155,7 @@ def _absent(counts: Counts) -> Iterator[Finding]:
         names = [name for name, held in counts.items() if held[part] == 0]
         empty = len(names) == len(counts)
         if names:
-            yield finding(
+            yield Finding.of(
                 "absent_in_part",
                 f"The {part} part has no image of {', '.join(map(repr, names))}.",
                 names=names,
@@ -172,7 +172,7 @@ def _too_few(scan: Scan, sizes: Mapping[str, int], ratios: Sequence[float]) -> I
     if small:
         listed = ", ".join(f"{name!r} ({n})" for name, n in small.items())
         what = "groups" if scan.grouped else "images"
-        yield finding(
+        yield Finding.of(
             "too_few",
             f"{listed}: a split into {needed} parts needs at least {needed} {what} per class.",
             cases=[i for i, case in cases if case.label in small],
@@ -201,7 +201,7 @@ def _tiny_test(
             f"correct, the interval of its recall is {100 * low:.0f} to {100 * high:.0f} %)"
         )
     rest = f"; and {len(listed) - LISTED} more classes" if len(listed) > LISTED else ""
-    yield finding(
+    yield Finding.of(
         "tiny_test",
         f"One test image {'moves' if scan.split else 'would move'} balanced accuracy by more than "
         f"a point in {'; '.join(listed[:LISTED])}{rest}.",
@@ -225,7 +225,7 @@ def check_groups(scan: Scan, ratios: Sequence[float]) -> Iterator[Finding]:
         for of in (attrgetter("part"), attrgetter("label"))
     )
     if torn:
-        yield finding(
+        yield Finding.of(
             "group_in_parts",
             f"{len(torn)} of {len(several)} groups with several images are in more than one part "
             f"({shorten(list(torn))}), so the test part shows what was trained on.",
@@ -234,7 +234,7 @@ def check_groups(scan: Scan, ratios: Sequence[float]) -> Iterator[Finding]:
         )
     if mixed:
         text = counted(len(mixed), "{n} [group has|groups have] images of more than one class.")
-        yield finding("group_labels", text, sets=mixed.values())
+        yield Finding.of("group_labels", text, sets=mixed.values())
 
 
 def _group_sizes(
@@ -256,7 +256,7 @@ def _group_sizes(
             "test images would share their group with a training image."
         )
     largest = sorted(several.values(), key=len, reverse=True)
-    return finding("groups", text, sets=largest[:6])
+    return Finding.of("groups", text, sets=largest[:6])
 
 
 def expected_leak(
@@ -313,7 +313,7 @@ def unused_groups(scan: Scan) -> Iterator[Finding]:
     different, images = sizes[column]
     others = [repr(name) for name in sizes if name != column]
     also = f" So might be {' and '.join(others)}." if others else ""
-    yield finding(
+    yield Finding.of(
         "group_hint",
         f"Column {column!r} has {different} values for {images} images but is not used as the "
         f"group: a split by image would leak.{also}",
@@ -352,7 +352,7 @@ def _by_names(scan: Scan, usable: Sequence[int]) -> Iterator[Finding]:
         # Names such as "nevus_001" number the images of a class: few and large "groups".
         largest = max(map(len, groups.values()), default=0)
         if 2 * covered >= len(usable) and len(groups) > 3 * classes and largest <= len(usable) / 5:
-            yield finding(
+            yield Finding.of(
                 "group_hint",
                 f"There is no group column, but {how} suggest {len(several)} groups of several "
                 f"images ({shorten(list(several))}).",

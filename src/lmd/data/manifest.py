@@ -15,7 +15,7 @@ from lmd.base.errors import LmdError
 from lmd.base.files import FILE, what_is, whole
 from lmd.base.text import clipped, counted, near_miss, shorten
 from lmd.data.images import SUFFIXES
-from lmd.data.scan import Case, Finding, Scan, finding, part_name
+from lmd.data.scan import Case, Finding, Scan, part_name
 from lmd.data.source import Columns
 from lmd.data.walk import images_of, tree_below
 
@@ -66,15 +66,15 @@ def read_csv(path: Path) -> CsvFile:
                     long.append(f"line {last}")
     except csv.Error as error:
         text = f"The file is not valid CSV from line {reader.line_num} on: {error}."
-        table.findings.append(finding("source", text))
+        table.findings.append(Finding.of("source", text))
     if not table.lines:
-        table.findings.append(finding("source", "The file has no lines below its header."))
+        table.findings.append(Finding.of("source", "The file has no lines below its header."))
     if swallowed:
         text = "A cell has whole lines of the file in it: a quotation mark before it is not closed."
-        table.findings.append(finding("source", text, names=swallowed, remedy=QUOTES))
+        table.findings.append(Finding.of("source", text, names=swallowed, remedy=QUOTES))
     if long:
         text = counted(len(long), "{n} [line has|lines have] more cells than the header.")
-        table.findings.append(finding("ragged_row", text, names=long))
+        table.findings.append(Finding.of("ragged_row", text, names=long))
     return table
 
 
@@ -86,7 +86,7 @@ def _text(path: Path, table: CsvFile) -> str:
     try:
         return data.decode("utf-8-sig")
     except UnicodeDecodeError as error:
-        table.findings.append(finding("encoding", f"The file is not UTF-8 text ({error})."))
+        table.findings.append(Finding.of("encoding", f"The file is not UTF-8 text ({error})."))
         utf16 = data[:2] in {b"\xff\xfe", b"\xfe\xff"}
         return data.decode("utf-16" if utf16 else "cp1252", errors="replace")
 
@@ -210,7 +210,7 @@ def _layout(scan: Scan, header: list[str], columns: Columns) -> dict[str, int]:
             place = guess if needed else None
             perhaps = "" if guess is None else f" {shlex.quote(header[guess])}, if that is meant"
             remedy = f"Name the {what} column with --{what}-column{perhaps}."
-            scan.findings.append(finding("columns", text, names=[name], remedy=remedy))
+            scan.findings.append(Finding.of("columns", text, names=[name], remedy=remedy))
         if place is not None:
             at[what] = place
     return at
@@ -307,4 +307,4 @@ def _report(scan: Scan, finder: Finder, split: str, conflicts: list[list[int]]) 
     if conflicts:
         text = "{n} [image has|images have] lines that differ in label, group or part."
         text = counted(len(conflicts), text)
-        scan.findings.append(finding("conflicting_rows", text, sets=conflicts))
+        scan.findings.append(Finding.of("conflicting_rows", text, sets=conflicts))

@@ -5,7 +5,7 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 from importlib import resources
 from pathlib import Path
-from typing import Literal
+from typing import Literal, Self
 
 import numpy as np
 from numpy.typing import NDArray
@@ -49,23 +49,24 @@ class Finding:
     sets: tuple[tuple[int, ...], ...] = ()
     names: tuple[str, ...] = ()
 
-
-def finding(
-    kind: str,
-    text: str,
-    *,
-    cases: Iterable[int] = (),
-    sets: Iterable[Sequence[int]] = (),
-    names: Iterable[str] = (),
-    severity: Severity | None = None,
-    remedy: str | None = None,
-) -> Finding:
-    """Return a finding, by default with the usual severity and remedy of its kind."""
-    usual, _, advice = KINDS[kind]
-    together = tuple(map(tuple, sets))
-    concerned = tuple(cases) or tuple(i for same in together for i in same)
-    advice = advice if remedy is None else remedy
-    return Finding(kind, severity or usual, text, advice, concerned, together, tuple(names))
+    @classmethod
+    def of(
+        cls,
+        kind: str,
+        text: str,
+        *,
+        cases: Iterable[int] = (),
+        sets: Iterable[Sequence[int]] = (),
+        names: Iterable[str] = (),
+        severity: Severity | None = None,
+        remedy: str | None = None,
+    ) -> Self:
+        """Return a finding, by default with the usual severity and remedy of its kind."""
+        usual, _, advice = KINDS[kind]
+        together = tuple(map(tuple, sets))
+        concerned = tuple(cases) or tuple(i for same in together for i in same)
+        advice = advice if remedy is None else remedy
+        return cls(kind, severity or usual, text, advice, concerned, together, tuple(names))
 
 
 def part_name(word: str) -> str | None:
@@ -157,7 +158,7 @@ class Scan:
         cases = [i for i, case in enumerate(self.cases) if case.fault == kind]
         if cases:
             text = counted(len(cases), text)
-            self.findings.append(finding(kind, text, cases=cases, remedy=remedy))
+            self.findings.append(Finding.of(kind, text, cases=cases, remedy=remedy))
 
     def read(self, i: int) -> NDArray[np.uint8] | None:
         """Return RGB pixels ``(H, W, 3)`` of a case that is not a file."""
@@ -171,9 +172,9 @@ class Scan:
         empty class folders, folders that cannot be listed, and pipes, sockets and devices;
         ``Table.skipped`` lists them.
         """
-        for found in self.findings:
-            if found.severity == "error" and not (skip_bad and found.kind in SKIPPABLE):
-                raise LmdError(self._refusal(found))
+        for finding in self.findings:
+            if finding.severity == "error" and not (skip_bad and finding.kind in SKIPPABLE):
+                raise LmdError(self._refusal(finding))
         if self.original is not None:
             return self.original
         cases = [self.cases[i] for i in self.usable()]
@@ -185,9 +186,9 @@ class Scan:
         index = {name: i for i, name in enumerate(classes)}
         files = tuple(case.path for case in cases if case.path is not None)
         skipped = [f"{case.place}: {case.reason}" for case in self.cases if case.fault]
-        for found in self.findings:
-            if found.kind in NAMED:
-                skipped += [f"{name}: {FAULTS[found.kind]}" for name in found.names]
+        for finding in self.findings:
+            if finding.kind in NAMED:
+                skipped += [f"{name}: {FAULTS[finding.kind]}" for name in finding.names]
         return Table(
             ids=np.array([case.name for case in cases], dtype=np.str_),
             labels=np.array([index[label] for label in labels], dtype=np.int64),
@@ -201,15 +202,15 @@ class Scan:
             skipped=tuple(skipped),
         )
 
-    def _refusal(self, found: Finding) -> str:
+    def _refusal(self, finding: Finding) -> str:
         """Return one sentence: what is wrong, examples, and what to do."""
-        cases = (self.cases[i] for i in found.cases)
+        cases = (self.cases[i] for i in finding.cases)
         examples = [f"{c.place}: {c.detail}" if c.detail else c.place for c in cases]
-        if found.kind in LISTS:
-            examples += found.names
+        if finding.kind in LISTS:
+            examples += finding.names
         listed = f" ({shorten(examples)})" if examples else ""
-        remedy = f": {_clause(found.remedy)}" if found.remedy else ""
-        return f"{self.source}: {_clause(found.text)}{listed}{remedy}"
+        remedy = f": {_clause(finding.remedy)}" if finding.remedy else ""
+        return f"{self.source}: {_clause(finding.text)}{listed}{remedy}"
 
 
 def _clause(sentence: str) -> str:

@@ -12,7 +12,7 @@ from lmd.base.errors import LmdError
 from lmd.base.files import FILE, FOLDER, MISSING, SPECIAL, listing_problem, what_is
 from lmd.base.text import counted, printable, shorten
 from lmd.data.images import Pixels, as_uint8, is_image
-from lmd.data.scan import Case, Scan, class_order, finding, part_name, scan_table
+from lmd.data.scan import Case, Finding, Scan, class_order, part_name, scan_table
 from lmd.data.source import Columns
 from lmd.data.table import ArrayImages, Table
 from lmd.data.walk import Tree, tree_below, visible
@@ -116,14 +116,16 @@ def _check_part_folders(scan: Scan, inside: Mapping[Path, list[Path]]) -> None:
         if len(parts) > 1:
             text = f"The class folders {shorten([top.name for top in parts])} are named like parts."
             remedy = "If they are parts, put class folders into each."
-            scan.findings.append(finding("part_folders", text, severity="warning", remedy=remedy))
+            scan.findings.append(
+                Finding.of("part_folders", text, severity="warning", remedy=remedy)
+            )
         return
     bare = [top.name for top in parts if not inside[top] and listing_problem(top) is None]
     why = [f"{shorten(unknown)} is not the name of a part"] if unknown else []
     why += [f"{shorten(bare)} has no class folders"] if bare else []
     if why:
         text = f"The top folders look like parts, but {' and '.join(why)}."
-        scan.findings.append(finding("part_folders", text, names=[*unknown, *bare]))
+        scan.findings.append(Finding.of("part_folders", text, names=[*unknown, *bare]))
 
 
 def _add_stray(scan: Scan, root: Path, folder: Path, unusable: Tree) -> None:
@@ -165,16 +167,16 @@ def _report_folders(scan: Scan, root: Path, unusable: Tree, empty: list[str]) ->
             name = str(path) if path == root else path.relative_to(root).as_posix()
             names.append(f"{printable(name)} ({why})")
         if names:
-            scan.findings.append(finding(kind, counted(len(names), text), names=names))
+            scan.findings.append(Finding.of(kind, counted(len(names), text), names=names))
     scan.report("unknown_split", "{n} [image lies|images lie] in a folder that is not a part.")
     scan.report("stray_image", "{n} [image lies|images lie] outside any class folder.")
     scan.report("encoding", "{n} file [name is|names are] not UTF-8.", remedy="Rename these files.")
     if not scan.cases:
         text = f"There is no image in a class folder: expected {root}/CLASS/*.jpg."
-        scan.findings.append(finding("source", text, remedy=""))
+        scan.findings.append(Finding.of("source", text, remedy=""))
     elif empty:
         text = counted(len(empty), "{n} class [folder holds|folders hold] no image.")
-        scan.findings.append(finding("empty_class_folder", text, names=empty))
+        scan.findings.append(Finding.of("empty_class_folder", text, names=empty))
 
 
 def scan_arrays(path: Path) -> Scan:
@@ -187,7 +189,7 @@ def scan_arrays(path: Path) -> Scan:
     try:
         _fill(scan, _load(path))
     except LmdError as error:
-        scan.findings.append(finding("source", f"{error}.", remedy=""))
+        scan.findings.append(Finding.of("source", f"{error}.", remedy=""))
     return scan
 
 

@@ -20,7 +20,7 @@ from lmd.base.text import counted, csv_text
 from lmd.data.checks import same_name
 from lmd.data.images import Pixels
 from lmd.data.manifest import COLUMNS, common_root, written_path
-from lmd.data.scan import Case, Finding, Scan, Severity, finding
+from lmd.data.scan import Case, Finding, Scan, Severity
 from lmd.data.table import PARTS
 from lmd.doctor.look import Look
 
@@ -187,7 +187,7 @@ def check_copies(scan: Scan, looks: Sequence[Look], exact: Sets, near: Sets) -> 
     ):
         severity: Severity | None = "note" if kind == "near_duplicate" and scan.split else None
         if sets:
-            yield finding(kind, f"{counted(len(sets), text)}.", sets=sets, severity=severity)
+            yield Finding.of(kind, f"{counted(len(sets), text)}.", sets=sets, severity=severity)
 
 
 def _sort(scan: Scan, sets: Sets) -> tuple[Sets, Sets, Sets]:

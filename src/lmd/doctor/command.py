@@ -70,7 +70,7 @@ def doctor(
     _print(examination)
     cleaned, doubt = None, None
     if fix is not None and columns.group_column is None:
-        hints = (found for found in examination.findings if found.kind == "group_hint")
+        hints = (finding for finding in examination.findings if finding.kind == "group_hint")
         doubt = next((hint for hint in hints if hint.severity == "warning"), None)
     if fix is not None and doubt is None:
         cleaned = examination.clean()
@@ -93,9 +93,9 @@ def doctor(
 
 
 def _print(examination: "Examination") -> None:
-    for found in examination.findings:
-        first, *rest = _finding_lines(examination, found)
-        typer.secho(f"{found.severity}: ", fg=COLOURS[found.severity], bold=True, nl=False)
+    for finding in examination.findings:
+        first, *rest = _finding_lines(examination, finding)
+        typer.secho(f"{finding.severity}: ", fg=COLOURS[finding.severity], bold=True, nl=False)
         typer.secho(first, bold=True)
         typer.echo("\n".join(rest) + "\n")
     counts = examination.severities()
@@ -103,30 +103,30 @@ def _print(examination: "Examination") -> None:
     typer.secho(f"{examination.images} images examined: {listed}.", bold=True)
 
 
-def _finding_lines(examination: "Examination", found: "Finding") -> list[str]:
+def _finding_lines(examination: "Examination", finding: "Finding") -> list[str]:
     """Return the lines of one finding: title, sentence, images concerned, remedy."""
     from lmd.data.scan import KINDS, LISTS
 
-    lines = [f"{KINDS[found.kind][1]} [{found.kind}]", f"  {found.text}"]
-    if found.sets:
-        between = " + " if found.kind.startswith("group") else " = "
-        for same in found.sets[:SHOWN]:
+    lines = [f"{KINDS[finding.kind][1]} [{finding.kind}]", f"  {finding.text}"]
+    if finding.sets:
+        between = " + " if finding.kind.startswith("group") else " = "
+        for same in finding.sets[:SHOWN]:
             names = [examination.describe(i) for i in same[:4]]
             lines.append(f"    {between.join([*names, *['…'] * (len(same) > 4)])}")
-        if len(found.sets) > SHOWN:
-            lines.append(f"    and {len(found.sets) - SHOWN} more")
-    elif found.cases:
-        lines.append(f"    {shorten([examination.describe(i) for i in found.cases], SHOWN)}")
-    elif found.names and found.kind in LISTS:
-        lines.append(f"    {shorten(list(found.names), SHOWN)}")
-    if found.remedy and found.severity != "note":
-        lines.append(f"  → {found.remedy}")
+        if len(finding.sets) > SHOWN:
+            lines.append(f"    and {len(finding.sets) - SHOWN} more")
+    elif finding.cases:
+        lines.append(f"    {shorten([examination.describe(i) for i in finding.cases], SHOWN)}")
+    elif finding.names and finding.kind in LISTS:
+        lines.append(f"    {shorten(list(finding.names), SHOWN)}")
+    if finding.remedy and finding.severity != "note":
+        lines.append(f"  → {finding.remedy}")
     return lines
 
 
 def exit_code(examination: "Examination") -> int:
     """Return 0 if there is nothing but notes, 3 for warnings, 4 for errors."""
-    return max((EXIT_CODES[found.severity] for found in examination.findings), default=0)
+    return max((EXIT_CODES[finding.severity] for finding in examination.findings), default=0)
 
 
 def as_json(examination: "Examination", cleaned: "Cleaned | None" = None) -> dict[str, Any]:
@@ -150,16 +150,16 @@ def as_json(examination: "Examination", cleaned: "Cleaned | None" = None) -> dic
         "exit_code": exit_code(examination),
         "findings": [
             {
-                "kind": found.kind,
-                "severity": found.severity,
-                "title": KINDS[found.kind][1],
-                "text": found.text,
-                "remedy": found.remedy,
-                "images": [examination.describe(i) for i in found.cases],
-                "sets": [[examination.describe(i) for i in same] for same in found.sets],
-                "names": list(found.names),
+                "kind": finding.kind,
+                "severity": finding.severity,
+                "title": KINDS[finding.kind][1],
+                "text": finding.text,
+                "remedy": finding.remedy,
+                "images": [examination.describe(i) for i in finding.cases],
+                "sets": [[examination.describe(i) for i in same] for same in finding.sets],
+                "names": list(finding.names),
             }
-            for found in examination.findings
+            for finding in examination.findings
         ],
     }
     if cleaned is not None:
@@ -204,9 +204,9 @@ def write_page(examination: "Examination", path: Path, cleaned: "Cleaned | None"
     page = as_json(examination)
     page |= {
         "findings": [
-            listed | _pictures(examination, found, pictures)
-            for found, listed in zip(examination.findings, page["findings"], strict=True)
-            if found.kind != "counts"
+            listed | _pictures(examination, finding, pictures)
+            for finding, listed in zip(examination.findings, page["findings"], strict=True)
+            if finding.kind != "counts"
         ],
         "parts": PARTS if examination.scan.split else (),
         "classes": sorted(page["classes"], key=lambda row: -row["images"]),
@@ -218,22 +218,22 @@ def write_page(examination: "Examination", path: Path, cleaned: "Cleaned | None"
 
 
 def _pictures(
-    examination: "Examination", found: "Finding", pictures: dict[int, str]
+    examination: "Examination", finding: "Finding", pictures: dict[int, str]
 ) -> dict[str, Any]:
     """Return what the page shows of a finding besides its words: pictures and names."""
     from lmd.data.scan import LISTS
 
-    same = [cases[: PICTURES // SETS + 1] for cases in found.sets[:SETS]]
-    shown = same or [found.cases[:PICTURES]]
+    same = [cases[: PICTURES // SETS + 1] for cases in finding.sets[:SETS]]
+    shown = same or [finding.cases[:PICTURES]]
     sets = [[_picture(examination, i, pictures) for i in cases] for cases in shown]
     visible = any(picture["uri"] for cases in sets for picture in cases)
-    names = found.names if found.kind in LISTS else ()
-    listed = [examination.describe(i) for i in found.cases] or names
+    names = finding.names if finding.kind in LISTS else ()
+    listed = [examination.describe(i) for i in finding.cases] or names
     return {
-        "together": bool(found.sets),
+        "together": bool(finding.sets),
         "sets": sets if visible else [],
-        "more": len(found.sets) - SETS if found.sets else len(found.cases) - PICTURES,
-        "concerned": len(found.sets) or len(found.cases),
+        "more": len(finding.sets) - SETS if finding.sets else len(finding.cases) - PICTURES,
+        "concerned": len(finding.sets) or len(finding.cases),
         "open": not visible and len(listed) <= PICTURES,
         "listed": listed[:LISTED],
         "unlisted": max(len(listed) - LISTED, 0),

@@ -11,7 +11,7 @@ from lmd.base.errors import LmdError
 from lmd.base.text import counted, printable, shorten
 from lmd.data.checks import RATIOS, Counts, by_severity, check_classes, check_groups, class_counts
 from lmd.data.images import SUFFIXES, Pixels, has_dicom_mark, read_image
-from lmd.data.scan import SEVERITIES, TEXTS, Finding, Scan, finding
+from lmd.data.scan import SEVERITIES, TEXTS, Finding, Scan
 from lmd.data.source import Columns
 from lmd.data.sources import scan_source
 from lmd.data.splits import split
@@ -28,7 +28,7 @@ MAGIC = (b"\xff\xd8\xff", b"\x89PNG\r\n", b"GIF8", b"II*\0", b"MM\0*")
 
 @dataclass(frozen=True)
 class Examination:
-    """What was examined and found: ``looks`` as ``scan.cases``, ``findings`` by severity."""
+    """What was examined, and what was found: ``looks`` as ``scan.cases``, ``findings`` by severity."""
 
     scan: Scan
     looks: list[Look]
@@ -45,7 +45,7 @@ class Examination:
 
     def severities(self) -> dict[str, int]:
         """Count the findings of each severity."""
-        counts = Counter(found.severity for found in self.findings)
+        counts = Counter(finding.severity for finding in self.findings)
         return {severity: counts[severity] for severity in SEVERITIES}
 
     def describe(self, i: int) -> str:
@@ -86,7 +86,7 @@ def examine(
     try:
         split(scan.table(), ratios)
     except LmdError as error:  # training would stop before it reads an image
-        refusal = [finding("refused", f"Training stops with: {printable(str(error))}.")]
+        refusal = [Finding.of("refused", f"Training stops with: {printable(str(error))}.")]
     _add_ignored(scan)
     if scan.kind == "manifest":
         _add_unlisted(scan)
@@ -97,7 +97,7 @@ def examine(
     if broken and not refusal:
         text = counted(len(broken), "Training stops at {n} [image|images] that cannot be read.")
         remedy = "Fix or remove them, or leave them out with --skip-bad."
-        refusal = [finding("refused", text, remedy=remedy)]
+        refusal = [Finding.of("refused", text, remedy=remedy)]
     exact = exact_copies(scan, looks)
     near = near_copies(scan, looks, exact)
     findings = [
@@ -119,13 +119,13 @@ def _check_files(scan: Scan, looks: Sequence[Look]) -> Iterator[Finding]:
             reasons = Counter(looks[i].reason for i in cases).most_common()
             listed = kind in {"truncated", "unreadable"}
             why = f" ({shorten([reason for reason, _ in reasons])})" if listed else ""
-            yield finding(kind, f"{counted(len(cases), text)}{why}.", cases=cases)
+            yield Finding.of(kind, f"{counted(len(cases), text)}{why}.", cases=cases)
     decoded = sum(bool(look.pixels) for look in looks)
     for kind, text in TEXTS["odd"].items():
         odd = {i: look.oddities[kind] for i, look in enumerate(looks) if kind in look.oddities}
         if odd and (kind != "greyscale" or len(odd) < decoded):
             what = counted(len(odd), text).replace("{rest}", str(decoded - len(odd)))
-            yield finding(kind, f"{what}{_where(scan, kind, odd)}.", cases=odd)
+            yield Finding.of(kind, f"{what}{_where(scan, kind, odd)}.", cases=odd)
     sides = {i: min(look.size) for i, look in enumerate(looks) if look.pixels}
     usual = median(sides.values()) if sides else 0
     tiny = [i for i, side in sides.items() if side < max(TINY_SIDE, TINY_SHARE * usual)]
@@ -133,7 +133,7 @@ def _check_files(scan: Scan, looks: Sequence[Look]) -> Iterator[Finding]:
         what = counted(len(tiny), "{n} [image is|images are] tiny")
         smallest = min(sides.values())
         text = f"{what}: the shortest side is {smallest} pixels, the median {usual:g}."
-        yield finding("tiny", text, cases=tiny)
+        yield Finding.of("tiny", text, cases=tiny)
 
 
 def _where(scan: Scan, kind: str, odd: Mapping[int, str]) -> str:
@@ -171,7 +171,7 @@ def _add_unlisted(scan: Scan) -> None:
     if unlisted:
         text = "{n} [image lies|images lie] beside those of the manifest, but [is|are] not in it."
         names = [printable(os.path.relpath(file, scan.root)) for file in unlisted]
-        scan.findings.append(finding("unlisted_file", counted(len(names), text), names=names))
+        scan.findings.append(Finding.of("unlisted_file", counted(len(names), text), names=names))
 
 
 def _starts_like_image(path: Path) -> bool:
