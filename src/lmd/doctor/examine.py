@@ -28,7 +28,7 @@ MAGIC = (b"\xff\xd8\xff", b"\x89PNG\r\n", b"GIF8", b"II*\0", b"MM\0*")
 
 @dataclass(frozen=True)
 class Examination:
-    """What was examined, and what was found: ``looks`` as ``scan.cases``, ``findings`` by severity."""
+    """What was examined and found: ``looks`` as ``scan.cases``, ``findings`` by severity."""
 
     scan: Scan
     looks: list[Look]
