@@ -2,7 +2,7 @@ import numpy as np
 import pytest
 from toys import toy_predictions
 
-from lmd.scoring.differences import difference, holm, paired_differences
+from lmd.scoring.differences import compare, difference, holm
 from lmd.scoring.metrics import METRICS, Sample, Weighted
 from lmd.scoring.proportions import effective, interval, wilson
 from lmd.scoring.scores import bootstrap, combined, draw, f1_interval
@@ -139,7 +139,7 @@ def test_paired_differences_use_the_same_resamples_for_both():
     b = 0.6 * a + 0.4 * np.random.default_rng(7).dirichlet(np.ones(5), len(labels))
     runs = [Sample(labels, p, TIERS, groups=np.arange(len(labels)) // 2) for p in (a, b)]
     (weights,) = draw(runs[0], 200, 3)
-    for key, found in paired_differences(*runs, resamples=200, seed=3).items():
+    for key, found in compare(*runs, resamples=200, seed=3).items():
         draws = [METRICS[key].function(Weighted(run, weights)) for run in runs]
         values = [METRICS[key].value(run) for run in runs]
         assert found.value == pytest.approx(values[0] - values[1], abs=1e-12)
@@ -154,7 +154,7 @@ def test_paired_differences_of_a_run_with_itself_and_with_a_better_one():
 
     def gap(a, b):
         key = "balanced_accuracy"
-        return paired_differences(a, b, [key], resamples=200)[key]
+        return compare(a, b, [key], resamples=200)[key]
 
     same = gap(weak, weak)
     assert (same.value, same.p_value) == (0, 1)
@@ -186,7 +186,7 @@ def test_p_values_of_equal_runs_are_seldom_small():
         for _ in range(2):
             right = rng.random(len(labels)) < 0.7
             runs.append(Sample(labels, np.eye(3)[np.where(right, labels, (labels + 1) % 3)]))
-        found = paired_differences(*runs, ["balanced_accuracy"], resamples=200, seed=trial)
+        found = compare(*runs, ["balanced_accuracy"], resamples=200, seed=trial)
         small += found["balanced_accuracy"].p_value < 0.05
     assert small / 200 < 0.1
 

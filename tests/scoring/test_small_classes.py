@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from lmd.report.text import format_comparison
-from lmd.scoring.differences import Difference, compare, holm, paired_differences, paired_limits
+from lmd.scoring.differences import Difference, compare, holm, paired_limits
 from lmd.scoring.metrics import METRICS, Sample
 from lmd.scoring.proportions import wilson
 from lmd.scoring.scores import bootstrap, metric_estimates, score, small_classes
@@ -123,10 +123,10 @@ def test_the_p_value_of_a_small_class_agrees_with_its_interval():
     best = sample(labels, labels)
     for wrong in range(1, 6):
         other = sample(labels, mistaken(labels, np.arange(100, 100 + wrong)))
-        found = paired_differences(best, other, ["bacc_tail"], resamples=100)["bacc_tail"]
+        found = compare(best, other, ["bacc_tail"], resamples=100)["bacc_tail"]
         assert (found.p_value < 0.05) == (found.low > 0)
         assert 0 < found.p_value < 1
-    same = paired_differences(best, best, resamples=100)
+    same = compare(best, best, resamples=100)
     assert same["bacc_tail"].p_value == 1
     assert same["bacc_tail"].low < 0 < same["bacc_tail"].high
     assert np.isnan([same["auc"].low, same["auc"].high]).all()
@@ -138,7 +138,7 @@ def test_small_classes_of_equal_runs_seldom_differ():
     small, bootstrapped = 0, 0
     for trial in range(200):
         a, b = (sample(labels, mistaken(labels, rng.random(105) < 0.3)) for _ in range(2))
-        small += paired_differences(a, b, ["bacc_tail"], resamples=50)["bacc_tail"].p_value < 0.05
+        small += compare(a, b, ["bacc_tail"], resamples=50)["bacc_tail"].p_value < 0.05
         draws = [bootstrap(x, ["bacc_tail"], resamples=50, seed=trial)["bacc_tail"] for x in (a, b)]
         low, high = np.quantile(draws[0] - draws[1], [0.025, 0.975])
         bootstrapped += not low <= 0 <= high

@@ -203,7 +203,7 @@ def score_sets(
     covered = inside[np.arange(len(inside)), sample.labels]
     sizes = inside.sum(axis=1).astype(np.float64)
     drawn, total = resampled_sums(sample, sizes)
-    once = any(one.groups is not None for one in sets)
+    once = any(promise.groups is not None for promise in sets)
 
     def coverage(rows: slice) -> Estimate:
         groups = sample.groups_in(rows)
@@ -215,15 +215,15 @@ def score_sets(
     per_class = [
         ClassSets(
             name=name,
-            guarantee=one.level,
-            images=one.images,
-            group_count=one.groups,
-            threshold=one.threshold,
-            expected=Estimate(value=one.mean, low=one.low, high=one.high),
+            guarantee=promise.level,
+            images=promise.images,
+            group_count=promise.groups,
+            threshold=promise.threshold,
+            expected=Estimate(value=promise.mean, low=promise.low, high=promise.high),
             coverage=coverage(rows),
             size=mean_estimate(sizes[rows], drawn[:, k], total[:, k]),
         )
-        for k, (name, rows, one) in enumerate(zip(classes, sample.rows, sets, strict=True))
+        for k, (name, rows, promise) in enumerate(zip(classes, sample.rows, sets, strict=True))
     ]
     return SetScores(
         requested=requested,

@@ -34,11 +34,11 @@ def sets_view(report: Report) -> Values | None:
         return None
     rows = [sets.per_class[row.index] for row in report.classes]
     lines, data = [], []
-    for row, one in zip(report.classes, rows, strict=True):
-        size = "–" if one.size.value is None else f"size {one.size.value:.2f}"
-        note = f"{one.coverage.value_text('.1%')} · {size}"
-        lines.append((row.name, note, [row.point(one.coverage)]))
-        data.append(row.cells("coverage", one.coverage) | {"size": one.size.value})
+    for row, numbers in zip(report.classes, rows, strict=True):
+        size = "–" if numbers.size.value is None else f"size {numbers.size.value:.2f}"
+        note = f"{numbers.coverage.value_text('.1%')} · {size}"
+        lines.append((row.name, note, [row.point(numbers.coverage)]))
+        data.append(row.cells("coverage", numbers.coverage) | {"size": numbers.size.value})
     title = "Coverage of each class"
     figure = dots_figure("coverage", title, lines, data, sets.requested)
     return {"sets": sets, "rows": rows, "figure": figure}
@@ -49,14 +49,14 @@ def decisions_view(report: Report) -> Values | None:
     decisions, sample = report.record.decisions, report.sample
     if sample is None or decisions is None or report.record.model.prior is None:
         return None
-    mix = np.array([one.prevalence or 0.0 for one in decisions.per_class])
+    mix = np.array([row.prevalence or 0.0 for row in decisions.per_class])
     old = class_mix(report.record.model.prior, report.record.data.counts["train"])
     probabilities = reweighted(sample.probabilities, old, mix)
     present = max(float(mix[sample.support > 0].sum()), 1e-12)
     roc, precision = [], []
     for row in report.classes:
-        one = decisions.per_class[row.index]
-        recall, specificity, ppv = one.recall.value, one.specificity.value, one.ppv.value
+        rates = decisions.per_class[row.index]
+        recall, specificity, ppv = rates.recall.value, rates.specificity.value, rates.ppv.value
         if recall is None:
             continue
         points = roc_points(sample, probabilities, mix, row.index)
@@ -154,7 +154,7 @@ def format_decisions(decisions: Decisions, sets: SetScores | None) -> str:
     table: list[Sequence[str] | None] = [(*head, fixed), None]
     for row in decisions.per_class:
         rest = (row.referred, row.specificity, row.ppv, row.npv, row.fixed)
-        numbers = (*row.recall.cells(), *(one.value_text() for one in rest))
+        numbers = (*row.recall.cells(), *(rate.value_text() for rate in rest))
         table.append((row.name, number_text(row.prevalence), *numbers))
     how = "least expected cost" if decisions.costs else "highest probability"
     lines = [f"Decisions by the {how}; prevalence: {decisions.prevalence}", text_table(table)]
@@ -166,8 +166,8 @@ def format_decisions(decisions: Decisions, sets: SetScores | None) -> str:
     if sets is None:
         return "\n".join(lines)
     rows: list[Sequence[str]] = [
-        (one.name, one.guarantee, str(one.images), *one.coverage.cells(), *one.size.cells())
-        for one in sets.per_class
+        (row.name, row.guarantee, str(row.images), *row.coverage.cells(), *row.size.cells())
+        for row in sets.per_class
     ]
     rows.append(("All images", "", "", *sets.coverage.cells(), *sets.size.cells()))
     top = ("Class", "guaranteed for", "by images", "coverage", "interval", "set size", "interval")

@@ -80,13 +80,13 @@ def report(
 
     if out is not None:
         check_output(out, "--out", ".html")
-    found = [Run.open(path).require_finished() for path in runs]
+    finished = [Run.open(path).require_finished() for path in runs]
     if data is not None and images:
         from lmd.base.distributed import choose_device
         from lmd.explain.examples import add_examples
 
         add_examples(runs[0], data, device=choose_device(device))
-    path = write_report(found[0], compare=found[1:], out=out, images=images)
+    path = write_report(finished[0], compare=finished[1:], out=out, images=images)
     typer.secho(f"The report: {path}", bold=True)
 
 
@@ -128,8 +128,8 @@ def _listed(path: Path, root: Path) -> tuple[str, ...]:
     except LmdError:
         return name, "–", "–", "damaged", "–", "–"
     now = time.time()
-    found = record.metrics[record.part].get("balanced_accuracy") if record.part else None
-    value = "–" if found is None else found.value_text(".1p")
+    accuracy = record.metrics[record.part].get("balanced_accuracy") if record.part else None
+    value = "–" if accuracy is None else accuracy.value_text(".1p")
     when = datetime.fromisoformat(record.finished or record.created)
     since = now - when.replace(tzinfo=when.tzinfo or UTC).timestamp()
     source = record.data.source if record.external is not None else record.request.data

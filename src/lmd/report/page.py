@@ -3,7 +3,7 @@
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from functools import cached_property, lru_cache
+from functools import lru_cache
 from importlib import import_module
 from pathlib import Path
 from typing import Any
@@ -23,6 +23,7 @@ from lmd.scoring.metrics import METRICS, Sample
 from lmd.scoring.tiers import TIERS
 
 UNKNOWN = Estimate(value=None)
+PARTS = ("train", "validation", "test")
 MOST_RUNS = 8  # side by side; each has a tone
 RUN_SHAPES = ("circle", "diamond", "square", "triangle")
 Values = dict[str, Any]  # what the template of a section is filled with
@@ -83,7 +84,8 @@ class Report:
 
     ``resamples`` is for the paired differences, ``images`` says whether to show pictures.
     ``classes`` are in the order of their training images, most first; ``grouped`` says whether
-    their patients or lesions are known. ``legend`` has the mark of each tier.
+    their patients or lesions are known. ``legend`` has the mark of each tier. ``sample`` are the
+    predictions for the reported part, if there are any.
     """
 
     def __init__(self, run: Run, others: Sequence[Run], resamples: int, images: bool) -> None:
@@ -94,15 +96,11 @@ class Report:
         self.grouped = any(row.units is not None for row in self.classes)
         tiers = [tier for tier in TIERS if any(row.tier == tier for row in self.classes)]
         self.legend = [(tier, charts.legend_mark(charts.SHAPES[tier], tier)) for tier in tiers]
-
-    @cached_property
-    def sample(self) -> Sample | None:
-        """The predictions for the reported part, if there are any."""
-        part, predictions = self.record.part, self.run.predictions
+        part, predictions = self.record.part, run.predictions
         rows = predictions.parts.get(part) if predictions and part else None
-        if rows is None or not len(rows.labels):
-            return None
-        return Sample(rows.labels, rows.probabilities, groups=rows.groups)
+        self.sample = None
+        if rows is not None and len(rows.labels):
+            self.sample = Sample(rows.labels, rows.probabilities, groups=rows.groups)
 
     def define(self, key: str) -> Definition:
         """Return title and definition of a number."""
@@ -186,7 +184,6 @@ def _tiles(report: Report) -> list[tuple[str, Estimate, str, str]]:
 
 def class_rows(record: Record) -> list[ClassRow]:
     """Return a row for each class, most training images first."""
-    scores = {row.name: row for row in record.per_class.get(record.part, [])} if record.part else {}
     # All folds of a cross-validation together have no validation part.
     counts = {
         part: images
@@ -197,13 +194,12 @@ def class_rows(record: Record) -> list[ClassRow]:
     for k, (name, tier) in enumerate(
         zip(record.data.classes, record.tiers.assignment, strict=True)
     ):
-        images = {
-            part: counts[part][k] if part in counts else None
-            for part in ("train", "validation", "test")
-        }
-        score = scores.get(name) or ClassScore(
+        images = {part: counts[part][k] if part in counts else None for part in PARTS}
+        score = ClassScore(
             name=name, tier=tier, train=0, support=0, recall=UNKNOWN, precision=UNKNOWN, f1=UNKNOWN
         )
+        if record.part is not None:
+            score = record.per_class[record.part][k]
         rows.append(ClassRow(k, images, **dict(score) | {"train": images["train"] or 0}))
     return sorted(rows, key=lambda row: -row.train)
 

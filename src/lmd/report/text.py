@@ -199,7 +199,7 @@ def format_scores(record: Record) -> str:
         raise LmdError(f"{record.name} has no validation or test part to score")
     lines = [f"{record.method.title} on {record.data.source}, {record.part_title}"]
     metrics = record.metrics[part]
-    rows = [(record.definitions[key].title, *one.cells()) for key, one in metrics.items()]
+    rows = [(record.definitions[key].title, *metric.cells()) for key, metric in metrics.items()]
     lines.append(text_table([("Metric", "value", f"{100 * LEVEL:g} % interval"), None, *rows]))
     grouped = any(row.units is not None for row in record.per_class[part])
     header = ["Class", "tier", "train", "images (lesions, patients)" if grouped else "images"]
@@ -220,7 +220,7 @@ def format_scores(record: Record) -> str:
 
 def format_definitions(definitions: Mapping[str, Definition]) -> str:
     """Return what each number means."""
-    return "\n".join(_item(f"{one.title}: {one.definition}") for one in definitions.values())
+    return "\n".join(_item(f"{x.title}: {x.definition}") for x in definitions.values())
 
 
 def _item(text: str) -> str:

@@ -60,20 +60,6 @@ def difference(value: float, draws: Floats) -> Difference:
     return Difference(value, *interval(draws, value), p_value)
 
 
-def paired_differences(
-    a: Sample, b: Sample, keys: Iterable[str] = METRICS, *, resamples: int = 1000, seed: int = 0
-) -> dict[str, Difference]:
-    """Return metrics of run A minus run B on the same images, with the same resamples."""
-    keys = tuple(keys)
-    draws_a, draws_b = (bootstrap(run, keys, resamples=resamples, seed=seed) for run in (a, b))
-    gaps = {}
-    for key in keys:
-        metric = METRICS[key]
-        drawn = difference(metric.value(a) - metric.value(b), draws_a[key] - draws_b[key])
-        gaps[key] = paired_limits([a], [b], metric, drawn)
-    return gaps
-
-
 def holm(p_values: Sequence[float] | Floats) -> Floats:
     """Return p-values corrected by Holm's step-down procedure (Holm 1979), in the same order.
 
@@ -144,11 +130,11 @@ def _paired_mean(pairs: Sequence[Pair], z: float) -> Limits:
             (h / n, *wilson(h, n, z)) for h, n in (first, second)
         )
         gaps.append(p - q)
-        for distances, one, other in (
+        for distances, mine, theirs in (
             (below, p - low, high_too - q),
             (above, high - p, q - low_too),
         ):
-            square = one**2 - 2 * correlation * one * other + other**2
+            square = mine**2 - 2 * correlation * mine * theirs + theirs**2
             distances.append(math.sqrt(max(square, 0.0)))
     return mover(*map(np.array, (gaps, below, above)))
 
@@ -162,11 +148,21 @@ def _correlation(a: Floats, b: Floats) -> float:
     return (max(shared - 1 / (2 * len(a)), 0.0) if shared > 0 else shared) / spread
 
 
-def compare(a: Sample, b: Sample, *, resamples: int = 1000, seed: int = 0) -> dict[str, Difference]:
-    """Return every metric of run A minus that of run B, corrected for their number."""
-    gaps = paired_differences(a, b, resamples=resamples, seed=seed)
-    same = {key: _same(key, a, b) for key in gaps}
-    tested = [key for key, gap in gaps.items() if np.isfinite(gap.p_value) and not same[key]]
+def compare(
+    a: Sample, b: Sample, keys: Iterable[str] = METRICS, *, resamples: int = 1000, seed: int = 0
+) -> dict[str, Difference]:
+    """Return metrics of run A minus run B on the same images, corrected for their number."""
+    keys = tuple(keys)
+    draws_a, draws_b = (bootstrap(run, keys, resamples=resamples, seed=seed) for run in (a, b))
+    gaps, same = {}, {}
+    formulas: dict[tuple[Any, ...], str] = {}
+    for key in keys:
+        metric = METRICS[key]
+        drawn = difference(metric.value(a) - metric.value(b), draws_a[key] - draws_b[key])
+        gaps[key] = paired_limits([a], [b], metric, drawn)
+        # The first metric with this formula on these classes, such as macro recall's.
+        same[key] = formulas.setdefault((metric.mean_of or key, *a.members(metric.tier)), key)
+    tested = [key for key in keys if same[key] == key and np.isfinite(gaps[key].p_value)]
     p_values = holm([gaps[key].p_value for key in tested])
     corrected = dict(zip(tested, p_values.tolist(), strict=True))
     compared = {}
@@ -176,20 +172,10 @@ def compare(a: Sample, b: Sample, *, resamples: int = 1000, seed: int = 0) -> di
             few = too_small(a, METRICS[key])
             why = "too few images" if few else "all resamples agree"
             why = "the runs agree" if gap.value == 0 else why
-        holms = corrected.get(same[key] or key)
-        compared[key] = replace(gap, corrected=holms, same_as=same[key], why=why)
+        same_as = None if same[key] == key else same[key]
+        holms = corrected.get(same[key])
+        compared[key] = replace(gap, corrected=holms, same_as=same_as, why=why)
     return compared
-
-
-def _same(key: str, a: Sample, b: Sample) -> str | None:
-    """Return an earlier metric with the same formula on these classes, such as macro recall's."""
-    metric, keys = METRICS[key], list(METRICS)
-    for earlier in keys[: keys.index(key)]:
-        other = METRICS[earlier]
-        alike = metric.mean_of is not None and metric.mean_of == other.mean_of
-        if alike and np.array_equal(a.members(metric.tier), a.members(other.tier)):
-            return earlier
-    return None
 
 
 def simplest(

@@ -71,7 +71,7 @@ def wilson(hits: float, trials: float, z: float | None = None) -> tuple[float, f
     """Return Wilson's score interval for a proportion (Wilson 1927); 0 to 1 without trials.
 
     Unlike a bootstrap interval, it has a width even if all trials have the same outcome. ``z`` is
-    the number of standard errors, by default those of ``LEVEL``.
+    the number of standard errors, by default for ``LEVEL``.
 
     >>> [round(limit, 3) for limit in wilson(1, 1)]
     [0.207, 1.0]
@@ -147,7 +147,7 @@ def fit_temperature(
     if not len(labels) or weights.sum() <= 0:
         return 1.0
     z = logits.astype(np.float64)
-    own = z[np.arange(len(z)), labels]
+    true = z[np.arange(len(z)), labels]
     images = weights.sum() ** 2 / np.square(weights).sum()
     low, high = np.log(1 / HIGHEST), np.log(1 / LOWEST)
     for _ in range(60):
@@ -155,7 +155,7 @@ def fit_temperature(
         scaled = np.exp(middle) * (z - z.max(axis=1, keepdims=True))
         p = np.exp(scaled)
         p /= p.sum(axis=1, keepdims=True)
-        slope = float(weights @ ((p * z).sum(axis=1) - own)) / weights.sum() * images
+        slope = float(weights @ ((p * z).sum(axis=1) - true)) / weights.sum() * images
         slope += PRIOR_RATE * (1 - np.exp(-middle))
         low, high = (middle, high) if slope < 0 else (low, middle)
     return float(np.exp(-(low + high) / 2))

@@ -250,7 +250,7 @@ def limits_of(sample: Sample, metric: Metric, drawn: Limits) -> Limits:
 
 
 def combined(sample: Sample, metric: Metric) -> Limits:
-    """Return limits of a mean over classes from those of its classes, if they exist."""
+    """Return limits of a mean over classes from the limits of its classes, if they exist."""
     present = np.flatnonzero(sample.members(metric.tier) & (sample.support > 0)).tolist()
     if not present or metric.mean_of not in PER_CLASS:
         return NONE

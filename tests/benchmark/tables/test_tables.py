@@ -19,7 +19,7 @@ from lmd.benchmark.tables import make_tables, read_results
 from lmd.benchmark.tables.forms import Comparison, Value, build
 from lmd.runs.predictions import PartPredictions, Predictions
 from lmd.scoring import metrics
-from lmd.scoring.differences import holm, paired_differences, paired_limits
+from lmd.scoring.differences import compare, holm, paired_limits
 from lmd.scoring.metrics import Sample
 from lmd.scoring.proportions import interval
 from lmd.scoring.scores import bootstrap
@@ -173,7 +173,7 @@ def test_one_seed_is_the_paired_difference(tmp_path: Path) -> None:
     ce, lmd = results.entry("ce", 0), results.entry("lmd", 0)
     labels = np.repeat(np.arange(len(CLASSES)), SUPPORT)
     a, b = (Sample(labels, probabilities(labels, SKILL[key], 0)) for key in ("ce", "lmd"))
-    expected = paired_differences(a, b, ["balanced_accuracy"], resamples=200)["balanced_accuracy"]
+    expected = compare(a, b, ["balanced_accuracy"], resamples=200)["balanced_accuracy"]
     found = ce.difference(lmd, "balanced_accuracy")
     assert found is not None
     assert vars(found) == pytest.approx(vars(expected), abs=1e-12)
