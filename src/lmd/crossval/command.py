@@ -60,7 +60,6 @@ def train(
         log: Report epochs and results to tensorboard, mlflow or wandb too, offline by default; can
             be repeated.
     """
-    from lmd.explain.command import show_size
     from lmd.report.text import format_scores
 
     merged = dict(settings or {})
@@ -102,5 +101,7 @@ def train(
         run = train_run(data, keep_features=keep_features, **request)
     typer.echo(f"\n{format_scores(run.record)}")
     if keep_features:
+        from lmd.explain.command import show_size
+
         show_size(run.path / "neighbours.npz")
     typer.secho(f"\nThe report: {run.path / 'report.html'}", bold=True)

@@ -182,17 +182,14 @@ def _open(
     arguments: dict[str, Any], out: str | Path | None, resume: bool, overwrite: bool
 ) -> tuple[FoldsRequest, Path, bool]:
     """Return the complete request, its folder, and whether it has begun there and is resumed."""
-    folder = Path(out) if out is not None else None
-    before = _read(folder) if resume and folder is not None else None
+    if out is None:
+        new = _complete(arguments, None)
+        profile = "" if new.profile == "default" else f"-{new.profile}"
+        name = f"{Path(new.data).stem}-{new.method}{profile}"
+        out = Path("runs") / f"{name}-folds{new.folds}-seed{new.spec().protocol.seed}"
+    folder = Path(out)
+    before = _read(folder) if resume else None
     request = _complete(arguments, before)
-    if folder is None:
-        stem, seed = Path(request.data).stem, request.spec().protocol.seed
-        profile = "" if request.profile == "default" else f"-{request.profile}"
-        name = f"{stem}-{request.method}{profile}-folds{request.folds}-seed{seed}"
-        folder = Path("runs") / name
-        before = _read(folder) if resume else None
-        if before is not None and arguments["final"] is None:
-            request = request.model_copy(update={"final": before.final})
     if before is not None:
         _check_same(folder, before, request)
         return request, folder, True
