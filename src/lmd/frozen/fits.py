@@ -10,14 +10,7 @@ from torch.autograd.function import once_differentiable
 
 from lmd.methods.decoupling import nearest_mean_classifier
 from lmd.methods.lmd.gaussians import ClassGaussians, level_scale, shrunk_moments
-from lmd.methods.lmd.vfc import (
-    Objective,
-    Problem,
-    Solution,
-    enough_draws,
-    minimise,
-    virtual_features,
-)
+from lmd.methods.lmd.vfc import Objective, Problem, Solution, enough_draws, virtual_features
 from lmd.methods.supervised import log_priors
 
 # Rows of features in one product.
@@ -170,10 +163,10 @@ def regressions(
     """
     objective = streamed_cross_entropy(rows.features, rows.labels)
     variance, centre = metric.diagonal().sum().item(), metric.new_zeros(len(metric))
+    problem = Problem(centre, variance, lambda _shrinkage, _trial: (objective, metric))
 
     def solve(penalty: float, guess: Linear) -> Solution:
-        strength, first = variance * penalty, (guess.weight, guess.bias)
-        return minimise(objective, *first, centre, metric, penalty=strength, **limits)
+        return problem.solve(guess.weight, guess.bias, variance * penalty, **limits)
 
     return _solve_all(guesses, solve)
 

@@ -27,17 +27,14 @@ class Rows(Mapping[str, Method]):
 
 # The modules of this package, and the keys of their rows.
 METHODS = Rows(
-    ("ce", "ce ce_strong rs rs_strong"),
-    ("focal", "focal"),
-    ("ldam", "ldam_rs ldam_drw"),
-    ("focal", "cb_focal"),
+    ("sampling", "ce ce_strong rs rs_strong"),
+    ("losses", "focal ldam_rs ldam_drw cb_focal"),
     ("decoupling", "decoupling tau_norm lws ncm"),
-    ("seesaw", "seesaw seesaw_norm"),
+    ("losses", "seesaw seesaw_norm"),
     ("cicl", "cicl"),
-    ("balanced_mixup", "bal_mixup"),
-    ("weight_balancing", "cb_wd_max"),
-    ("fcd", "fcd"),
-    ("flexible_sampling", "fs fs_crt"),
+    ("sampling", "bal_mixup"),
+    ("decoupling", "cb_wd_max fcd"),
+    ("sampling", "fs fs_crt"),
     ("cc_sam", "cc_sam"),
     ("gcl", "gcl"),
     ("lmd", "lmd lmd_wo_rrl lmd_wo_icc lmd_wo_vfc lmd_wo_fdc lmd_wo_levels lmd_wo_views"),

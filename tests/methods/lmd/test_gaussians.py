@@ -237,7 +237,7 @@ MEMORY = """
 import resource, torch
 torch.set_num_threads(1)
 from lmd.methods.lmd.gaussians import ClassGaussians
-from lmd.methods.lmd.vfc import minimise, virtual_features
+from lmd.methods.lmd.vfc import virtual_features
 R, K, C = 50_000, 23, 512
 def peak():
     return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024
@@ -252,9 +252,8 @@ for features, labels in gaussians.batches(R, 352, g):
     if seen > 9_000:
         break
 problem = virtual_features(gaussians, torch.full((K,), 100), min(R, 4096), g)
-objective, metric = problem.at(0.5, False)
 weight = torch.zeros(K, C).normal_(generator=g)
-minimise(objective, weight, torch.zeros(K), problem.centre, metric, penalty=10.0, iterations=2)
+problem.solve(weight, torch.zeros(K), 10.0, shrinkage=0.5, iterations=2)
 print(peak() - base)
 """
 

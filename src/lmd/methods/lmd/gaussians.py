@@ -196,9 +196,8 @@ class ClassGaussians(nn.Module):
         The first 1000 iterations are thus a running mean. A class that was not drawn this time
         keeps its moments. ``adjust`` may change new means and covariances before they are averaged.
         """
-        features = features.to(self.mean)
-        labels = labels.to(self.mean.device)
-        mean, covariance, counts = class_moments(features, labels, len(self.mean), self.ridge)
+        rows = features.to(self.mean), labels.to(self.mean.device)
+        mean, covariance, counts = class_moments(*rows, len(self.mean), self.ridge)
         if adjust is not None:
             mean, covariance = adjust(mean, covariance)
         decay = min(1 - 1 / (step + 1), self.decay)
@@ -214,12 +213,9 @@ class ClassGaussians(nn.Module):
         return self
 
     def _cached(self, name: str, make: Callable[[], T]) -> T:
-        key = (self.mean, self.mean._version, self.covariance, self.covariance._version)
-        old = self._derived.get("key")
-        same = old is not None and all(
-            a is b if torch.is_tensor(a) else a == b for a, b in zip(key, old, strict=True)
-        )
-        if not same:
+        key = [(moments, moments._version) for moments in (self.mean, self.covariance)]
+        old = self._derived.get("key") or [(None, 0)] * 2
+        if any(a is not b or v != w for (a, v), (b, w) in zip(key, old, strict=True)):
             self._derived = {"key": key}
         if name not in self._derived:
             self._derived[name] = make()
@@ -232,32 +228,34 @@ class ClassGaussians(nn.Module):
         # Class by class: batched factorisations of large matrices fail in some LAPACKs.
         return self._cached("factors", lambda: torch.stack([cholesky(c) for c in self.covariance]))
 
+    @torch.no_grad()
     def precision(self) -> Tensor:
         """Inverse covariances ``(K, C, C)``, from the Cholesky factors."""
-        return self._cached("precision", self._invert)
+
+        def invert() -> Tensor:
+            # Factors that are not there yet are not kept: they are as large as the inverses.
+            factors = self._derived.get("factors")
+            precision = torch.empty_like(self.covariance)
+            for k, covariance in enumerate(self.covariance):
+                factor = cholesky(covariance) if factors is None else factors[k]
+                torch.cholesky_inverse(factor, out=precision[k])
+            return precision
+
+        return self._cached("precision", invert)
 
     @torch.no_grad()
-    def _invert(self) -> Tensor:
-        # Factors that are not there yet are not kept: they are as large as the inverses.
-        factors = self._derived.get("factors")
-        precision = torch.empty_like(self.covariance)
-        for k, covariance in enumerate(self.covariance):
-            factor = cholesky(covariance) if factors is None else factors[k]
-            torch.cholesky_inverse(factor, out=precision[k])
-        return precision
-
     def forms(self, distance: Distance) -> Forms:
         """The quadratic forms of a distance; making them waits for the device."""
-        return self._cached(distance, lambda: self._make_forms(distance))
 
-    @torch.no_grad()
-    def _make_forms(self, distance: Distance) -> Forms:
-        matrices = self.precision() if distance == "mahalanobis" else self.covariance
-        centre = self.mean.mean(0)
-        means = self.mean - centre
-        linear = torch.einsum("kcd,kd->kc", matrices, means)
-        constant = (linear * means).sum()
-        return Forms(centre, means, matrices, matrices.sum(0), linear.sum(0), constant)
+        def make() -> Forms:
+            matrices = self.precision() if distance == "mahalanobis" else self.covariance
+            centre = self.mean.mean(0)
+            means = self.mean - centre
+            linear = torch.einsum("kcd,kd->kc", matrices, means)
+            constant = (linear * means).sum()
+            return Forms(centre, means, matrices, matrices.sum(0), linear.sum(0), constant)
+
+        return self._cached(distance, make)
 
     def own_and_total(
         self, features: Tensor, labels: Tensor, distance: Distance = "mahalanobis"
@@ -268,9 +266,9 @@ class ClassGaussians(nn.Module):
         The sum of K quadratic forms is one quadratic form with the sum of the matrices.
         ``literal`` puts the covariance itself in place of its inverse, as Eq. 10-11 are printed.
         """
-        forms = self.forms(distance)
-        own, total = _OwnAndTotal.apply(features, labels, forms)  # type: ignore[no-untyped-call]
-        return own, total
+        return _OwnAndTotal.apply(  # type: ignore[no-any-return, no-untyped-call]
+            features, labels, self.forms(distance)
+        )
 
     @torch.no_grad()
     def noise(self, k: int, rows: int, generator: torch.Generator) -> Tensor:

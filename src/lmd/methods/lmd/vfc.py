@@ -37,7 +37,7 @@ PENALTIES = (3e-3, 1e-3, 3e-4, 1e-4, 3e-5)
 FALLBACK_SHRINKAGE, FALLBACK_PENALTY = 0.5, 3e-4
 
 # For the comparison a rough solution and fewer draws are enough.
-TRIAL_ITERATIONS, TRIAL_DRAWS = 40, 1024
+ITERATIONS, TRIAL_ITERATIONS, TRIAL_DRAWS = 200, 40, 1024
 
 
 @dataclass(frozen=True)
@@ -129,63 +129,6 @@ def mean_cross_entropy(features: Tensor, labels: Tensor) -> Objective:
     return objective
 
 
-def minimise(
-    objective: Objective,
-    weight: Tensor,
-    bias: Tensor,
-    centre: Tensor,
-    metric: Tensor,
-    *,
-    penalty: float,
-    anchor: Tensor | None = None,
-    iterations: int = 200,
-    change: float = 1e-10,
-) -> Solution:
-    """Return the argmin of ``objective(W, b) + penalty/2 |W - anchor|^2`` by L-BFGS.
-
-    It starts from ``weight (K, C)`` and ``bias (K,)``; without an ``anchor (K, C)`` that is zero.
-    ``objective`` sees features minus ``centre (C,)``. ``metric (C, C)`` is the covariance of all
-    features: in its coordinates the curvature is about the same in every direction. It ends when
-    the value changes by less than ``change``.
-    """
-    weight, bias = weight.double().cpu(), bias.double().cpu()
-    pull = torch.zeros_like(weight) if anchor is None else anchor.double().cpu()
-    metric = CURVATURE * metric
-    metric.diagonal().add_(penalty)
-    factor = cholesky(metric)
-    v = (weight @ factor).requires_grad_()
-    b = (bias + weight @ centre).requires_grad_()
-    solver = torch.optim.LBFGS(
-        [v, b],
-        max_iter=iterations,
-        max_eval=2 * iterations,
-        tolerance_grad=1e-6,
-        tolerance_change=change,
-        history_size=20,
-        line_search_fn="strong_wolfe",
-    )
-    count = 0
-
-    def closure() -> Tensor:
-        nonlocal count
-        count += 1
-        solver.zero_grad()
-        w = torch.linalg.solve_triangular(factor, v, upper=False, left=False)
-        loss: Tensor = objective(w, b) + penalty / 2 * (w - pull).square().sum()
-        loss.backward()
-        return loss
-
-    solver.step(closure)
-    with torch.no_grad():
-        weight = torch.linalg.solve_triangular(factor, v, upper=False, left=False)
-    weight.requires_grad_()
-    loss = objective(weight, b)
-    grads = torch.autograd.grad(loss + penalty / 2 * (weight - pull).square().sum(), [weight, b])
-    norm = torch.cat([g.flatten() for g in grads]).norm().item()
-    weight = weight.detach()
-    return Solution(weight, b.detach() - weight @ centre, loss.item(), norm, count)
-
-
 @dataclass(frozen=True)
 class Problem:
     """The M step: a convex problem in the classifier, for features minus ``centre (C,)``.
@@ -207,16 +150,55 @@ class Problem:
         *,
         shrinkage: float = 0.0,
         trial: bool = False,
+        iterations: int | None = None,
+        change: float = 1e-10,
     ) -> Solution:
-        """Return the argmin with the penalty, from a first guess ``(K, C)`` and ``(K,)``.
+        """Return the argmin of ``cross-entropy + penalty/2 |W - anchor|^2`` by L-BFGS.
 
-        The penalty pulls the weights towards ``anchor (K, C)``, or towards zero.
+        It starts from ``weight (K, C)`` and ``bias (K,)``; without an ``anchor (K, C)`` that is
+        zero. In the coordinates of the covariance of all features, the curvature is about the same
+        in every direction. It ends when the value changes by less than ``change``.
         """
-        objective, metric = self.at(shrinkage, trial)
-        limit, guess = TRIAL_ITERATIONS if trial else 200, (weight, bias)
-        return minimise(
-            objective, *guess, self.centre, metric, penalty=penalty, anchor=anchor, iterations=limit
+        weight, bias = weight.double().cpu(), bias.double().cpu()
+        pull = torch.zeros_like(weight) if anchor is None else anchor.double().cpu()
+        objective, covariance = self.at(shrinkage, trial)
+        iterations = iterations or (TRIAL_ITERATIONS if trial else ITERATIONS)
+        metric = CURVATURE * covariance
+        metric.diagonal().add_(penalty)
+        factor = cholesky(metric)
+        v = (weight @ factor).requires_grad_()
+        b = (bias + weight @ self.centre).requires_grad_()
+        solver = torch.optim.LBFGS(
+            [v, b],
+            max_iter=iterations,
+            max_eval=2 * iterations,
+            tolerance_grad=1e-6,
+            tolerance_change=change,
+            history_size=20,
+            line_search_fn="strong_wolfe",
         )
+        count = 0
+
+        def closure() -> Tensor:
+            nonlocal count
+            count += 1
+            solver.zero_grad()
+            w = torch.linalg.solve_triangular(factor, v, upper=False, left=False)
+            loss: Tensor = objective(w, b) + penalty / 2 * (w - pull).square().sum()
+            loss.backward()
+            return loss
+
+        solver.step(closure)
+        with torch.no_grad():
+            weight = torch.linalg.solve_triangular(factor, v, upper=False, left=False)
+        weight.requires_grad_()
+        loss = objective(weight, b)
+        grads = torch.autograd.grad(
+            loss + penalty / 2 * (weight - pull).square().sum(), [weight, b]
+        )
+        norm = torch.cat([g.flatten() for g in grads]).norm().item()
+        weight = weight.detach()
+        return Solution(weight, b.detach() - weight @ self.centre, loss.item(), norm, count)
 
 
 def virtual_features(

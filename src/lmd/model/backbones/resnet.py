@@ -24,78 +24,61 @@ def _convolution(inputs: int, outputs: int, size: int, stride: int = 1) -> nn.Co
     return nn.Conv2d(inputs, outputs, size, stride, padding=size // 2, bias=False)
 
 
-class BasicBlock(nn.Module):
-    """Two 3×3 convolutions beside a shortcut: ``(B, C, H, W) → (B, width, H/stride, W/stride)``."""
-
-    expansion = 1
-
-    def __init__(self, inputs: int, width: int, stride: int, downsample: nn.Module | None) -> None:
-        super().__init__()
-        self.conv1 = _convolution(inputs, width, 3, stride)
-        self.bn1 = nn.BatchNorm2d(width)
-        self.relu = nn.ReLU(inplace=True)
-        self.conv2 = _convolution(width, width, 3)
-        self.bn2 = nn.BatchNorm2d(width)
-        self.downsample = downsample
-
-    def forward(self, x: Tensor) -> Tensor:
-        """``(B, width, H/stride, W/stride)``."""
-        shortcut = x if self.downsample is None else self.downsample(x)
-        x = self.relu(self.bn1(self.conv1(x)))
-        x = self.bn2(self.conv2(x))
-        out: Tensor = self.relu(x + shortcut)
-        return out
-
-
-class Bottleneck(nn.Module):
-    """1×1, 3×3, 1×1: ``(B, C, H, W) → (B, 4 width, H/stride, W/stride)``.
-
-    The 3×3 convolution takes the stride, as in the published weights.
-    """
-
-    expansion = 4
-
-    def __init__(self, inputs: int, width: int, stride: int, downsample: nn.Module | None) -> None:
-        super().__init__()
-        self.conv1 = _convolution(inputs, width, 1)
-        self.bn1 = nn.BatchNorm2d(width)
-        self.conv2 = _convolution(width, width, 3, stride)
-        self.bn2 = nn.BatchNorm2d(width)
-        self.conv3 = _convolution(width, width * self.expansion, 1)
-        self.bn3 = nn.BatchNorm2d(width * self.expansion)
-        self.relu = nn.ReLU(inplace=True)
-        self.downsample = downsample
-
-    def forward(self, x: Tensor) -> Tensor:
-        """``(B, 4 width, H/stride, W/stride)``."""
-        shortcut = x if self.downsample is None else self.downsample(x)
-        x = self.relu(self.bn1(self.conv1(x)))
-        x = self.relu(self.bn2(self.conv2(x)))
-        x = self.bn3(self.conv3(x))
-        out: Tensor = self.relu(x + shortcut)
-        return out
-
-
 @dataclass(frozen=True)
 class Layout:
     """The layout of a residual network.
 
-    ``depths`` are blocks per stage, ``widths`` the channels of each stage before expansion. A
+    ``sizes`` are of the convolutions in a block: two of 3×3, or 1×1, 3×3 and 1×1 (a bottleneck).
+    ``depths`` are blocks per stage, ``widths`` the channels of each stage before ``expansion``. A
     ``small`` stem keeps the resolution, for images of 28 to 64 pixels.
     """
 
-    block: type[BasicBlock] | type[Bottleneck]
+    sizes: tuple[int, ...]
     depths: tuple[int, ...]
     widths: tuple[int, ...]
+    expansion: int = 1
     small: bool = False
 
 
 LAYOUTS = {
-    "resnet8": Layout(BasicBlock, (1, 1, 1), (32, 64, 128), small=True),
-    "resnet18": Layout(BasicBlock, (2, 2, 2, 2), (64, 128, 256, 512)),
-    "resnet34": Layout(BasicBlock, (3, 4, 6, 3), (64, 128, 256, 512)),
-    "resnet50": Layout(Bottleneck, (3, 4, 6, 3), (64, 128, 256, 512)),
+    "resnet8": Layout((3, 3), (1, 1, 1), (32, 64, 128), small=True),
+    "resnet18": Layout((3, 3), (2, 2, 2, 2), (64, 128, 256, 512)),
+    "resnet34": Layout((3, 3), (3, 4, 6, 3), (64, 128, 256, 512)),
+    "resnet50": Layout((1, 3, 1), (3, 4, 6, 3), (64, 128, 256, 512), expansion=4),
 }
+
+
+class Block(nn.Module):
+    """Convolutions beside a shortcut: ``(B, C, H, W) → (B, C', H/stride, W/stride)``.
+
+    The first 3×3 convolution takes the stride, as in the published weights.
+    """
+
+    def __init__(self, layout: Layout, inputs: int, width: int, stride: int) -> None:
+        super().__init__()
+        outputs, self.depth = width * layout.expansion, len(layout.sizes)
+        downsample = None
+        if stride != 1 or inputs != outputs:
+            convolution = _convolution(inputs, outputs, 1, stride)
+            downsample = nn.Sequential(convolution, nn.BatchNorm2d(outputs))
+        for number, size in enumerate(layout.sizes, start=1):
+            channels = outputs if number == self.depth else width
+            step = stride if number == layout.sizes.index(3) + 1 else 1
+            self.add_module(f"conv{number}", _convolution(inputs, channels, size, step))
+            self.add_module(f"bn{number}", nn.BatchNorm2d(channels))
+            inputs = channels
+        self.relu = nn.ReLU(inplace=True)
+        self.downsample = downsample
+
+    def forward(self, x: Tensor) -> Tensor:
+        """``(B, C', H/stride, W/stride)``."""
+        shortcut = x if self.downsample is None else self.downsample(x)
+        for number in range(1, self.depth + 1):
+            x = getattr(self, f"bn{number}")(getattr(self, f"conv{number}")(x))
+            if number < self.depth:
+                x = self.relu(x)
+        out: Tensor = self.relu(x + shortcut)
+        return out
 
 
 class ResNet(nn.Module):
@@ -116,8 +99,9 @@ class ResNet(nn.Module):
         self._stages = [f"layer{number}" for number in range(1, len(layout.depths) + 1)]
         for name, depth, width in zip(self._stages, layout.depths, layout.widths, strict=True):
             stride = 1 if name == "layer1" else 2
-            self.add_module(name, _stage(layout.block, channels, width, depth, stride))
-            channels = width * layout.block.expansion
+            first, channels = Block(layout, channels, width, stride), width * layout.expansion
+            others = [Block(layout, channels, width, 1) for _ in range(depth - 1)]
+            self.add_module(name, nn.Sequential(first, *others))
         self.avgpool = nn.AdaptiveAvgPool2d(1)
 
     def forward(self, images: Tensor) -> Tensor:
@@ -136,24 +120,10 @@ class ResNet(nn.Module):
         return self.get_submodule(name)
 
 
-def _stage(
-    block: type[BasicBlock] | type[Bottleneck], inputs: int, width: int, depth: int, stride: int
-) -> nn.Sequential:
-    outputs = width * block.expansion
-    downsample = None
-    if stride != 1 or inputs != outputs:
-        downsample = nn.Sequential(
-            _convolution(inputs, outputs, 1, stride), nn.BatchNorm2d(outputs)
-        )
-    blocks = [block(inputs, width, stride, downsample)]
-    blocks += [block(outputs, width, 1, None) for _ in range(depth - 1)]
-    return nn.Sequential(*blocks)
-
-
 def make(name: str) -> Backbone:
     """Return the encoder, without its ImageNet classifier; all stages but the last are levels."""
     layout = LAYOUTS[name]
-    *inner, last = (width * layout.block.expansion for width in layout.widths)
+    *inner, last = (width * layout.expansion for width in layout.widths)
     levels = {f"layer{number}": width for number, width in enumerate(inner, start=1)}
     return Backbone(ResNet(layout), last, MEAN, STD, levels)
 
