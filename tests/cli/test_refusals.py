@@ -55,6 +55,17 @@ def refused(words: list[str]) -> str:
     return message
 
 
+@pytest.mark.parametrize("path", ["/data/scan --out/a.png", "/data/skip_bad --skip-bad.csv"])
+def test_what_was_typed_is_not_rewritten(path: str, place: Path) -> None:
+    assert path in refused(["predict", str(place / "run"), path, "--out", str(place / "new.csv")])
+    image, costs = place / "image.png", place / "named --costs.csv"
+    costs.write_text("class,cost\n0,1\n1,1\n2,1\n--root,20\n")
+    typed = refused(["evaluate", str(place / "run"), "--costs", str(costs)])
+    assert "'--root'" in typed
+    with pytest.raises(LmdError, match="'--root'"):
+        lmd.load(place / "run").predict([image], costs=costs)
+
+
 @pytest.mark.parametrize(("words", "message"), DECISIONS)
 def test_decisions(
     words: list[str], message: str, place: Path, monkeypatch: pytest.MonkeyPatch

@@ -87,6 +87,7 @@ def test_options_change_the_answer(web: WebClient) -> None:
         {"coverage": 2},
         {"coverage": "nan"},
         {"refer_above": 1},
+        {"costs": {"melanoma": 1, "naevus": {"melanoma": 1}}},
         {"prevalence": "shares.csv"},
         {"prevalence": {"melanoma": 1}},
         {"prevalence": {"melanoma": 0.5, "naevus": 0.1, "keratosis": 0.1}},
@@ -103,6 +104,14 @@ def test_wrong_options_are_named(web: WebClient, options: Any) -> None:
     assert found.status_code == 422
     assert is_problem(found)
     assert "--" not in found.json()["detail"]
+
+
+@pytest.mark.parametrize("option", ["prevalence", "costs"])
+def test_errors_do_not_change_names_of_classes(web: WebClient, option: str) -> None:
+    wrong = dict.fromkeys(("melanoma", "naevus", "keratosis", "--root --refer-above"), 0.25)
+    detail = ask(web, encoded(photo()), **{option: wrong}).json()["detail"]
+    assert detail.startswith(f"{option}: ")
+    assert "--root --refer-above" in detail
 
 
 def test_a_batch_keeps_the_order_and_names_bad_images(web: WebClient) -> None:

@@ -7,7 +7,8 @@ import numpy as np
 import pytest
 
 from lmd.predict.predictor import Answers
-from lmd.serve.batching import Batcher, Full
+from lmd.serve.models import Batcher
+from lmd.serve.schemas import Problem
 
 
 class Model:
@@ -75,7 +76,7 @@ def test_a_batch_waits_longer_if_more_than_one_batch_is_on_its_way() -> None:
 def test_the_queue_has_an_end() -> None:
     batcher = Batcher(Model(), capacity=3)
     with batcher.places(2):
-        with pytest.raises(Full), batcher.places(2):
+        with pytest.raises(Problem, match="is full"), batcher.places(2):
             pass
         with batcher.places(1):
             assert batcher.taken == 3
@@ -87,7 +88,7 @@ def test_an_error_reaches_its_batch_and_the_thread_goes_on() -> None:
     batcher = Batcher(Model())
     with pytest.raises(ValueError, match="99"):
         batcher.submit(image(99)).result(10)
-    assert batcher.call(lambda: 7).result(10) == 7
+    assert batcher.submit(lambda: 7).result(10) == 7
     assert batcher.submit(image(3)).result(10)[0] == 3
     batcher.close()
 
@@ -96,7 +97,7 @@ def test_closing_finishes_what_was_submitted() -> None:
     model = Model()
     batcher = Batcher(model, batch=2)
     model.go.clear()
-    found = [batcher.submit(image(i)) for i in range(5)] + [batcher.call(lambda: None)]
+    found = [batcher.submit(image(i)) for i in range(5)] + [batcher.submit(lambda: None)]
     cancelled = batcher.submit(image(1))
     assert cancelled.cancel()
     threading.Timer(0.05, model.go.set).start()

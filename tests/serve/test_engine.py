@@ -7,10 +7,10 @@ import pytest
 from served import SIZE, encoded, photo, shipped
 
 from lmd.base.errors import LmdError
+from lmd.explain.explanation import explain_pixels
 from lmd.serve import models
 from lmd.serve.limits import Limits
-from lmd.serve.measures import Measures
-from lmd.serve.models import Engine, Served, load_models
+from lmd.serve.models import Engine, Measures, Served, load_models
 
 pytest.importorskip("onnxruntime")
 pytest.importorskip("onnxscript")
@@ -37,7 +37,7 @@ def test_answers_flags_and_heat_maps_are_those_of_torch(folder: Path) -> None:
     assert mine[0] == pytest.approx(theirs[0], abs=1e-5)
     assert (mine[1] == theirs[1]).all()
     picture = np.asarray(photo())
-    a, b = (each.explain(pixels[0], picture) for each in (fast, slow))
+    a, b = (explain_pixels(each.predictor, pixels[0], picture) for each in (fast, slow))
     assert np.array_equal(a.heat, b.heat)
     assert sorted(path.name for path in folder.iterdir()) == sorted(
         ["model.json", "model.safetensors", "neighbours.npz", "novelty.safetensors"]

@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from starlette.requests import Request
 
 from lmd.serve.limits import Limits
-from lmd.serve.problems import Problem
+from lmd.serve.schemas import Problem
 from lmd.serve.uploads import Form, read_form
 
 NAME = st.text("abcäöü0123病変 ._-", min_size=1, max_size=20).filter(lambda name: name.strip(" ."))
@@ -96,20 +96,20 @@ def test_a_large_file_stays_in_memory(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_a_broken_form_is_refused(body: bytes) -> None:
     with pytest.raises(Problem) as found:
         read(KIND, body)
-    assert found.value.status == 400
+    assert found.value.details.status == 400
 
 
 def test_too_many_files_are_refused() -> None:
     with pytest.raises(Problem) as found:
         read(KIND, 3 * part() + b"--b--", most=2)
-    assert found.value.status == 413
+    assert found.value.details.status == 413
 
 
 @pytest.mark.parametrize("kind", ["multipart/form-data", "application/json", ""])
 def test_another_type_is_refused(kind: str) -> None:
     with pytest.raises(Problem) as found:
         read(kind, part() + b"--b--")
-    assert found.value.status in (400, 415)
+    assert found.value.details.status in (400, 415)
 
 
 @settings(max_examples=100, deadline=None)

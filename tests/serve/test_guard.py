@@ -15,7 +15,7 @@ from lmd.base.errors import LmdError
 from lmd.serve.command import check_access
 from lmd.serve.guard import Guard
 from lmd.serve.limits import Limits
-from lmd.serve.measures import Measures
+from lmd.serve.models import Measures
 
 TOKEN = "a-token-of-some-length"
 ROUTES = ["/", "/docs", "/openapi.json", "/health", "/version", "/metrics", "/api/models", "/no"]
@@ -159,12 +159,13 @@ def test_an_open_server_needs_a_long_token(host: str, token: str | None, message
 
 def test_requests_that_were_given_up_are_not_computed(folder: Path) -> None:
     service = make_service(folder)
-    batcher, held = service.models["run"].batcher, threading.Event()
-    batcher.call(lambda: held.wait(10))  # the model is busy
+    served, held = service.models["run"], threading.Event()
+    batcher = served.batcher
+    batcher.submit(lambda: held.wait(10))  # the model is busy
 
     async def impatient() -> None:
         pixels = np.zeros((32, 32, 3), np.uint8)
-        asked = [service._chained(lambda: batcher.submit(pixels)) for _ in range(20)]
+        asked = [service._scores(served, lambda: pixels) for _ in range(20)]
         for task in [asyncio.create_task(one) for one in asked]:
             with pytest.raises(TimeoutError):
                 await asyncio.wait_for(task, 0.02)

@@ -1,6 +1,6 @@
 """What Prometheus reads."""
 
-from lmd.serve.measures import Measures
+from lmd.serve.models import Measures
 
 
 def test_every_metric_has_help_and_a_type() -> None:

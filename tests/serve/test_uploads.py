@@ -6,7 +6,7 @@ import pytest
 from hostile import uploads
 from served import WebClient, client, encoded, is_problem, make_service, photo, shipped
 
-from lmd.serve.problems import Problem
+from lmd.serve.schemas import Problem
 from lmd.serve.uploads import check_name
 
 pytest.importorskip("pydicom")
@@ -24,7 +24,7 @@ def web(tmp_path_factory: pytest.TempPathFactory) -> Iterator[WebClient]:
 def test_odd_names_are_refused(name: str) -> None:
     with pytest.raises(Problem) as found:
         check_name(name)
-    assert found.value.status == 400
+    assert found.value.details.status == 400
 
 
 def test_usual_names_are_kept() -> None:

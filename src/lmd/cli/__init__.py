@@ -30,11 +30,8 @@ def main() -> NoReturn:
     except Interrupted:
         _say_interrupted()
         sys.exit(130)
-    except LmdError as error:
+    except (LmdError, PermissionError) as error:
         _listen(signal.SIG_IGN)
-        typer.secho(f"error: {error}", fg="red", err=True)
-        sys.exit(1)
-    except PermissionError as error:
         typer.secho(f"error: {error}", fg="red", err=True)
         sys.exit(1)
     except Exception as error:
@@ -46,7 +43,7 @@ def main() -> NoReturn:
         if show is None:
             raise
         show()
-        sys.exit(int(getattr(error, "exit_code", 2)))
+        code = int(getattr(error, "exit_code", 2))
     sys.exit(code if isinstance(code, int) else 0)
 
 

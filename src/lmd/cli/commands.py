@@ -61,15 +61,11 @@ class _Group(TyperGroup):
         # Of an unknown command, Typer looks for the nearest in ``commands``.
         for name in [cmd_name] if cmd_name in names else names:
             if name not in self.commands:
-                self.commands[name] = _load(name, COMMANDS[f"{self.name} {name}".lstrip()])
+                module, _, function = COMMANDS[f"{self.name} {name}".lstrip()].partition(":")
+                single = typer.Typer(add_completion=False, rich_markup_mode="rich")
+                single.command(name)(as_command(getattr(import_module(module), function)))
+                self.commands[name] = typer.main.get_command(single)
         return self.commands.get(cmd_name)
-
-
-def _load(name: str, target: str) -> Any:
-    module, _, function = target.partition(":")
-    single = typer.Typer(add_completion=False, rich_markup_mode="rich")
-    single.command(name)(as_command(getattr(import_module(module), function)))
-    return typer.main.get_command(single)
 
 
 app = typer.Typer(

@@ -1,6 +1,7 @@
 """`lmd demo`: a baseline and a method on the synthetic images, side by side."""
 
 from collections.abc import Iterator
+from functools import partial
 from itertools import count, takewhile
 from pathlib import Path
 
@@ -22,20 +23,13 @@ def demo(*, out: Path = Path("runs/demo"), resume: bool = False, device: str = "
     from lmd.methods import DEMO, METHODS
     from lmd.report.page import write_report
 
-    folder = _newest(out) if resume else next(path for path in _names(out) if not path.exists())
+    folder = next(path for path in _names(out) if not path.exists())
+    if resume:
+        folder = [out, *takewhile(Path.exists, _names(out))][-1]
     baseline, method = (METHODS[key] for key in DEMO)
     typer.echo(f"Training {baseline.title}, then {method.title}, on synthetic images of 8 classes.")
-    runs = {
-        key: train(
-            "synthetic",
-            method=key,
-            protocol="demo",
-            out=folder / key,
-            resume=resume,
-            device=device,
-        )
-        for key in DEMO
-    }
+    of_demo = partial(train, "synthetic", protocol="demo", resume=resume, device=device)
+    runs = {key: of_demo(method=key, out=folder / key) for key in DEMO}
     report = write_report(runs[method.key], compare=[runs[baseline.key]])
     for key, run in runs.items():
         metrics = run.record.metrics["test"]
@@ -50,14 +44,9 @@ def demo(*, out: Path = Path("runs/demo"), resume: bool = False, device: str = "
 
 
 def _names(out: Path) -> Iterator[Path]:
-    """``out``, ``out-2``, ``out-3``, …"""
+    """Generate ``out``, ``out-2``, ``out-3``, …"""
     out = whole(out)
     if not out.name:
         raise LmdError(f"--out is {out}, which has no name: give another folder")
     yield out
     yield from (out.with_name(f"{out.name}-{number}") for number in count(2))
-
-
-def _newest(out: Path) -> Path:
-    """The last of these that exists; ``out`` if none does."""
-    return [*takewhile(Path.exists, _names(out))][-1] if out.exists() else out

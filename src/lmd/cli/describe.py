@@ -10,17 +10,14 @@ from rich import box
 from rich.console import Console
 from rich.table import Column, Table
 
-from lmd.base.text import as_typed, text_table
+from lmd.base.text import as_typed, rule_of, text_table
 
 if TYPE_CHECKING:
     from lmd.methods.method import Method
 
-WIDTH = 80
-ROWS = "A row is one of docs/paper-vs-code.md."
-
 
 def describe(method: "Method") -> str:
-    """Title, paper, stages and note, then each setting with its default, then the profiles."""
+    """Return title, paper, stages and note, each setting with its default, and the profiles."""
     facts = {"paper": method.paper, "stages": " → ".join(method.stages), "note": method.note}
     lines = [f"{method.key}: {method.title}"]
     lines += [_wrapped(f"{name}: {text}", 2) for name, text in facts.items() if text]
@@ -31,15 +28,14 @@ def describe(method: "Method") -> str:
     ]
     lines += ["", "settings, for --set" if defaults else "no settings", *_settings(settings)]
     if any("(row " in description for *_, description in settings):
-        lines += ["", ROWS]
+        lines += ["", "A row is one of docs/paper-vs-code.md."]
     for profile, values in method.profiles.items():
         lines += ["", f"profile {profile}", *_values(values)]
     return "\n".join(lines)
 
 
 def describe_protocol(name: str) -> str:
-    """What a shipped protocol is for, and each setting with its value there."""
-    from lmd.base.text import rule_of
+    """Return what a shipped protocol is for, and each setting with its value there."""
     from lmd.runs.protocol import Protocol, about_protocol, load_protocol
 
     protocol = load_protocol(name)
@@ -57,7 +53,7 @@ def describe_protocol(name: str) -> str:
 
 
 def _settings(settings: Iterable[tuple[str, Any, str, str]]) -> list[str]:
-    """Two lines for each: name, value and rule, then what it is for."""
+    """Return two lines for each: name, value and rule, then what it is for."""
     lines = []
     for name, value, rule, description in settings:
         lines.append(_wrapped(f"{name} = {as_typed(value)}  ({rule})", 2, hang=8))
@@ -69,15 +65,15 @@ def _values(values: Mapping[str, Any]) -> list[str]:
     return [f"  {name} = {as_typed(value)}" for name, value in values.items()]
 
 
-def _wrapped(text: str, indent: int, hang: int | None = None) -> str:
-    rest = " " * (indent if hang is None else hang)
+def _wrapped(text: str, indent: int, hang: int = 0) -> str:
+    first, rest = " " * indent, " " * (hang or indent)
     return textwrap.fill(
-        text, WIDTH, initial_indent=" " * indent, subsequent_indent=rest, break_long_words=False
+        text, 80, initial_indent=first, subsequent_indent=rest, break_long_words=False
     )
 
 
 def _list(header: Sequence[str], rows: Sequence[Sequence[str]]) -> None:
-    """A table on a terminal; elsewhere one plain line for each row."""
+    """Print a table on a terminal; elsewhere one plain line for each row."""
     if not sys.stdout.isatty():
         typer.echo(text_table(rows, "l"))
         return
@@ -116,11 +112,10 @@ def protocols(name: str | None = None) -> None:
         typer.echo(describe_protocol(name))
         return
     rows = []
-    for each in shipped_protocols():
-        found = load_protocol(each)
-        size, backbone = f"{found.image_size} px", f"{found.backbone}, {found.weights}"
-        epochs = f"{found.epochs} + {found.stage2_epochs} epochs"
-        rows.append((each, size, epochs, backbone, about_protocol(each)))
+    for key in shipped_protocols():
+        p = load_protocol(key)
+        epochs, backbone = f"{p.epochs} + {p.stage2_epochs} epochs", f"{p.backbone}, {p.weights}"
+        rows.append((key, f"{p.image_size} px", epochs, backbone, about_protocol(key)))
     _list(("protocol", "images", "training", "backbone, weights", "for"), rows)
     typer.echo(
         "`lmd protocols NAME` shows every setting of a protocol. Without one, `lmd train` uses the "

@@ -42,11 +42,13 @@ def serve(
     need_extra("lmd serve", "serve", "fastapi", "uvicorn", *PACKAGES)
     from lmd.base.distributed import choose_device
     from lmd.serve.app import create_app
-    from lmd.serve.measures import Measures
-    from lmd.serve.models import load_models
+    from lmd.serve.models import Measures, load_models
     from lmd.serve.service import Service
 
-    _be_silent()
+    # The contents of uploads stay out of the log: libraries quote what they cannot read.
+    warnings.simplefilter("ignore")
+    for library in ("pydicom", "PIL", "python_multipart"):
+        logging.getLogger(library).setLevel(logging.CRITICAL + 1)
     with _bound(host, port) as listening:
         measures = Measures()
         served = load_models(models, limits, measures, str(choose_device(device)), engine)
@@ -128,10 +130,3 @@ def _bound(host: str, port: int) -> socket.socket:
         raise LmdError(
             f"--host {host} --port {port} cannot be used ({why}): choose another port or host"
         ) from None
-
-
-def _be_silent() -> None:
-    """Keep the contents of uploads out of the log: libraries quote what they cannot read."""
-    warnings.simplefilter("ignore")
-    for name in ("pydicom", "PIL", "python_multipart"):
-        logging.getLogger(name).setLevel(logging.CRITICAL + 1)

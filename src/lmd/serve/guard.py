@@ -12,21 +12,21 @@ from contextlib import contextmanager
 from typing import TYPE_CHECKING
 
 from lmd.serve.limits import Limits, is_loopback
-from lmd.serve.measures import Measures
-from lmd.serve.problems import Problem, busy
+from lmd.serve.models import Measures
+from lmd.serve.schemas import Problem, busy
 
 if TYPE_CHECKING:
     from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
-HEADERS = {
-    "Cache-Control": "no-store",
-    "Content-Security-Policy": "default-src 'none'; frame-ancestors 'none'",
-    "Cross-Origin-Opener-Policy": "same-origin",
-    "Cross-Origin-Resource-Policy": "same-origin",
-    "Referrer-Policy": "no-referrer",
-    "X-Content-Type-Options": "nosniff",
-    "X-Frame-Options": "DENY",
-}
+HEADERS = [
+    (b"cache-control", b"no-store"),
+    (b"content-security-policy", b"default-src 'none'; frame-ancestors 'none'"),
+    (b"cross-origin-opener-policy", b"same-origin"),
+    (b"cross-origin-resource-policy", b"same-origin"),
+    (b"referrer-policy", b"no-referrer"),
+    (b"x-content-type-options", b"nosniff"),
+    (b"x-frame-options", b"DENY"),
+]
 LOG = logging.getLogger("lmd.serve")
 
 
@@ -49,37 +49,36 @@ class Guard:
         if scope["type"] == "lifespan":
             await self._app(scope, receive, send)
         elif scope["type"] == "http":
-            answer = _Answer(send)
+            exchange = _Exchange(receive, send, self._limits)
             start = time.monotonic()
             try:
-                await self._answer(scope, receive, answer)
+                await self._answer(scope, exchange)
             finally:
                 route = getattr(scope.get("route"), "path", "none")
-                self._measures.requests.labels(route, answer.status).inc()
+                self._measures.requests.labels(route, exchange.status).inc()
                 self._measures.seconds.labels(route).observe(time.monotonic() - start)
 
-    async def _answer(self, scope: "Scope", receive: "Receive", answer: "_Answer") -> None:
+    async def _answer(self, scope: "Scope", exchange: "_Exchange") -> None:
         headers = {key.lower(): value for key, value in scope["headers"]}
-        body = _Body(receive, self._limits)
         try:
             self._check(scope, headers)
             with self._room(headers):
                 async with asyncio.timeout(self._limits.max_seconds):
-                    await self._app(scope, body, answer)
+                    await self._app(scope, exchange.receive, exchange.send)
             return
         except Problem as error:
             problem = error
         except TimeoutError:
             why = f"The request must arrive within {self._limits.max_seconds:g} s."
             slow = Problem("slow-upload", why)
-            problem = busy("The answer took too long", 5) if body.complete else slow
+            problem = busy("The answer took too long", 5) if exchange.complete else slow
         except Exception as error:
             # The message may quote the upload, so only the place is logged.
             place = "".join(traceback.format_tb(error.__traceback__))
             LOG.error("%s while answering a request\n%s", type(error).__name__, place)
             problem = Problem("failed", "The error is in the log of the server.")
-        if not answer.status:
-            await problem.response()(scope, receive, answer)
+        if not exchange.status:
+            await problem.response()(scope, exchange.receive, exchange.send)
 
     def _check(self, scope: "Scope", headers: dict[bytes, bytes]) -> None:
         if self._token is None:
@@ -87,7 +86,7 @@ class Guard:
             name = host.rpartition(":")[0] if host.rpartition(":")[2].isdigit() else host
             if not is_loopback(name):
                 raise Problem("wrong-host", "Use localhost, or start the server with --token.")
-        elif not self._knows(headers.get(b"authorization", b"")):
+        elif not self._accepts(headers.get(b"authorization", b"")):
             raise Problem(
                 "no-token",
                 "Send the header Authorization: Bearer TOKEN, or the token as the password.",
@@ -97,10 +96,10 @@ class Guard:
         if other and scope["method"] not in ("GET", "HEAD"):
             raise Problem("other-site", "Open the page of this server instead.")
 
-    def _knows(self, given: bytes) -> bool:
-        """Whether a header has the token; the time does not depend on how much of it is right."""
+    def _accepts(self, header: bytes) -> bool:
+        """Return whether a header has the token, in a time that does not depend on its content."""
         assert self._token is not None
-        scheme, _, rest = given.partition(b" ")
+        scheme, _, rest = header.partition(b" ")
         secret = rest.strip()
         if scheme.lower() == b"basic":
             try:
@@ -132,14 +131,15 @@ class Guard:
             self._measures.open.set(self._open)
 
 
-class _Body:
-    """Counts the bytes of a request while they arrive."""
+class _Exchange:
+    """Counts the bytes of a request while they arrive; adds the headers of safety to its answer."""
 
-    def __init__(self, receive: "Receive", limits: Limits) -> None:
-        self._receive, self._limits, self._seen = receive, limits, 0
+    def __init__(self, receive: "Receive", send: "Send", limits: Limits) -> None:
+        self._receive, self._send, self._limits = receive, send, limits
+        self._seen = self.status = 0  # bytes; the status of the answer
         self.complete = False
 
-    async def __call__(self) -> "Message":
+    async def receive(self) -> "Message":
         message = await self._receive()
         self._seen += len(message.get("body", b""))
         if self._seen > self._limits.request_bytes:
@@ -147,20 +147,11 @@ class _Body:
         self.complete = self.complete or not message.get("more_body", False)
         return message
 
-
-class _Answer:
-    """Adds the headers of safety to a response, and remembers its status."""
-
-    def __init__(self, send: "Send") -> None:
-        self._send = send
-        self.status = 0
-
-    async def __call__(self, message: "Message") -> None:
+    async def send(self, message: "Message") -> None:
         if message["type"] == "http.response.start":
             self.status = message["status"]
-            given = {key.lower() for key, _ in message["headers"]}
-            extra = [(k.lower().encode(), v.encode()) for k, v in HEADERS.items()]
-            more = [(key, value) for key, value in extra if key not in given]
+            names = {key.lower() for key, _ in message["headers"]}
+            more = [header for header in HEADERS if header[0] not in names]
             message = {**message, "headers": [*message["headers"], *more]}
         await self._send(message)
 

@@ -1,13 +1,12 @@
 """What one request may cost; the text of ``Attributes`` is also the help of `lmd serve`."""
 
 import ipaddress
-from dataclasses import dataclass, fields
+from dataclasses import asdict, dataclass
 from functools import lru_cache
 
 from lmd.base.errors import LmdError
 
 MB = 1_000_000
-LONGEST_SIDE = 32_768  # pixels
 
 
 @dataclass(frozen=True)
@@ -33,11 +32,9 @@ class Limits:
     queue: int = 256
 
     def __post_init__(self) -> None:
-        for field in fields(self):
-            value = getattr(self, field.name)
+        for name, value in asdict(self).items():
             if not value > 0:
-                option = f"--{field.name.replace('_', '-')}"
-                raise LmdError(f"{option} must be above 0; it is {value}")
+                raise LmdError(f"--{name.replace('_', '-')} must be above 0; it is {value}")
         if self.queue < self.max_files:
             raise LmdError(
                 f"--queue must be at least --max-files, which is {self.max_files}; "
@@ -45,19 +42,9 @@ class Limits:
             )
 
     @property
-    def image_bytes(self) -> int:
-        """The largest file."""
-        return int(self.max_image_mb * MB)
-
-    @property
     def request_bytes(self) -> int:
         """The largest body of a request."""
         return int(self.max_request_mb * MB)
-
-    @property
-    def pixels(self) -> int:
-        """The largest decoded image."""
-        return int(self.max_megapixels * MB)
 
 
 @lru_cache(maxsize=256)

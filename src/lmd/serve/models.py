@@ -1,33 +1,188 @@
-"""The models of a server: loading, description, answers."""
+"""The models of a server: loading, description, the thread of each, and what they count."""
 
+import queue
 import re
-from collections.abc import Sequence
+import threading
+import time
+from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import Future
+from contextlib import contextmanager
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
-from typing import Literal
+from typing import Any, Literal, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
+from prometheus_client import (
+    CollectorRegistry,
+    Counter,
+    Gauge,
+    Histogram,
+    disable_created_metrics,
+    generate_latest,
+)
 
 from lmd.base.errors import LmdError
 from lmd.decisions.decide import Decide
 from lmd.decisions.policy import Policy, policy_of
-from lmd.explain.explanation import Explanation, explain_pixels, nearest_index
+from lmd.explain.explanation import nearest_index
 from lmd.export.export import TracedEngine, onnx_is_there
 from lmd.predict.engines import TorchEngine
 from lmd.predict.onnx_files import OnnxEngine
-from lmd.predict.predictor import Predictor, load
+from lmd.predict.predictor import Answers, Predictor, load
 from lmd.scoring.proportions import class_mix
-from lmd.serve.batching import Batcher
 from lmd.serve.limits import Limits
-from lmd.serve.measures import Measures
-from lmd.serve.problems import Problem
-from lmd.serve.schemas import Answer, ClassInfo, ModelInfo, Options
+from lmd.serve.schemas import Answer, ClassInfo, ModelInfo, Options, Problem, busy
 
+Pixels = NDArray[np.uint8]
+Scores = tuple[NDArray[np.float32], bool]  # probabilities ``(K,)``; is it unlike training?
 Engine = Literal["auto", "onnx", "torch"]
-CARD = "model-card.md"
+
+SECONDS = (0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0)
+BATCH = 32
+WAIT = 0.005  # seconds that a batch waits for images that are being decoded
+LOADED = 4  # times as long if more than a batch is on its way: then larger batches save time
 MOST_CARD = 200_000  # characters
-_OPTION = re.compile(r"--([a-z]+(?:-[a-z]+)*)")
+# Where the message of an error names an option; the rest may be words of the user.
+_OPTION = re.compile(r"\A--([a-z-]+)|(?<=\A--refer-above needs )--([a-z]+)")
+disable_created_metrics()  # type: ignore[no-untyped-call]
+
+
+class Measures:
+    """Everything that a server counts, for Prometheus."""
+
+    def __init__(self) -> None:
+        self._registry = CollectorRegistry()
+        counter = partial(Counter, registry=self._registry)
+        gauge = partial(Gauge, registry=self._registry)
+        seconds = partial(Histogram, buckets=SECONDS, registry=self._registry)
+        sizes = partial(Histogram, buckets=(1, 2, 4, 8, 16, 32), registry=self._registry)
+        self.requests = counter(
+            "lmd_requests_total", "Requests by route and status.", ["route", "status"]
+        )
+        self.seconds = seconds("lmd_request_seconds", "Time of a request.", ["route"])
+        self.images = counter("lmd_images_total", "Images answered by a model.", ["model"])
+        self.refused = counter(
+            "lmd_refused_images_total", "Images that could not be answered.", ["model", "problem"]
+        )
+        self.batches = sizes("lmd_batch_images", "Images in a batch of a model.", ["model"])
+        self.model_seconds = seconds("lmd_batch_seconds", "Time of a batch.", ["model"])
+        self.waiting = gauge(
+            "lmd_images_on_their_way", "Images being decoded or queued.", ["model"]
+        )
+        self.open = gauge("lmd_requests_open", "Requests that are being answered.")
+
+    def answered(self, model: str, images: int, seconds: float) -> None:
+        """Count a batch of a model."""
+        self.images.labels(model).inc(images)
+        self.batches.labels(model).observe(images)
+        self.model_seconds.labels(model).observe(seconds)
+
+    def text(self) -> bytes:
+        """Return the page for Prometheus."""
+        return generate_latest(self._registry)
+
+
+class _Job(NamedTuple):
+    content: Any  # the pixels of an image, or a function that has the model to itself
+    done: "Future[Any]"
+
+
+class Batcher:
+    """Answers images ``(S, S, 3)`` in batches, in a thread of its own.
+
+    A request first takes places for its images (``places``), then decodes and submits them. So the
+    thread knows how many images are on their way, and waits for them no longer than ``wait``
+    seconds (``LOADED`` times as long under load); with nothing on its way it does not wait at all.
+    """
+
+    def __init__(
+        self,
+        answer: Callable[[Pixels], Answers],
+        *,
+        capacity: int = 256,
+        batch: int = BATCH,
+        wait: float = WAIT,
+        observe: Callable[[int, float], None] = lambda images, seconds: None,
+    ) -> None:
+        self._answer, self._observe = answer, observe
+        self._capacity, self._batch, self._wait = capacity, batch, wait
+        self._jobs: queue.SimpleQueue[_Job | None] = queue.SimpleQueue()
+        self._lock = threading.Lock()
+        self.taken = 0  # images that are on their way: being decoded, queued, or with the model
+        self._thread = threading.Thread(target=self._run, name="lmd-model", daemon=True)
+        self._thread.start()
+
+    @contextmanager
+    def places(self, count: int) -> Iterator[None]:
+        """Take places for ``count`` images; raise a ``Problem`` if there are fewer."""
+        with self._lock:
+            if self.taken + count > self._capacity:
+                raise busy("The queue of the model is full")
+            self.taken += count
+        try:
+            yield
+        finally:
+            with self._lock:
+                self.taken -= count
+
+    def submit(
+        self, content: Pixels | Callable[[], Any], done: "Future[Any] | None" = None
+    ) -> "Future[Any]":
+        """Return the future ``Scores`` of an image, or the result of a function."""
+        job = _Job(content, Future() if done is None else done)
+        self._jobs.put(job)
+        return job.done
+
+    def close(self) -> None:
+        """Finish what was submitted, then end the thread."""
+        self._jobs.put(None)
+        self._thread.join()
+
+    def _run(self) -> None:
+        job = self._jobs.get()
+        while job is not None:
+            if not callable(job.content):
+                job = self._gather(job)
+                continue
+            if job.done.set_running_or_notify_cancel():
+                try:
+                    job.done.set_result(job.content())
+                except Exception as error:
+                    job.done.set_exception(error)
+            job = self._jobs.get()
+
+    def _gather(self, first: _Job) -> _Job | None:
+        """Fill a batch and answer it; return the next job."""
+        batch, rest = [first], None
+        longer = LOADED if self.taken > self._batch else 1
+        until = time.monotonic() + longer * self._wait
+        while len(batch) < self._batch:
+            late = len(batch) >= self.taken
+            try:
+                job = self._jobs.get(timeout=0 if late else max(until - time.monotonic(), 0))
+            except queue.Empty:
+                break
+            if job is None or callable(job.content):
+                rest = (job,)
+                break
+            batch.append(job)
+        if batch := [job for job in batch if job.done.set_running_or_notify_cancel()]:
+            self._compute(batch)
+        return self._jobs.get() if rest is None else rest[0]
+
+    def _compute(self, batch: list[_Job]) -> None:
+        start = time.monotonic()
+        try:
+            probabilities, flags, _ = self._answer(np.stack([job.content for job in batch]))
+        except Exception as error:
+            for job in batch:
+                job.done.set_exception(error)
+            return
+        self._observe(len(batch), time.monotonic() - start)
+        for job, row, flag in zip(batch, probabilities, flags, strict=True):
+            job.done.set_result((row, bool(flag)))
 
 
 @dataclass(frozen=True)
@@ -45,76 +200,56 @@ class Served:
         return isinstance(self.predictor.engine, TorchEngine)
 
     def policy(self, options: Options) -> Policy:
-        """The policy that a request asks for; a ``Problem`` if the model cannot follow it."""
+        """Return the policy of a request; raise a ``Problem`` if the model cannot follow it."""
         decide = Decide(options.prevalence, options.costs, options.coverage, options.refer_above)
         try:
             return policy_of(self.predictor.engine.spec, decide)
         except LmdError as error:
-            text = _OPTION.sub(lambda found: found[1].replace("-", "_"), str(error))
+            text = _OPTION.sub(lambda m: (m[1] or m[2]).replace("-", "_"), str(error))
             raise Problem("bad-options", text) from None
 
-    def answer(
-        self, name: str, probabilities: NDArray[np.float32], unlike: bool, policy: Policy
-    ) -> Answer:
-        """The answer for one image with ``probabilities (K,)`` of the model."""
+    def answer(self, name: str, scores: Scores, policy: Policy) -> Answer:
+        """Return the answer for one image from the scores of the model."""
+        probabilities, unlike = scores
         decided, classes = policy.decide(probabilities[None]), self.predictor.classes
-        chosen = int(decided.chosen[0])
-        sets = None
-        if decided.sets is not None:
-            sets = [of for of, inside in zip(classes, decided.sets[0], strict=True) if inside]
+        chosen, shares = int(decided.chosen[0]), decided.probabilities[0].tolist()
+        sets = decided.sets
         return Answer(
             image=name,
             predicted=classes[chosen],
-            probability=float(decided.probabilities[0, chosen]),
-            probabilities={
-                of: float(p) for of, p in zip(classes, decided.probabilities[0], strict=True)
-            },
-            set=sets,
+            probability=shares[chosen],
+            probabilities=dict(zip(classes, shares, strict=True)),
+            set=None if sets is None else [classes[k] for k in np.flatnonzero(sets[0])],
             refer=bool(decided.refer[0]) if policy.refers else None,
             unlike_training=None if self.predictor.novelty is None else unlike,
         )
 
-    def explain(self, pixels: NDArray[np.uint8], picture: NDArray[np.uint8]) -> Explanation:
-        """The two most probable classes; runs in the thread of the model."""
-        return explain_pixels(self.predictor, pixels, picture)
-
     def info(self) -> ModelInfo:
-        """The description."""
-        predictor = self.predictor
-        spec = predictor.engine.spec
-        shares, held_out = class_mix("training", spec.class_counts), spec.held_out
-        classes = [
-            ClassInfo(
-                name=name,
-                training_images=count,
-                training_share=float(share),
-                validation_images=None if held_out is None else len(held_out.probabilities[k]),
-            )
-            for k, (name, count, share) in enumerate(
-                zip(spec.classes, spec.class_counts, shares, strict=True)
-            )
-        ]
+        """Return the description of the model."""
+        predictor, engine = self.predictor, self.predictor.engine
+        spec, by_onnx = engine.spec, isinstance(engine, OnnxEngine)
+        images: list[int | None] = [None] * len(spec.classes)
+        if spec.held_out is not None:
+            images = [len(probabilities) for probabilities in spec.held_out.probabilities]
+        shares = class_mix("training", spec.class_counts).tolist()
+        fields = ("name", "training_images", "training_share", "validation_images")
+        rows = zip(spec.classes, spec.class_counts, shares, images, strict=True)
         return ModelInfo(
             name=self.name,
             method=spec.method,
             backbone=spec.backbone,
-            engine="onnxruntime" if self._by_onnx else "torch",
-            image_size=predictor.engine.image_size,
+            engine="onnxruntime" if predictor.faster is not None or by_onnx else "torch",
+            image_size=engine.image_size,
             temperature=spec.temperature,
             prior=None if spec.prior is None else spec.prior.kind,
-            classes=classes,
-            coverage=held_out is not None and any(held_out.probabilities),
+            classes=[ClassInfo.model_validate(dict(zip(fields, row, strict=True))) for row in rows],
+            coverage=any(images),
             explanations=self.explains,
             neighbours=predictor.index is not None,
             unlike_training=predictor.novelty is not None,
             lmd_version=spec.lmd_version,
             card=self.card,
         )
-
-    @property
-    def _by_onnx(self) -> bool:
-        engine = self.predictor.engine
-        return self.predictor.faster is not None or isinstance(engine, OnnxEngine)
 
 
 def load_models(
@@ -130,40 +265,27 @@ def load_models(
     onnxruntime on a CPU if it is installed and can compute the model, else torch.
     """
     predictors = [load(path, device) for path in paths]
+    fast = engine == "onnx" or (engine == "auto" and device == "cpu" and onnx_is_there())
+    models: dict[str, Served] = {}
     for path, predictor in zip(paths, predictors, strict=True):
-        speed_up(path, predictor, engine, device)
-    found: dict[str, Served] = {}
-    for path, predictor in zip(paths, predictors, strict=True):
+        if fast and isinstance(predictor.engine, TorchEngine):
+            try:
+                predictor.faster = TracedEngine(predictor.engine)
+            except LmdError as error:
+                if engine == "onnx":
+                    raise LmdError(f"--engine onnx: {path}: {error}; use --engine torch") from None
         nearest_index(predictor, None)  # read now, so that damage is found before the start
-        name = _name(path, found)
-
-        def observe(images: int, seconds: float, model: str = name) -> None:
-            measures.images.labels(model).inc(images)
-            measures.batches.labels(model).observe(images)
-            measures.model_seconds.labels(model).observe(seconds)
-
+    for path, predictor in zip(paths, predictors, strict=True):
+        name = _name(path, models)
+        observe = partial(measures.answered, name)
         batcher = Batcher(predictor.answer, capacity=limits.queue, observe=observe)
-        found[name] = Served(name, predictor, batcher, read_card(predictor.folder))
-    return found
+        models[name] = Served(name, predictor, batcher, _card(predictor.folder))
+    return models
 
 
-def speed_up(path: Path, predictor: Predictor, engine: Engine, device: str) -> None:
-    """Let onnxruntime compute the predictions of a run folder, if it is wanted and possible."""
-    own = predictor.engine
-    if engine == "torch" or not isinstance(own, TorchEngine):
-        return
-    if engine == "auto" and (device != "cpu" or not onnx_is_there()):
-        return
-    try:
-        predictor.faster = TracedEngine(own)
-    except LmdError as error:
-        if engine == "onnx":
-            raise LmdError(f"--engine onnx: {path}: {error}; use --engine torch") from None
-
-
-def read_card(folder: Path | None) -> str | None:
-    """The model card beside a model, as Markdown; ``None`` if there is none."""
-    path = None if folder is None else folder / CARD
+def _card(folder: Path | None) -> str | None:
+    """Return the model card beside a model, as Markdown; ``None`` if there is none."""
+    path = None if folder is None else folder / "model-card.md"
     if path is None or not path.is_file():
         return None
     try:
@@ -174,13 +296,12 @@ def read_card(folder: Path | None) -> str | None:
 
 
 def _name(path: Path, taken: dict[str, Served]) -> str:
-    """A name that fits into an address."""
+    """Return a name that fits into an address."""
     path = path.resolve()
-    own = path.stem if path.suffix.lower() == ".onnx" else path.name
-    if path.is_file() and path.suffix.lower() != ".onnx":
-        own = path.parent.name
-    base = re.sub(r"[^A-Za-z0-9._-]+", "-", own).strip("-.") or "model"
-    name, number = base, 2
+    exported = path.suffix.lower() == ".onnx"
+    name = path.stem if exported else path.parent.name if path.is_file() else path.name
+    base = name = re.sub(r"[^A-Za-z0-9._-]+", "-", name).strip("-.") or "model"
+    number = 2
     while name in taken:
         name, number = f"{base}-{number}", number + 1
     return name

@@ -1,8 +1,33 @@
-"""What the API takes and gives, for checking and for its description."""
+"""What the API takes and gives, for checking and for its description, and its errors (RFC 9457)."""
 
+from http import HTTPStatus
 from typing import Annotated, Literal
 
 from pydantic import BaseModel, ConfigDict, Field
+from starlette.responses import JSONResponse
+
+PROBLEM_TYPE = "application/problem+json"
+# The status and title of each kind; the page of the API lists them.
+KINDS = {
+    "bad-request": (400, "The request cannot be understood"),
+    "bad-name": (400, "The file name is not allowed"),
+    "no-token": (401, "A token is needed"),
+    "other-site": (403, "Requests from other web sites are refused"),
+    "not-found": (404, "There is no such address or model"),
+    "wrong-method": (405, "The address does not have this method"),
+    "slow-upload": (408, "The request took too long to arrive"),
+    "no-heat-maps": (409, "This model has no heat maps"),
+    "too-large": (413, "The upload is too large"),
+    "wrong-type": (415, "The upload is not of an allowed type"),
+    "wrong-host": (421, "The server does not answer for this host name"),
+    "bad-image": (422, "The image cannot be read"),
+    "too-many-pixels": (422, "The image is too large when it is decoded"),
+    "too-many-frames": (422, "The image has too many frames"),
+    "bad-options": (422, "The options are not valid"),
+    "failed": (500, "The server failed"),
+    "busy": (503, "The server is busy"),
+}
+
 
 Share = Annotated[float, Field(ge=0, le=1, allow_inf_nan=False)]
 Cost = Annotated[float, Field(ge=0, allow_inf_nan=False)]
@@ -39,6 +64,38 @@ class ProblemDetails(BaseModel):
     title: str
     status: int
     detail: str
+
+
+class Problem(Exception):
+    """A request that cannot be answered; ``detail`` says what to do and shows nothing secret."""
+
+    def __init__(self, kind: str, detail: str, headers: dict[str, str] | None = None) -> None:
+        super().__init__(detail)
+        self.kind, self.headers = kind, headers or {}
+        status, title = KINDS[kind]
+        self.details = ProblemDetails(
+            type=f"/docs#{kind}", title=title, status=status, detail=detail
+        )
+
+    @classmethod
+    def of_status(cls, status: int, detail: str) -> "Problem":
+        """Return the problem for a status that the framework chose."""
+        for kind, (kind_status, _) in KINDS.items():
+            if kind_status == status:
+                return cls(kind, detail)
+        problem = cls("bad-request" if status < 500 else "failed", detail)
+        problem.details.status, problem.details.title = status, HTTPStatus(status).phrase
+        return problem
+
+    def response(self) -> JSONResponse:
+        """Return the answer to the request."""
+        details = self.details
+        return JSONResponse(details.model_dump(), details.status, self.headers, PROBLEM_TYPE)
+
+
+def busy(why: str, seconds: int = 1) -> Problem:
+    """Return the problem of a server without room; ``seconds`` says when to try again."""
+    return Problem("busy", f"{why}: try again in {seconds} s.", {"Retry-After": str(seconds)})
 
 
 class Answer(BaseModel):

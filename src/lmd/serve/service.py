@@ -2,9 +2,8 @@
 
 import asyncio
 import os
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from concurrent.futures import Future, ThreadPoolExecutor
-from contextlib import contextmanager
 from typing import TypeVar
 
 import numpy as np
@@ -12,15 +11,12 @@ from numpy.typing import NDArray
 from PIL import Image
 
 from lmd.decisions.policy import Policy
-from lmd.explain.explanation import Explanation
+from lmd.explain.explanation import Explanation, explain_pixels
 from lmd.explain.pictures import OPACITY, as_png, colour_map
 from lmd.report.charts import data_uri, png_uri
-from lmd.serve.batching import Full
 from lmd.serve.limits import Limits
-from lmd.serve.measures import Measures
-from lmd.serve.models import Served
-from lmd.serve.problems import Problem, busy
-from lmd.serve.schemas import Answer, Case, Explained, Heat, ProblemDetails, Row, Rows
+from lmd.serve.models import Measures, Pixels, Scores, Served
+from lmd.serve.schemas import Answer, Case, Explained, Heat, Problem, Row, Rows
 from lmd.serve.uploads import Decoded, Form, Upload, decode
 
 T = TypeVar("T")
@@ -35,70 +31,56 @@ class Service:
         self._pool = ThreadPoolExecutor(min(os.cpu_count() or 1, 4), "lmd-decode")
 
     def model(self, name: str) -> Served:
-        """The model of this name."""
+        """Return the model of this name."""
         if name not in self.models:
-            known = ", ".join(self.models)
-            raise Problem("not-found", f"There is no such model; the models are: {known}.")
+            names = ", ".join(self.models)
+            raise Problem("not-found", f"There is no such model; the models are: {names}.")
         return self.models[name]
 
-    @contextmanager
-    def places(self, served: Served, count: int) -> Iterator[None]:
-        """Places in the queue of a model for ``count`` images; a ``Problem`` if it is full."""
-        try:
-            with served.batcher.places(count):
-                yield
-        except Full:
-            raise busy("The queue of the model is full") from None
-
     async def predict(self, served: Served, form: Form) -> Answer:
-        """The answer for the one image of a form."""
-        return await self._answer(
-            served, form.images[0], served.policy(form.options), form.options.picture
-        )
+        """Return the answer for the one image of a form."""
+        policy = served.policy(form.options)
+        return await self._answer(served, form.images[0], policy, form.options.picture)
 
     async def predict_all(self, served: Served, form: Form) -> Rows:
-        """One row for each image; an image that cannot be read does not stop the others."""
+        """Return one row for each image; one that cannot be read does not stop the others."""
         policy = served.policy(form.options)
 
-        async def one(upload: Upload) -> Row:
+        async def row(upload: Upload) -> Row:
             try:
                 answer = await self._answer(served, upload, policy, form.options.picture)
             except Problem as problem:
-                details = ProblemDetails.model_validate(problem.details())
-                return Row(image=upload.name, problem=details)
+                return Row(image=upload.name, problem=problem.details)
             return Row(image=upload.name, answer=answer)
 
-        rows = await asyncio.gather(*map(one, form.images))
-        return Rows(model=served.name, rows=rows)
+        return Rows(model=served.name, rows=await asyncio.gather(*map(row, form.images)))
 
     async def explain(self, served: Served, form: Form) -> Explained:
-        """Heat maps and nearest cases of the one image of a form."""
+        """Return heat maps and nearest cases of the one image of a form."""
         upload = form.images[0]
-        decoded = await self._aside(lambda: self._decoded(served, upload.data, picture=True))
+        decoded = await self._aside(lambda: self._decoded(served, upload, picture=True))
         picture = decoded.picture
         assert picture is not None
-        found: Explanation = await asyncio.wrap_future(
-            served.batcher.call(lambda: served.explain(decoded.pixels, picture))
+        work = served.batcher.submit(
+            lambda: explain_pixels(served.predictor, decoded.pixels, picture)
         )
-        uris = await self._aside(lambda: [heat_uri(heat) for heat in found.heat])
-        known = served.predictor.index is not None
+        explanation: Explanation = await asyncio.wrap_future(work)
+        uris = await self._aside(lambda: [_heat_uri(heat) for heat in explanation.heat])
+        rows = zip(explanation.classes, explanation.probabilities, uris, strict=True)
+        cases = [
+            Case(label=case.label, distance=case.distance, number=case.row)
+            for case in explanation.neighbours
+        ]
         return Explained(
             model=served.name,
             image=upload.name,
             picture=await self._aside(lambda: data_uri(picture, SIDE, quality=90)),
             classes=[
-                Heat(name=name, probability=float(p), heat=uri, peak=found.peak(i))
-                for i, (name, p, uri) in enumerate(
-                    zip(found.classes, found.probabilities, uris, strict=True)
-                )
+                Heat(name=name, probability=float(p), heat=uri, peak=explanation.peak(i))
+                for i, (name, p, uri) in enumerate(rows)
             ],
-            neighbours=[
-                Case(label=case.label, distance=case.distance, number=case.row)
-                for case in found.neighbours
-            ]
-            if known
-            else None,
-            unlike_training=found.unlike_training,
+            neighbours=None if served.predictor.index is None else cases,
+            unlike_training=explanation.unlike_training,
         )
 
     def counters(self) -> bytes:
@@ -116,71 +98,50 @@ class Service:
     async def _answer(
         self, served: Served, upload: Upload, policy: Policy, picture: bool
     ) -> Answer:
-        shown: list[NDArray[np.uint8]] = []
+        shown: list[Pixels] = []
 
-        def begin() -> "Future[tuple[NDArray[np.float32], bool]]":
-            decoded = self._decoded(served, upload.data, picture=picture)
-            if decoded.picture is not None:
-                shown.append(decoded.picture)
-            return served.batcher.submit(decoded.pixels)
+        def decoded() -> Pixels:
+            image = self._decoded(served, upload, picture=picture)
+            shown.extend([] if image.picture is None else [image.picture])
+            return image.pixels
 
-        row, unlike = await self._chained(begin)
-        answer = served.answer(upload.name, row, unlike, policy)
+        answer = served.answer(upload.name, await self._scores(served, decoded), policy)
         if shown:
             answer.picture = await self._aside(lambda: data_uri(shown[0], SIDE, quality=90))
         return answer
 
-    def _decoded(self, served: Served, data: bytes, *, picture: bool) -> Decoded:
-        engine = served.predictor.engine
+    def _decoded(self, served: Served, upload: Upload, *, picture: bool) -> Decoded:
         try:
-            return decode(data, engine.image_size, self.limits, picture=picture)
+            size = served.predictor.engine.image_size
+            return decode(upload.data, size, self.limits, picture=picture)
         except Problem as problem:
             self.measures.refused.labels(served.name, problem.kind).inc()
             raise
 
-    async def _chained(self, begin: "Callable[[], Future[T]]") -> T:
-        """The result of a future that is made aside; the loop is woken once, at its end."""
-        loop = asyncio.get_running_loop()
-        done: asyncio.Future[T] = loop.create_future()
-
-        def settle(error: BaseException | None, found: "Future[T] | None" = None) -> None:
-            if done.done():  # the request has been given up
-                return
-            if error is not None:
-                done.set_exception(error)
-            elif found is not None:
-                done.set_result(found.result())
-
-        pending: list[Future[T]] = []
-
-        def ended(found: "Future[T]") -> None:
-            if not found.cancelled():
-                loop.call_soon_threadsafe(settle, found.exception(), found)
+    async def _scores(self, served: Served, decoded: Callable[[], Pixels]) -> Scores:
+        """Decode in a thread and score; the loop is woken once, and nothing is done for a request
+        that was given up.
+        """
+        done: Future[Scores] = Future()
 
         def work() -> None:
-            if done.done():
+            if done.cancelled():
                 return
             try:
-                pending.append(begin())
-                if done.done():
-                    pending[0].cancel()
-                pending[0].add_done_callback(ended)
+                served.batcher.submit(decoded(), done)
             except Exception as error:
-                loop.call_soon_threadsafe(settle, error)
+                if done.set_running_or_notify_cancel():
+                    done.set_exception(error)
 
         self._pool.submit(work)
-        try:
-            return await done
-        finally:
-            for future in pending:  # a request that was given up needs no answer
-                future.cancel()
+        return await asyncio.wrap_future(done)
 
     async def _aside(self, work: Callable[[], T]) -> T:
         return await asyncio.get_running_loop().run_in_executor(self._pool, work)
 
 
-def heat_uri(heat: NDArray[np.float32]) -> str:
-    """``heat (H, W)`` from 0 to 1 as a transparent PNG that is laid over the picture."""
+def _heat_uri(heat: NDArray[np.float32]) -> str:
+    """Return ``heat (H, W)`` from 0 to 1 as a transparent PNG that is laid over the picture."""
     level = (heat * 255).round().astype(np.uint8)
     cover = (OPACITY * 255 * heat.clip(0, 1)).round().astype(np.uint8)
     return png_uri(as_png(Image.fromarray(np.dstack([colour_map()[level], cover]))))

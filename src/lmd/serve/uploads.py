@@ -8,8 +8,8 @@ import sys
 import unicodedata
 import warnings
 from collections.abc import AsyncGenerator
-from dataclasses import dataclass
-from typing import Any
+from contextlib import suppress
+from typing import Any, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
@@ -22,18 +22,12 @@ from starlette.requests import ClientDisconnect, Request
 from lmd.base.errors import LmdError
 from lmd.data.images import has_dicom_mark, read_image, resize
 from lmd.explain.explanation import shown
-from lmd.serve.limits import LONGEST_SIDE, Limits
-from lmd.serve.problems import Problem, busy
-from lmd.serve.schemas import Options
+from lmd.serve.limits import MB, Limits
+from lmd.serve.schemas import Options, Problem, busy
 
-_MARKS = {
-    b"\xff\xd8\xff": "JPEG",
-    b"\x89PNG\r\n\x1a\n": "PNG",
-    b"II*\0": "TIFF",
-    b"MM\0*": "TIFF",
-    b"II+\0": "TIFF",
-    b"MM\0+": "TIFF",
-}
+_MARKS = {b"\xff\xd8\xff": "JPEG", b"\x89PNG\r\n\x1a\n": "PNG"} | dict.fromkeys(
+    (b"II*\0", b"MM\0*", b"II+\0", b"MM\0+"), "TIFF"
+)
 _MOST_CHUNKS = 65_536
 _MOST_NAME = 255
 _MOST_OPTIONS = 65_536  # bytes
@@ -42,18 +36,17 @@ BAD = "The image is damaged, cut short or of an unsupported kind: check that a v
 _DEFLATED = (b"1.2.840.10008.1.2.1.99", b"1.2.840.10008.1.2.4.95", b"1.2.840.10008.1.2.8.1")
 _RLE = "1.2.840.10008.1.2.5"
 _MOST_READS = 200_000
+LONGEST_SIDE = 32_768  # pixels
 
 
-@dataclass(frozen=True)
-class Upload:
+class Upload(NamedTuple):
     """One file: its name, checked, and its contents."""
 
     name: str
     data: bytes
 
 
-@dataclass(frozen=True)
-class Form:
+class Form(NamedTuple):
     """What a request sent."""
 
     images: list[Upload]
@@ -92,24 +85,20 @@ async def read_form(request: Request, limits: Limits, *, field: str, most: int) 
         raise Problem("bad-request", f"The form is not valid: {error.message}") from None
     except ClientDisconnect:
         raise Problem("bad-request", "The connection was closed.") from None
-    try:
-        return await _checked(form, limits, field, most)
-    finally:
-        await form.close()
-
-
-async def _checked(form: FormData, limits: Limits, field: str, most: int) -> Form:
     uploads: list[Upload] = []
     options: Options | None = None
-    for name, value in form.multi_items():
-        if name == field and isinstance(value, UploadFile):
-            if len(uploads) == most:
-                raise Problem("too-large", f"A request may have at most {most} files.")
-            uploads.append(await _upload(value, limits))
-        elif name == "options" and isinstance(value, str) and options is None:
-            options = _options(value)
-        else:
-            raise Problem("bad-request", f"The fields are {field} (a file) and options (JSON).")
+    try:
+        for name, value in form.multi_items():
+            if name == field and isinstance(value, UploadFile):
+                if len(uploads) == most:
+                    raise Problem("too-large", f"A request may have at most {most} files.")
+                uploads.append(await _upload(value, limits))
+            elif name == "options" and isinstance(value, str) and options is None:
+                options = _options(value)
+            else:
+                raise Problem("bad-request", f"The fields are {field} (a file) and options (JSON).")
+    finally:
+        await form.close()
     if not uploads:
         raise Problem("bad-request", f"There is no file in the field {field}.")
     return Form(uploads, options or Options())
@@ -121,7 +110,7 @@ async def _upload(file: UploadFile, limits: Limits) -> Upload:
     if not images and declared not in ("application/octet-stream", "application/dicom"):
         raise Problem("wrong-type", "The declared type of the file is not that of an image.")
     name = check_name(file.filename or "image")
-    if (file.size or 0) > limits.image_bytes:
+    if (file.size or 0) > limits.max_image_mb * MB:
         raise Problem("too-large", f"A file may have at most {limits.max_image_mb:g} MB.")
     return Upload(name, await file.read())
 
@@ -136,7 +125,7 @@ def _options(text: str) -> Options:
 
 
 def check_name(name: str) -> str:
-    """A file name that can be shown; it is never used as a path."""
+    """Return a file name that can be shown; it is never used as a path."""
     odd = any(unicodedata.category(letter) in {"Cc", "Cf", "Cs", "Co", "Cn"} for letter in name)
     if odd or not name.strip(" .") or len(name.encode(errors="replace")) > _MOST_NAME:
         raise Problem("bad-name", "A file name must be printable text of at most 255 bytes.")
@@ -145,8 +134,7 @@ def check_name(name: str) -> str:
     return name
 
 
-@dataclass(frozen=True)
-class Decoded:
+class Decoded(NamedTuple):
     """An image ``pixels (S, S, 3)`` as the model takes it, and ``picture (H, W, 3)`` to show."""
 
     pixels: NDArray[np.uint8]
@@ -154,7 +142,7 @@ class Decoded:
 
 
 def decode(data: bytes, size: int, limits: Limits, *, picture: bool) -> Decoded:
-    """The pixels of an upload for a model with images of ``size``.
+    """Return the pixels of an upload for a model with images of ``size``.
 
     The full image is not kept: it may be large, and many requests wait at the same time.
     """
@@ -172,12 +160,16 @@ def decode(data: bytes, size: int, limits: Limits, *, picture: bool) -> Decoded:
 
 
 def check(data: bytes, limits: Limits) -> str:
-    """The kind of an upload: JPEG, PNG, TIFF or DICOM; a ``Problem`` for all else."""
+    """Return the kind of an upload: JPEG, PNG, TIFF or DICOM; raise a ``Problem`` for all else.
+
+    Names and declared types do not count.
+    """
     if not data:
         raise Problem("bad-image", "The file is empty.")
-    kind = sniff(data)
-    if kind == "PNG" and _has_too_many_chunks(data):
-        raise Problem("bad-image", BAD)
+    marked = (kind for mark, kind in _MARKS.items() if data.startswith(mark))
+    kind = "DICOM" if has_dicom_mark(data) else next(marked, None)
+    if kind is None:
+        raise Problem("wrong-type", "Send a JPEG, PNG, TIFF or DICOM image.")
     try:
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")
@@ -188,7 +180,7 @@ def check(data: bytes, limits: Limits) -> str:
     except Problem:
         raise
     except Image.DecompressionBombError:
-        raise _too_many_pixels(limits) from None
+        high, wide, frames = LONGEST_SIDE, LONGEST_SIDE + 1, 1
     except Exception:  # Pillow and pydicom raise many kinds of errors on a broken header.
         raise Problem("bad-image", BAD) from None
     if frames > limits.max_frames:
@@ -198,19 +190,28 @@ def check(data: bytes, limits: Limits) -> str:
         )
     if high < 1 or wide < 1:
         raise Problem("bad-image", BAD)
-    if high * wide > limits.pixels or max(high, wide) > LONGEST_SIDE:
-        raise _too_many_pixels(limits)
+    if high * wide > limits.max_megapixels * MB or max(high, wide) > LONGEST_SIDE:
+        raise Problem(
+            "too-many-pixels",
+            f"An image may have at most {limits.max_megapixels:g} million pixels and "
+            f"{LONGEST_SIDE} on a side: make it smaller.",
+        )
     return kind
 
 
-def sniff(data: bytes) -> str:
-    """The kind by the first bytes; names and declared types do not count."""
-    if has_dicom_mark(data):
-        return "DICOM"
-    for mark, kind in _MARKS.items():
-        if data.startswith(mark):
-            return kind
-    raise Problem("wrong-type", "Send a JPEG, PNG, TIFF or DICOM image.")
+def _raster(data: bytes, kind: str, limits: Limits) -> tuple[int, int, int]:
+    """Return height, width and frames by the header; further pictures in a JPEG are previews."""
+    if kind == "PNG" and _has_too_many_chunks(data):
+        raise ValueError("more chunks than an image needs")
+    with Image.open(io.BytesIO(data), formats=(kind,)) as image:
+        wide, high = image.size
+        if kind == "PNG":
+            return high, wide, int(getattr(image, "n_frames", 1))
+        if kind == "TIFF":  # counting all pages could take long
+            with suppress(EOFError):
+                image.seek(limits.max_frames)
+                return high, wide, limits.max_frames + 1
+        return high, wide, 1
 
 
 def _has_too_many_chunks(png: bytes) -> bool:
@@ -221,33 +222,6 @@ def _has_too_many_chunks(png: bytes) -> bool:
             return False
         place += 12 + int.from_bytes(png[place : place + 4])
     return True
-
-
-def _raster(data: bytes, kind: str, limits: Limits) -> tuple[int, int, int]:
-    """Height, width and frames, by the header."""
-    with Image.open(io.BytesIO(data), formats=(kind,)) as image:
-        wide, high = image.size
-        return high, wide, _frames(image, kind, limits)
-
-
-def _frames(image: Any, kind: str, limits: Limits) -> int:
-    if kind == "PNG":
-        return int(getattr(image, "n_frames", 1))
-    if kind == "TIFF":  # counting all pages could take long
-        try:
-            image.seek(limits.max_frames)
-        except EOFError:
-            return 1
-        return limits.max_frames + 1
-    return 1  # further pictures in a JPEG file are previews
-
-
-def _too_many_pixels(limits: Limits) -> Problem:
-    return Problem(
-        "too-many-pixels",
-        f"An image may have at most {limits.max_megapixels:g} million pixels and {LONGEST_SIDE} "
-        "on a side: make it smaller.",
-    )
 
 
 class _Counted(io.BytesIO):
@@ -277,14 +251,14 @@ def _dicom(data: bytes, limits: Limits) -> tuple[int, int, int]:
     if samples not in (1, 3) or bits not in (1, 8, 16, 32) or frames < 1:
         raise ValueError("not an image that can be shown")
     syntax = header.file_meta.TransferSyntaxUID
-    small = high * wide <= limits.pixels and frames <= limits.max_frames
+    small = high * wide <= limits.max_megapixels * MB and frames <= limits.max_frames
     if small and syntax.is_compressed:
         _check_frame(header, syntax, (wide, high), samples * bits // 8)
     return high, wide, frames
 
 
 def _check_frame(header: Any, syntax: Any, size: tuple[int, int], depth: int) -> None:
-    """The compressed picture must have the size that the header promises."""
+    """Check that the compressed picture has the size that the header promises."""
     from pydicom.encaps import get_frame
 
     frame = get_frame(header.PixelData, 0, number_of_frames=1)
