@@ -27,7 +27,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from lmd.base.arrays import read_npz
-from lmd.runs.predictions import PARTS, UNIT
+from lmd.runs.folder import PARTS, UNIT
 
 ROOT = Path(__file__).resolve().parents[1]
 RESULTS = ROOT / "docs" / "results"

@@ -10,8 +10,7 @@ import numpy as np
 
 from lmd.benchmark.plan import Plan
 from lmd.evaluation.evaluate import scored
-from lmd.runs.folder import Run
-from lmd.runs.predictions import PartPredictions, Predictions
+from lmd.runs.folder import PartPredictions, Predictions, Run
 from lmd.runs.record import (
     DataInfo,
     Machine,

@@ -17,7 +17,7 @@ from lmd.benchmark.planning import plan_grid
 from lmd.benchmark.tables import read_results
 from lmd.cli.commands import app
 from lmd.data.source import Columns, Source
-from lmd.runs.predictions import PartPredictions, Predictions
+from lmd.runs.folder import PartPredictions, Predictions
 
 CLASSES = ("a", "b", "c", "d")
 SUPPORT = (60, 50, 40, 30)

@@ -20,8 +20,7 @@ from lmd.base.errors import LmdError
 from lmd.evaluation.evaluate import rescore
 from lmd.fit.train import train
 from lmd.methods import METHODS
-from lmd.runs.folder import Run
-from lmd.runs.predictions import Predictions
+from lmd.runs.folder import Predictions, Run
 
 QUICK = {
     "backbone": "resnet8",

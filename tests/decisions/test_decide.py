@@ -11,8 +11,7 @@ from lmd.base.errors import LmdError
 from lmd.decisions.decide import Decide
 from lmd.decisions.policy import answers_of
 from lmd.evaluation.evaluate import rescore
-from lmd.runs.folder import Run
-from lmd.runs.predictions import Predictions
+from lmd.runs.folder import Predictions, Run
 from lmd.runs.record import Part
 from lmd.scoring.proportions import class_mix
 

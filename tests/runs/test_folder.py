@@ -10,8 +10,7 @@ import pytest
 from runs_on_disk import begun, edited, edited_arrays, fake_history, make_run
 
 from lmd.base.errors import LmdError
-from lmd.runs.folder import Run
-from lmd.runs.predictions import PartPredictions, Predictions
+from lmd.runs.folder import PartPredictions, Predictions, Run
 
 
 @pytest.fixture

@@ -13,8 +13,7 @@ from scripts import script
 
 from lmd.base.errors import LmdError
 from lmd.benchmark.tables import unpacked
-from lmd.runs.folder import Run
-from lmd.runs.predictions import PartPredictions, Predictions
+from lmd.runs.folder import PartPredictions, Predictions, Run
 from lmd.scoring.metrics import Sample
 from lmd.scoring.scores import bootstrap
 

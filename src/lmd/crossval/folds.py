@@ -33,8 +33,7 @@ from lmd.model.files import AVERAGE
 from lmd.predict.average import save_average
 from lmd.report.card import write_card
 from lmd.report.page import write_report
-from lmd.runs.folder import FINAL, RUN_FILES, Run
-from lmd.runs.predictions import PartPredictions, Predictions
+from lmd.runs.folder import FINAL, RUN_FILES, PartPredictions, Predictions, Run
 from lmd.runs.record import Record, TablePart
 from lmd.scoring.tiers import assign_tiers
 

@@ -9,7 +9,7 @@ from numpy.typing import NDArray
 from lmd.base.errors import LmdError
 from lmd.decisions.decide import Decide
 from lmd.decisions.policy import Basis, Costs, Policy, make_policy
-from lmd.runs.predictions import Predictions
+from lmd.runs.folder import Predictions
 from lmd.runs.record import Record
 from lmd.scoring.conformal import Guarantee, guarantees, prediction_sets
 from lmd.scoring.estimates import ClassDecision, ClassSets, Decisions, Estimate, SetScores

@@ -20,7 +20,7 @@ from lmd.scoring.proportions import Floats, Probabilities, class_mix, reweighted
 
 if TYPE_CHECKING:
     from lmd.model.files import HeldOut, ModelSpec, Prior
-    from lmd.runs.predictions import Predictions
+    from lmd.runs.folder import Predictions
     from lmd.runs.record import Record
 
 TOLERANCE = 1e-3  # how far from 1 the shares may sum

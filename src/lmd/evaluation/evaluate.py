@@ -16,8 +16,7 @@ from lmd.fit.recording import now, scored
 from lmd.report.card import write_card
 from lmd.report.page import write_report
 from lmd.report.text import format_comparison
-from lmd.runs.folder import Run, paired, unborn
-from lmd.runs.predictions import PARTS, PartPredictions, Predictions
+from lmd.runs.folder import PARTS, PartPredictions, Predictions, Run, paired, unborn
 from lmd.runs.record import Record
 from lmd.scoring.differences import compare
 from lmd.scoring.metrics import Sample

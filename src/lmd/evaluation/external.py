@@ -31,8 +31,15 @@ from lmd.fit.recording import NO_VALIDATION, commit, data_info, file_digest, mac
 from lmd.model.files import weights_digest
 from lmd.predict.predictor import Predictor, in_batches, load
 from lmd.report.page import write_report
-from lmd.runs.folder import Run, matched, paired, scored_part, trainings_of
-from lmd.runs.predictions import PartPredictions, Predictions
+from lmd.runs.folder import (
+    PartPredictions,
+    Predictions,
+    Run,
+    matched,
+    paired,
+    scored_part,
+    trainings_of,
+)
 from lmd.runs.protocol import Protocol
 from lmd.runs.record import DataInfo, Part, Record
 from lmd.scoring.metrics import Sample

@@ -15,8 +15,7 @@ from lmd.explain.pictures import Pixels, overlay
 from lmd.report.charts import data_uri
 from lmd.report.page import Report, Values
 from lmd.report.text import percent
-from lmd.runs.folder import Run
-from lmd.runs.predictions import Predictions
+from lmd.runs.folder import Predictions, Run
 from lmd.scoring.proportions import Labels, Probabilities
 
 if TYPE_CHECKING:

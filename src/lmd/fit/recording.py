@@ -20,7 +20,7 @@ from lmd.data.splits import groups_in_two_parts
 from lmd.decisions.decide import Decide
 from lmd.decisions.numbers import decisions_of
 from lmd.decisions.policy import Basis
-from lmd.runs.predictions import Predictions
+from lmd.runs.folder import Predictions
 from lmd.runs.record import (
     DataInfo,
     Machine,

@@ -44,8 +44,7 @@ from lmd.predict.engines import TorchEngine
 from lmd.predict.novelty import fit_flag
 from lmd.report.card import write_card
 from lmd.report.page import write_report
-from lmd.runs.folder import WRITTEN_AGAIN, Run
-from lmd.runs.predictions import PartPredictions, Predictions
+from lmd.runs.folder import WRITTEN_AGAIN, PartPredictions, Predictions, Run
 from lmd.runs.record import HistoryRow, Part, Record
 from lmd.scoring.proportions import fit_temperature, mix_weights
 from lmd.training.checkpoint import FirstStages

@@ -22,7 +22,7 @@ from lmd.frozen.features import FeatureTable
 from lmd.frozen.fits import Fits, Linear, Pair, Rows, Scaling
 from lmd.frozen.record import Candidate
 from lmd.methods import decoupling
-from lmd.runs.predictions import PartPredictions, Predictions
+from lmd.runs.folder import PartPredictions, Predictions
 from lmd.runs.record import Part
 from lmd.scoring.differences import Correct, simplest
 from lmd.scoring.estimates import Estimate

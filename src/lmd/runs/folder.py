@@ -1,25 +1,115 @@
 """Read and write a run folder: record, predictions and history."""
 
 import csv
-import io
 import json
 import math
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from io import BytesIO, StringIO
 from pathlib import Path
-from typing import Any
+from typing import Any, get_args
 
 import numpy as np
 from numpy.typing import NDArray
 from pydantic import ValidationError
 
+from lmd.base.arrays import read_npz
 from lmd.base.errors import LmdError
 from lmd.base.files import LOCK, atomic_write, clear_leftovers, is_leftover
 from lmd.base.text import csv_text
-from lmd.runs.predictions import PARTS, PartPredictions, Predictions, read_predictions
-from lmd.runs.record import FORMAT, HistoryRow, Part, Record
+from lmd.runs.record import FORMAT, HistoryRow, Part, Record, check_numbers
 from lmd.scoring.estimates import Estimate
 
-_DEEPEST = 50  # levels of nesting; a real record has six
+PARTS: tuple[Part, ...] = get_args(Part)
+UNIT = 64_000  # published probabilities are whole numbers of this part of one
+FINAL = "final"  # the run on all images, in the folder of a cross-validation
+# What every finished training has; the others depend on what was asked for.
+REQUIRED = (
+    "record.json",
+    "predictions.npz",
+    "history.csv",
+    "model.safetensors",
+    "model.json",
+    "report.html",
+    "model-card.md",
+    "model-card.html",
+)
+RUN_FILES = (
+    *REQUIRED,
+    "checkpoint/state.safetensors",
+    "average.json",
+    "folds.json",
+    "novelty.safetensors",
+    "neighbours.npz",
+    "examples.npz",
+    "classifier.npz",
+)
+# Of these, what follows from the record and the predictions.
+WRITTEN_AGAIN = frozenset({"history.csv", "report.html", "model-card.md", "model-card.html"})
+_ARRAYS = ("ids", "labels", "probabilities", "groups")
+
+
+@dataclass(frozen=True)
+class PartPredictions:
+    """``ids (N,)``, ``labels (N,)``, ``probabilities (N, K)`` and, if known, ``groups (N,)``.
+
+    Images with the same number in ``groups`` are of one patient or lesion.
+    """
+
+    ids: NDArray[Any]
+    labels: NDArray[Any]
+    probabilities: NDArray[Any]
+    groups: NDArray[Any] | None = None
+
+    def arrays(self) -> dict[str, NDArray[Any]]:
+        """Return the arrays by name, without ``groups`` if it is unknown."""
+        return {key: a for key in _ARRAYS if (a := getattr(self, key)) is not None}
+
+
+@dataclass(frozen=True)
+class Predictions:
+    """The names of the K classes, and the predictions of each part."""
+
+    classes: tuple[str, ...]
+    parts: Mapping[Part, PartPredictions]
+
+    def __post_init__(self) -> None:
+        if not self.classes or len(set(self.classes)) < len(self.classes):
+            raise LmdError(f"predictions: class names must be unique; they are {self.classes}")
+        for part, rows in self.parts.items():
+            _check(part, rows, len(self.classes))
+
+    def to_bytes(self) -> bytes:
+        """Return the content of the file."""
+        arrays: dict[str, Any] = {
+            f"{part}_{key}": array
+            for part, rows in self.parts.items()
+            for key, array in rows.arrays().items()
+        }
+        buffer = BytesIO()
+        np.savez_compressed(buffer, classes=np.array(self.classes), **arrays)
+        return buffer.getvalue()
+
+
+def _check(part: str, rows: PartPredictions, classes: int) -> None:
+    images = len(rows.labels) if rows.labels.ndim else 0
+    for key, array in rows.arrays().items():
+        shape = (images, classes) if key == "probabilities" else (images,)
+        if array.shape != shape or array.dtype.hasobject:
+            raise LmdError(
+                f"predictions: {part}_{key} must have the shape {shape}; "
+                f"it is {array.dtype} {array.shape}"
+            )
+    if not np.issubdtype(rows.labels.dtype, np.integer):
+        raise LmdError(f"predictions: {part}_labels must be whole numbers, not {rows.labels.dtype}")
+    if not np.issubdtype(rows.probabilities.dtype, np.floating):
+        raise LmdError(f"predictions: {part}_probabilities must be floats")
+    if not np.all((rows.probabilities >= 0) & (rows.probabilities <= 1.001)):  # NaN fails too
+        raise LmdError(f"predictions: {part}_probabilities must be from 0 to 1")
+    if np.any(np.abs(rows.probabilities.sum(axis=1, dtype=np.float64) - 1) > 0.01):
+        raise LmdError(f"predictions: {part}_probabilities must sum to 1 in every row")
+    if images and not (rows.labels.min() >= 0 and rows.labels.max() < classes):
+        raise LmdError(f"predictions: {part}_labels must be below {classes}, the number of classes")
 
 
 def read_record(path: Path) -> Record:
@@ -27,7 +117,7 @@ def read_record(path: Path) -> Record:
     remedy = "restore the file, or remove the run folder and train the run again"
     try:
         values = json.loads(path.read_bytes())
-        nested = _nested(values, _DEEPEST)
+        nested = _nested(values, 50)  # levels; a real record has six
     except (OSError, ValueError, RecursionError) as error:
         why = error.strerror if isinstance(error, OSError) else f"not valid JSON ({error})"
         raise LmdError(f"{path} cannot be read: {why}; {remedy}") from None
@@ -43,58 +133,24 @@ def read_record(path: Path) -> Record:
         return Record.model_validate(values)
     except ValidationError as error:
         problem = error.errors()[0]
-        field = ".".join(str(part) for part in problem["loc"])
+        field = ".".join(map(str, problem["loc"]))
         where = f"field {field!r}: " if field else ""
         more = f" ({error.error_count() - 1} more)" if error.error_count() > 1 else ""
         raise LmdError(f"{path}: {where}{problem['msg']}{more}; {remedy}") from None
 
 
 def _nested(value: Any, levels: int) -> bool:
-    """Whether lists and objects are nested deeper than ``levels``."""
+    """Return whether lists and objects are nested deeper than ``levels``."""
     if not isinstance(value, dict | list):
         return False
     inner = value.values() if isinstance(value, dict) else value
     return levels == 0 or any(_nested(entry, levels - 1) for entry in inner)
 
 
-RUN_FILES = (
-    "checkpoint/state.safetensors",
-    "record.json",
-    "predictions.npz",
-    "history.csv",
-    "model.safetensors",
-    "model.json",
-    "average.json",
-    "folds.json",
-    "novelty.safetensors",
-    "neighbours.npz",
-    "examples.npz",
-    "classifier.npz",
-    "report.html",
-    "model-card.md",
-    "model-card.html",
-)
-# What every finished training has; the others depend on what was asked for.
-REQUIRED = (
-    "record.json",
-    "predictions.npz",
-    "history.csv",
-    "model.safetensors",
-    "model.json",
-    "report.html",
-    "model-card.md",
-    "model-card.html",
-)
-# Of these, what follows from the record and the predictions.
-WRITTEN_AGAIN = frozenset({"history.csv", "report.html", "model-card.md", "model-card.html"})
-HEADLINES = ("balanced_accuracy", "auc")
-_REMOVE = "remove the file: the record has the history of a finished run"
-
-
 class Run:
     """The folder of a run, by default below ``runs/``; each file is read when it is first needed.
 
-    What is given as ``record`` and ``predictions`` stands for the files.
+    ``record`` and ``predictions`` stand for the files.
     """
 
     def __init__(
@@ -107,19 +163,18 @@ class Run:
         self.history_path = path / "history.csv"
 
     def __fspath__(self) -> str:
-        """The path, so that a run can be given wherever a folder is expected."""
+        """Return the path, so that a run can stand wherever a folder is expected."""
         return str(self.path)
 
     def __repr__(self) -> str:
-        """Method, data, state and the main numbers."""
+        """Return method, data, state and the main numbers."""
         try:
-            record = self.record
+            record, metrics = self.record, self.metrics
         except LmdError:
             return f"<run {self.path}: it has no readable record>"
         head = f"<run {self.path}: {record.method.title} on {record.data.source}, {record.status}"
-        metrics = self.metrics
-        texts = [f"{key} {metrics[key].text()}" for key in HEADLINES if key in metrics]
-        return f"{head}{''.join(f', {text}' for text in texts)}>"
+        keys = [key for key in ("balanced_accuracy", "auc") if key in metrics]
+        return f"{head}{''.join(f', {key} {metrics[key].text()}' for key in keys)}>"
 
     @property
     def record(self) -> Record:
@@ -152,20 +207,19 @@ class Run:
 
     @staticmethod
     def check_free(path: Path, *, overwrite: bool = False, resumable: bool = True) -> None:
-        """An ``LmdError`` unless a run may be created here; nothing is changed."""
+        """Raise an ``LmdError`` unless a run may be created here; nothing is changed."""
         if path.exists() and not path.is_dir():
             raise LmdError(f"{path} is a file: choose another folder with --out")
-        if path.exists() and not unborn(path):
-            if not (path / "record.json").exists():
-                raise LmdError(
-                    f"{path} exists and is not a run folder: choose another one with --out"
-                )
-            if not overwrite:
-                remedy = "continue it with --resume, " if resumable else ""
-                raise LmdError(
-                    f"{path} already holds a run: {remedy}choose another folder with --out, or "
-                    "replace it with --overwrite"
-                )
+        if not path.exists() or unborn(path):
+            return
+        if not (path / "record.json").exists():
+            raise LmdError(f"{path} exists and is not a run folder: choose another one with --out")
+        if not overwrite:
+            remedy = "continue it with --resume, " if resumable else ""
+            raise LmdError(
+                f"{path} already holds a run: {remedy}choose another folder with --out, or "
+                "replace it with --overwrite"
+            )
 
     @classmethod
     def create(cls, path: Path, *, overwrite: bool = False) -> "Run":
@@ -173,7 +227,7 @@ class Run:
         cls.check_free(path, overwrite=overwrite)
         try:
             # The record last: without it, this would not be known as the folder of a run.
-            for file in sorted(RUN_FILES, key=lambda name: name == "record.json"):
+            for file in reversed(RUN_FILES):
                 (path / file).unlink(missing_ok=True)
             clear_leftovers(path, path / "checkpoint")
             (path / "checkpoint").mkdir(parents=True, exist_ok=True)
@@ -205,11 +259,11 @@ class Run:
             raise LmdError(f"cannot write to {self.path}: {error.strerror}") from error
 
     def is_finished(self) -> bool:
-        """Whether there is the record of a finished run."""
+        """Return whether there is the record of a finished run."""
         return self.record_path.exists() and self.record.status == "finished"
 
     def missing_files(self) -> set[str]:
-        """The files of this finished run that are not there; it needs no checkpoint."""
+        """Return the files of this finished run that are not there; it needs no checkpoint."""
         names = {*REQUIRED}
         if self.record.novelty is not None:
             names.add("novelty.safetensors")
@@ -247,8 +301,26 @@ class Run:
         self._predictions = predictions
 
     def read_predictions(self) -> Predictions:
-        """Read ``predictions.npz``, which must exist."""
-        return read_predictions(self.predictions_path)
+        """Read ``predictions.npz``, which must exist and be whole."""
+        parts: dict[Part, PartPredictions] = {}
+        try:
+            arrays = read_npz(self.predictions_path)
+            for part in PARTS:
+                if f"{part}_labels" in arrays:
+                    ids, labels, probabilities = (arrays[f"{part}_{key}"] for key in _ARRAYS[:3])
+                    if probabilities.dtype == np.uint16:
+                        probabilities = probabilities / np.float32(UNIT)
+                    groups = arrays.get(f"{part}_groups")
+                    parts[part] = PartPredictions(ids, labels, probabilities, groups)
+            return Predictions(tuple(str(name) for name in arrays["classes"]), parts)
+        except KeyError as error:
+            why = f"it has no array {error}"
+        except (LmdError, ValueError, TypeError) as error:
+            why = str(error)
+        raise LmdError(
+            f"{self.predictions_path} cannot be read: {why}; restore the file, or train the run "
+            "again"
+        )
 
     def write_history(self, rows: Sequence[Mapping[str, Any]]) -> None:
         """Replace ``history.csv``, one row per epoch; terms that a stage lacks are empty."""
@@ -256,32 +328,24 @@ class Run:
         atomic_write(self.history_path, csv_text(columns, rows).encode())
 
     def read_history(self) -> list[HistoryRow]:
-        """The rows of ``history.csv`` with their numbers; empty if there is no file."""
+        """Read the rows of ``history.csv`` with their numbers; none if there is no file."""
         if not self.history_path.exists():
             return []
         try:
             text = self.history_path.read_text(encoding="utf-8")
-            rows = list(csv.DictReader(io.StringIO(text, newline=""), strict=True))
+            table = csv.DictReader(StringIO(text, newline=""), strict=True)
+            rows = [{k: _cell(v) for k, v in row.items() if k is not None} for row in table]
+            check_numbers(rows)
         except (OSError, ValueError, csv.Error) as error:
-            raise LmdError(f"{self.history_path} cannot be read: {error}; {_REMOVE}") from None
-        if rows and not {"stage", "epoch"} <= rows[0].keys():
             raise LmdError(
-                f"{self.history_path} is not a history: it has no stage or no epoch; {_REMOVE}"
-            )
-        found = [{k: _cell(v) for k, v in row.items() if k is not None} for row in rows]
-        for number, row in enumerate(found, start=1):
-            for key in ("stage", "epoch"):
-                value = row[key]
-                if not isinstance(value, int) or value < 1:
-                    raise LmdError(
-                        f"{self.history_path}: {key} of row {number} must be a whole number from "
-                        f"1 on, it is {value!r}; {_REMOVE}"
-                    )
-        return found
+                f"{self.history_path} cannot be read: {error}; remove the file: the record has the "
+                "history of a finished run"
+            ) from None
+        return rows
 
 
 def unborn(path: Path) -> bool:
-    """Whether a folder is empty, or left by a run that ended before it had a record."""
+    """Return whether a folder is empty, or left by a run that ended before it had a record."""
     inside = {p.name for p in path.iterdir() if p.name != LOCK and not is_leftover(p)}
     if "checkpoint" in inside and not all(map(is_leftover, (path / "checkpoint").iterdir())):
         return False
@@ -290,30 +354,24 @@ def unborn(path: Path) -> bool:
 
 
 def _cell(text: str | None) -> int | float | str | None:
-    """A cell of the history as a number, as text, or as ``None``.
+    """Return a cell of the history as a number, as text, or as ``None``.
 
     >>> [_cell(text) for text in ("3", "0.5", "RRL", "", "nan")]
     [3, 0.5, 'RRL', None, None]
     """
     if not text:
         return None
-    for kind in (int, float):
+    for number in (int, float):
         try:
-            value = kind(text)
+            value = number(text)
         except ValueError:
             continue
         return value if math.isfinite(value) else None
     return text
 
 
-FINAL = "final"  # the run on all images
-
-
 def of_one_model(path: Path) -> Run:
-    """The run that trained the model in a folder: of a cross-validation, its last one.
-
-    An ``LmdError`` if the folder has the average of several models.
-    """
+    """Return the run that trained the model in a folder; an average of several is refused."""
     run = Run.open(path)
     if run.record.folds is None:
         return run
@@ -323,7 +381,7 @@ def of_one_model(path: Path) -> Run:
 
 
 def trainings_of(run: Run) -> list[Record]:
-    """The records of the runs that trained what a folder ships, as far as they are still there."""
+    """Return the records of the runs that trained what a folder ships, if they are still there."""
     folds = run.record.folds
     if folds is None:
         return [run.record]
@@ -333,7 +391,7 @@ def trainings_of(run: Run) -> list[Record]:
 
 
 def several_models(record: Record) -> str:
-    """The message for what cannot be done with all folds of a cross-validation."""
+    """Return the message for what cannot be done with all folds of a cross-validation."""
     assert record.folds is not None
     names = [fold.name for fold in record.folds.runs[:1]]
     names += [FINAL] if record.folds.final == "refit" else []
@@ -344,7 +402,7 @@ def several_models(record: Record) -> str:
 
 
 def paired(run: Run, other: Run, part: Part = "test") -> tuple[PartPredictions, NDArray[Any]]:
-    """A part of a run, and the probabilities ``(N, K)`` of another run in the same order.
+    """Return a part of a run, and the probabilities ``(N, K)`` of another run in the same order.
 
     Runs with other images, classes or labels are refused.
     """
@@ -361,15 +419,15 @@ def matched(
     other: Run,
     part: Part = "test",
 ) -> tuple[list[int], list[int]]:
-    """The rows ``(N,)`` and columns ``(K,)`` of another run for the images of ``folder``.
+    """Return the rows ``(N,)`` and columns ``(K,)`` of another run for the images of ``folder``.
 
     An ``LmdError`` unless it has the same images, classes and labels.
     """
     theirs, names = scored_part(other, part), other.record.data.classes
     if set(classes) != set(names):
         raise LmdError(f"{other.path} has other classes than {folder}: they cannot be paired")
-    places = {name: i for i, name in enumerate(theirs.ids.tolist())}
-    rows = [places[name] for name in ids.tolist() if name in places]
+    index = {name: i for i, name in enumerate(theirs.ids.tolist())}
+    rows = [index[name] for name in ids.tolist() if name in index]
     if not len(rows) == len(ids) == len(theirs.ids):
         raise LmdError(
             f"{other.path} was scored on other images than {folder} ({len(rows)} of {len(ids)} "
@@ -382,11 +440,11 @@ def matched(
 
 
 def scored_part(run: Run, part: Part = "test") -> PartPredictions:
-    """The predictions of a part with scores; an ``LmdError`` if there are none."""
-    found = run.predictions.parts.get(part) if run.predictions else None
-    if not run.record.metrics.get(part) or found is None:
+    """Return the predictions of a part with scores; an ``LmdError`` if there are none."""
+    rows = run.predictions.parts.get(part) if run.predictions else None
+    if not run.record.metrics.get(part) or rows is None:
         raise LmdError(
             f"{run.path} has no {part} metrics in record.json or no {part} predictions in "
             f"predictions.npz: only runs with a scored {part} part can be compared"
         )
-    return found
+    return rows

@@ -1,10 +1,10 @@
 """``record.json`` as typed models: what was asked for, what was run, and every number."""
 
 import math
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any, Literal, Self
 
-from pydantic import Field, field_validator, model_validator
+from pydantic import Field, ValidatorFunctionWrapHandler, field_validator, model_validator
 
 from lmd.crossval.record import Folds
 from lmd.evaluation.record import External
@@ -75,7 +75,7 @@ class DataInfo(Plain):
     notes: list[str]
 
     def same_as(self, other: "DataInfo") -> bool:
-        """Whether names, labels, parts and, where both know them, pixels are the same."""
+        """Return whether names, labels, parts and, where both know them, pixels are the same."""
         pixels = None in (self.pixels, other.pixels) or self.pixels == other.pixels
         return pixels and self.fingerprint == other.fingerprint
 
@@ -203,26 +203,18 @@ class Record(Plain):
         return "external images" if self.external is not None else f"{self.part} part"
 
     def replaced(self, **changes: Any) -> Self:
-        """A validated copy with some fields replaced."""
+        """Return a validated copy with some fields replaced."""
         return type(self).model_validate(dict(self) | changes)
 
-    @field_validator("history")
+    @field_validator("history", mode="wrap")
     @classmethod
-    def _numbered(cls, rows: list[HistoryRow]) -> list[HistoryRow]:
-        for number, row in enumerate(rows):
-            for key in ("stage", "epoch"):
-                value = row.get(key)
-                if not isinstance(value, int) or value < 1:
-                    raise ValueError(f"{key} of row {number} is no whole number from 1 on")
-        return rows
-
-    @field_validator("history", mode="before")
-    @classmethod
-    def _finite(cls, rows: Any) -> Any:
+    def _history(cls, rows: Any, validate: ValidatorFunctionWrapHandler) -> list[HistoryRow]:
         """Replace numbers that are not finite by null: JSON has no NaN."""
-        if not isinstance(rows, list) or not all(isinstance(row, Mapping) for row in rows):
-            return rows
-        return [{key: _finite(value) for key, value in row.items()} for row in rows]
+        if isinstance(rows, list) and all(isinstance(row, Mapping) for row in rows):
+            rows = [{key: _finite(value) for key, value in row.items()} for row in rows]
+        history: list[HistoryRow] = validate(rows)
+        check_numbers(history)
+        return history
 
     @model_validator(mode="after")
     def _sizes(self) -> Self:
@@ -257,13 +249,24 @@ def _finite(value: Any) -> Any:
     return None if isinstance(value, float) and not math.isfinite(value) else value
 
 
+def check_numbers(history: Sequence[HistoryRow]) -> None:
+    """Raise a ``ValueError`` unless all rows have the numbers of a stage and an epoch."""
+    for number, row in enumerate(history, start=1):
+        for key in ("stage", "epoch"):
+            value = row.get(key)
+            if not isinstance(value, int) or value < 1:
+                raise ValueError(
+                    f"{key} of row {number} must be a whole number from 1 on, it is {value!r}"
+                )
+
+
 def processor_time(stage: int) -> str:
-    """The key of a stage's processor time in ``Record.timings``; stages count from 1."""
+    """Return the key of a stage's processor time in ``Record.timings``; stages count from 1."""
     return f"stage {stage} processor time"
 
 
 def training_minutes(record: Record) -> float:
-    """Processor minutes of all stages and processes, or GPU minutes.
+    """Return processor minutes of all stages and processes, or GPU minutes.
 
     A record without processor times has elapsed times: they count for each thread.
     """

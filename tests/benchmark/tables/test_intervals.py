@@ -16,7 +16,7 @@ from lmd.benchmark.planning import plan_grid
 from lmd.benchmark.tables import make_tables, read_results
 from lmd.benchmark.tables.forms import drawn_metrics
 from lmd.benchmark.tables.results import Results
-from lmd.runs.predictions import PartPredictions, Predictions
+from lmd.runs.folder import PartPredictions, Predictions
 
 CLASSES = ("nevus", "melanoma", "wart")
 SUPPORT = (40, 30, 20)

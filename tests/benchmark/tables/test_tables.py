@@ -17,7 +17,7 @@ from lmd.benchmark.plan import Plan
 from lmd.benchmark.planning import plan_grid
 from lmd.benchmark.tables import make_tables, read_results
 from lmd.benchmark.tables.forms import Comparison, Value, build
-from lmd.runs.predictions import PartPredictions, Predictions
+from lmd.runs.folder import PartPredictions, Predictions
 from lmd.scoring import metrics
 from lmd.scoring.differences import compare, holm, paired_limits
 from lmd.scoring.metrics import Sample
