@@ -16,7 +16,6 @@ from lmd.data.table import Table
 
 Field = NDArray[np.float32]
 
-VERSION = 1  # increase it whenever the pixels change
 SEED, SIZE = 0, 32
 HEAD_SIZE, FACTOR = 500, 100  # of the training part
 TEST_SIZE, VALIDATION_SIZE = 60, 20  # images of each class
