@@ -7,8 +7,7 @@ import numpy as np
 import pytest
 
 from lmd.base.errors import LmdError
-from lmd.data.imbalance import imbalance_factor, official_counts, pareto_counts, subsample
-from lmd.data.splits import split
+from lmd.data.splits import imbalance_factor, official_counts, pareto_counts, split, subsample
 from lmd.data.table import ArrayImages, Table
 
 ISIC_2019 = [12875, 4522, 3323, 2624, 867, 628, 253, 239]

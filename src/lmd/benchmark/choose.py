@@ -19,11 +19,10 @@ from lmd.base.errors import LmdError
 from lmd.base.files import atomic_write, check_output, check_outside, whole
 from lmd.base.text import as_toml, csv_text
 from lmd.data.dataset import fingerprint
-from lmd.data.imbalance import draw_groups
 from lmd.data.manifest import common_root, written_path
 from lmd.data.source import Source
 from lmd.data.sources import scan_source
-from lmd.data.splits import split, units_of
+from lmd.data.splits import draw_groups, split, units_of
 from lmd.data.table import PARTS, FileImages, Table
 from lmd.runs.protocol import load_protocol
 from lmd.scoring.proportions import Floats, interval

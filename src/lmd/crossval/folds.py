@@ -21,10 +21,9 @@ from lmd.benchmark.planning import plan_run
 from lmd.benchmark.run import open_board, run_plan
 from lmd.crossval.record import Final, FoldRun, Folds
 from lmd.data.dataset import fingerprint
-from lmd.data.imbalance import imbalance_factor
 from lmd.data.source import Columns, Source
 from lmd.data.sources import open_table
-from lmd.data.splits import fold_notes, make_folds, without_parts
+from lmd.data.splits import fold_notes, imbalance_factor, make_folds, without_parts
 from lmd.fit.recording import now, scored
 from lmd.fit.spec import Spec, resolve
 from lmd.fit.tracking import Tracking, check_trackers

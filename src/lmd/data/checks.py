@@ -11,9 +11,8 @@ from operator import attrgetter
 from pathlib import PurePosixPath
 
 from lmd.base.text import counted, shorten
-from lmd.data.imbalance import imbalance_factor
 from lmd.data.scan import SEVERITIES, Finding, Scan, class_order, scan_table
-from lmd.data.splits import part_sizes
+from lmd.data.splits import imbalance_factor, part_sizes
 from lmd.data.table import PARTS, Table
 from lmd.scoring.proportions import wilson
 

@@ -10,11 +10,10 @@ from lmd.base.errors import LmdError
 from lmd.base.progress import Display
 from lmd.data.cache import decode
 from lmd.data.checks import unused_groups
-from lmd.data.imbalance import Shape, subsample
 from lmd.data.scan import Finding
 from lmd.data.source import Source
 from lmd.data.sources import scan_source
-from lmd.data.splits import fold_split, require_training, split, without_parts
+from lmd.data.splits import Shape, fold_split, require_training, split, subsample, without_parts
 from lmd.data.table import Part, Table
 from lmd.runs.protocol import Protocol
 from lmd.scoring.tiers import Tiers, assign_tiers

@@ -11,7 +11,7 @@ import cv2
 import numpy as np
 from numpy.typing import NDArray
 
-from lmd.data.imbalance import pareto_counts
+from lmd.data.splits import pareto_counts
 from lmd.data.table import Table
 
 Field = NDArray[np.float32]

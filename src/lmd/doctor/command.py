@@ -131,8 +131,8 @@ def exit_code(examination: "Examination") -> int:
 
 def as_json(examination: "Examination", cleaned: "Cleaned | None" = None) -> dict[str, Any]:
     """Return all findings with the names of all images concerned, for JSON."""
-    from lmd.data.imbalance import imbalance_factor
     from lmd.data.scan import KINDS
+    from lmd.data.splits import imbalance_factor
 
     sizes = {name: sum(parts.values()) for name, parts in examination.counts.items()}
     result: dict[str, Any] = {

@@ -15,8 +15,7 @@ from lmd import __file__ as package
 from lmd import __version__
 from lmd.base.distributed import world
 from lmd.data.dataset import Dataset
-from lmd.data.imbalance import imbalance_factor
-from lmd.data.splits import groups_in_two_parts
+from lmd.data.splits import groups_in_two_parts, imbalance_factor
 from lmd.decisions.decide import Decide
 from lmd.decisions.numbers import decisions_of
 from lmd.decisions.policy import Basis

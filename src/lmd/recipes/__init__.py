@@ -14,9 +14,9 @@ from typing import Any
 from lmd.base.errors import LmdError
 from lmd.base.files import Content, atomic_write, check_output
 from lmd.base.text import csv_text, shorten, unknown
-from lmd.data.imbalance import imbalance_factor
 from lmd.data.manifest import Finder, read_csv
 from lmd.data.scan import Case, Scan
+from lmd.data.splits import imbalance_factor
 from lmd.data.table import Table
 from lmd.data.walk import files_below
 

@@ -6,8 +6,7 @@ from dataclasses import replace
 import numpy as np
 
 from lmd.base.errors import LmdError
-from lmd.data.imbalance import pareto_counts, size_ranks, subsample
-from lmd.data.splits import hash_order, part_sizes, split
+from lmd.data.splits import hash_order, pareto_counts, part_sizes, size_ranks, split, subsample
 from lmd.data.table import PARTS, Table
 from lmd.recipes import Download, Made, read_rows, require_distinct
 

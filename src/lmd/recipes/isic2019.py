@@ -9,8 +9,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from lmd.base.errors import LmdError
-from lmd.data.imbalance import imbalance_factor, official_counts, subsample
-from lmd.data.splits import groups_in_two_parts, split
+from lmd.data.splits import groups_in_two_parts, imbalance_factor, official_counts, split, subsample
 from lmd.data.table import Table
 from lmd.recipes import Download, Made, Row, read_rows, require_distinct
 

@@ -7,8 +7,7 @@ import numpy as np
 
 from lmd.base.errors import LmdError
 from lmd.base.text import shorten
-from lmd.data.imbalance import subsample
-from lmd.data.splits import split
+from lmd.data.splits import split, subsample
 from lmd.data.walk import files_below
 from lmd.recipes import RECIPES, Download, Made, Row, read_rows
 

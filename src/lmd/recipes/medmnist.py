@@ -11,9 +11,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from lmd.base.errors import LmdError
-from lmd.data.imbalance import subsample
 from lmd.data.sources import MEDMNIST, scan_arrays
-from lmd.data.splits import require_training
+from lmd.data.splits import require_training, subsample
 from lmd.data.table import PARTS, ArrayImages, Table
 from lmd.recipes import RECIPES, Download, Made
 
