@@ -21,10 +21,9 @@ from lmd.data.dataset import plan_data
 from lmd.data.source import Columns, Source
 from lmd.evaluation.evaluate import compare_runs, evaluate_tta, rescore
 from lmd.export.export import export_onnx
-from lmd.frozen.calibrate import calibrate_run
-from lmd.frozen.choose import Chosen, mix_of
+from lmd.frozen.calibrate import calibrate_run, mix_of
+from lmd.frozen.choose import Chosen, Linear
 from lmd.frozen.encode import Encoding
-from lmd.frozen.fits import Linear
 from lmd.runs.folder import Run
 from lmd.runs.protocol import Protocol
 

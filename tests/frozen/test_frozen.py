@@ -9,17 +9,19 @@ from numpy.typing import NDArray
 from sklearn.linear_model import LogisticRegression
 from torch.nn import functional as F
 
-from lmd.frozen.choose import CLASSIFIERS, Problem, calibrate_features
-from lmd.frozen.features import feature_table
-from lmd.frozen.fits import (
+from lmd.frozen.choose import (
+    CLASSIFIERS,
     FINAL,
     Linear,
     Rows,
     Scaling,
+    Selection,
+    calibrate_features,
     fit,
     regressions,
     streamed_cross_entropy,
 )
+from lmd.frozen.features import feature_table
 from lmd.methods.supervised import balanced_softmax_loss
 
 COUNTS = (200, 60, 12)
@@ -99,20 +101,20 @@ def test_scaling_can_be_undone(widths: tuple[int, int] | None) -> None:
     torch.testing.assert_close(back.bias, one.bias)
 
 
-def problem(train: Rows, validation: Rows | None = None, **more: NDArray[Any]) -> Problem:
+def selection(train: Rows, validation: Rows | None = None, **more: NDArray[Any]) -> Selection:
     rows = [("train", train), *([("validation", validation)] if validation else [])]
     arrays = {
         "features": torch.cat([part.features for _, part in rows]).numpy(),
         "labels": torch.cat([part.labels for _, part in rows]).numpy(),
         "split": np.repeat([name for name, _ in rows], [len(part.labels) for _, part in rows]),
     }
-    return Problem(feature_table(arrays | more, "test"))
+    return Selection(feature_table(arrays | more, "test"))
 
 
 def test_all_candidates_find_the_rare_class_that_plain_regression_misses() -> None:
     train, validation = sample((400, 100, 12)), sample((40, 40, 40), seed=1)
     head = torch.randn(3, 6, generator=torch.Generator().manual_seed(3))
-    tried, best, _ = calibrate_features(problem(train, validation, weight=head.numpy()))
+    tried, best, _ = calibrate_features(selection(train, validation, weight=head.numpy()))
     assert list(tried) == [key for key in CLASSIFIERS if key != "existing"]
     rare = (validation.labels == 2).numpy()
     recall = {key: (one.held_out.argmax(1) == 2)[rare].mean() for key, one in tried.items()}
@@ -130,7 +132,7 @@ def test_cross_validation_never_scores_an_image_that_was_fitted() -> None:
     features = torch.randn(61, 80, generator=generator)
     labels = torch.arange(61) % 2
     labels[60] = 2  # the only image of its class is always for training
-    tried, _, _ = calibrate_features(problem(Rows(features, labels)))
+    tried, _, _ = calibrate_features(selection(Rows(features, labels)))
     for one in tried.values():
         assert one.held_out.shape == (60, 3)
         assert (one.held_out.argmax(1) == labels.numpy()[:60]).mean() < 0.8
@@ -139,8 +141,8 @@ def test_cross_validation_never_scores_an_image_that_was_fitted() -> None:
 
 
 def test_too_many_classes_leave_the_gaussians_out(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("lmd.frozen.fits.MOST_BYTES", 100)
-    tried, _, notes = calibrate_features(problem(sample(), sample()))
+    monkeypatch.setattr("lmd.frozen.choose.MOST_BYTES", 100)
+    tried, _, notes = calibrate_features(selection(sample(), sample()))
     assert "gaussians" not in tried
     assert "left out" in notes[0]
 

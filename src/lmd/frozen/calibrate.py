@@ -2,8 +2,8 @@
 
 import shlex
 import time
-from collections.abc import Sequence
-from dataclasses import replace
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -18,18 +18,40 @@ from lmd.base.progress import Display
 from lmd.data.table import PARTS
 from lmd.decisions.policy import answers_of
 from lmd.fit.recording import NO_VALIDATION, data_info, new_record, now, scored
-from lmd.frozen.choose import CLASSIFIERS, Calibrated, solve
-from lmd.frozen.classifier import NAME, FeatureClassifier
+from lmd.frozen.choose import CLASSIFIERS, Chosen, Selection, Tick, calibrate_features
+from lmd.frozen.classifier import NAME, FeatureClassifier, softmax
 from lmd.frozen.encode import KEY, Encoded, Encoding, open_source
-from lmd.frozen.features import feature_table
+from lmd.frozen.features import FeatureTable, feature_table
+from lmd.frozen.record import Candidate
 from lmd.methods import METHODS
 from lmd.model import Model
 from lmd.model.files import ModelSpec, save_model
 from lmd.predict.novelty import Flag, fit_flag
 from lmd.report.card import write_card
 from lmd.report.page import write_report
-from lmd.runs.folder import Run
-from lmd.runs.record import MethodInfo, ModelInfo, Record
+from lmd.runs.folder import PartPredictions, Predictions, Run
+from lmd.runs.record import MethodInfo, ModelInfo, Part, Record
+from lmd.scoring.estimates import Estimate
+from lmd.scoring.metrics import Sample
+from lmd.scoring.proportions import Kind, class_mix, fit_temperature, mix_weights
+from lmd.scoring.scores import metric_estimates
+
+
+@dataclass(frozen=True)
+class Calibrated:
+    """The shipped classifier, its predictions, and how it was chosen.
+
+    ``mix`` is the class mix that the probabilities answer for. If the choice was ``crossed``, the
+    predictions of ``validation`` are of training images, each by a classifier that has not seen
+    it.
+    """
+
+    classifier: FeatureClassifier
+    best: Chosen
+    predictions: Predictions
+    crossed: bool
+    mix: Kind
+    notes: Sequence[str]
 
 
 def calibrate(
@@ -128,6 +150,106 @@ def calibrate_run(
     write_report(run)
     write_card(record, run.path)
     return run
+
+
+def solve(
+    data: FeatureTable, *, seed: int = 0, tick: Tick = lambda done, total: None
+) -> Calibrated:
+    """Fit, choose and score classifiers; the test part is used only after the choice."""
+    selection, table = Selection(data, seed), data.table
+    tried, key, notes = calibrate_features(selection, tick)
+    best, crossed = tried[key], selection.folds is not None
+    labels, counts = table.labels[selection.index], table.part("train").counts()
+    mix = mix_of(best, data.mix)
+    prior = class_mix(mix, counts)
+    temperature = fit_temperature(best.held_out, labels, mix_weights(labels, prior))
+    weight, bias = best.classifier.weight.numpy(), best.classifier.bias.numpy()
+    if data.single:
+        weight, bias = (a.astype(np.float32).astype(np.float64) for a in (weight, bias))
+    indices: dict[Part, NDArray[np.int64]] = {
+        "validation": selection.index,
+        "test": data.rows("test"),
+    }
+    candidates = _candidates(data, indices, tried, key, crossed=crossed)
+    classifier = FeatureClassifier(
+        table.classes, weight, bias, temperature, prior, counts, candidates
+    )
+    parts: dict[Part, PartPredictions] = {}
+    for part, rows in indices.items():
+        if not len(rows):
+            continue
+        probabilities, some = classifier.predict_proba(data.features[rows]), table.take(rows)
+        if part == "validation" and crossed:
+            probabilities = softmax(best.held_out / temperature)
+        parts[part] = PartPredictions(
+            some.ids, some.labels, probabilities.astype(np.float32), some.group_numbers()
+        )
+    return Calibrated(classifier, best, Predictions(table.classes, parts), crossed, mix, notes)
+
+
+def mix_of(best: Chosen, before: Kind) -> Kind:
+    """Return the nearer of the two mixes that a classifier answers for.
+
+    Its τ tells how far its logits are moved from the mix of training images to equal classes.
+    """
+    start = before if best.key.startswith("existing") else "training"
+    return "training" if start == "training" and best.setting.get("tau", 1.0) < 0.5 else "uniform"
+
+
+def _candidates(
+    data: FeatureTable,
+    indices: Mapping[Part, NDArray[np.int64]],
+    tried: Mapping[str, Chosen],
+    best: str,
+    *,
+    crossed: bool,
+) -> list[Candidate]:
+    """Score every classifier where the choice was made, and on test.
+
+    If held-out images are ``crossed`` ones of training, the existing classifier may know them.
+    """
+    held, test = indices["validation"], indices["test"]
+    candidates = []
+    features = torch.from_numpy(data.features[test]).double()
+    for key, (title, _) in CLASSIFIERS.items():
+        chosen = tried.get(key)
+        logits: list[NDArray[Any] | None]
+        if chosen is not None:
+            logits = [chosen.held_out, chosen.classifier.logits(features).numpy()]
+        elif key == "existing" and (existing := data.existing_logits(held)) is not None:
+            logits = [None if crossed else existing, data.existing_logits(test)]
+        else:
+            continue
+        scores = zip((held, test), logits, strict=True)
+        held_out, tested = (_score(data, rows, part) for rows, part in scores)
+        _, worst_class, worst_recall = tested or held_out or (None, None, None)
+        candidates.append(
+            Candidate(
+                key=key,
+                title=title,
+                chosen=key == best,
+                settings=dict(chosen.setting) if chosen else {},
+                held_out=held_out[0] if held_out else None,
+                test=tested[0] if tested else None,
+                worst_class=worst_class,
+                worst_recall=worst_recall,
+            )
+        )
+    return candidates
+
+
+def _score(
+    data: FeatureTable, rows: NDArray[np.int64], logits: NDArray[Any] | None
+) -> tuple[Estimate, str, float] | None:
+    """Return balanced accuracy with its interval, and the class with the lowest recall."""
+    if logits is None or not len(rows):
+        return None
+    table = data.table.take(rows)
+    sample = Sample(table.labels, softmax(logits), groups=table.group_numbers())
+    recall = sample.plain.recall[0]
+    worst = int(np.nanargmin(recall))
+    accuracy = metric_estimates(sample, ["balanced_accuracy"])["balanced_accuracy"]
+    return accuracy, table.classes[worst], float(recall[worst])
 
 
 def _record_parts(encoded: Encoded, calibrated: Calibrated) -> dict[str, Any]:
