@@ -24,7 +24,7 @@ from lmd.data.source import Source
 from lmd.data.sources import scan_source
 from lmd.data.splits import draw_groups, split, units_of
 from lmd.data.table import PARTS, FileImages, Table
-from lmd.runs.protocol import load_protocol
+from lmd.runs.protocol import Protocol, load_protocol
 from lmd.scoring.proportions import Floats, interval
 
 if TYPE_CHECKING:
@@ -55,8 +55,8 @@ def pseudo_tails(
     """Make tasks of the training and validation images of a split table.
 
     Three by default, or as many as the classes allow. A class takes part if it keeps at least
-    ``held_out`` images when it plays the rarest one. The counts are those of the real task, evenly
-    by rank, but each class keeps at least an eighth of its images for testing. The most frequent
+    ``held_out`` images when it plays the rarest one. The counts are the real task's, evenly by
+    rank, but each class keeps at least an eighth of its images for testing. The most frequent
     class always stays the head. In task j the j-th of the others plays the rarest class, the next
     one the second rarest, and the rest keep their order. Groups stay whole, so a class may have
     fewer images to test on, but at least half of ``held_out``.
@@ -224,18 +224,7 @@ def write_study(
     The test part is never used: it is left out before the tasks are drawn. Re-running on the same
     data continues with the new candidates, seeds and tasks.
     """
-    from lmd.methods import find_method
-
-    for name in methods:
-        find_method(name)
-    if len(set(methods)) < len(methods):
-        raise LmdError(f"--methods must differ from one another; they are {', '.join(methods)}")
-    rules = load_protocol(protocol)
-    if rules.imbalance is not None:
-        raise LmdError(
-            "pseudo-tails have the class counts of the data, so the protocol cannot thin them out: "
-            "remove imbalance from it, or make a manifest with that imbalance first"
-        )
+    rules = _rules(methods, protocol)
     check_outside(folder, str(source.data))
     table = split(
         scan_source(source.data, source.columns).table(skip_bad=source.skip_bad),
@@ -287,6 +276,23 @@ def write_study(
     )
 
 
+def _rules(methods: Sequence[str], protocol: str | None) -> Protocol:
+    """Return the protocol; refuse what cannot be trained before anything is written."""
+    from lmd.methods import find_method
+
+    for name in methods:
+        find_method(name)
+    if len(set(methods)) < len(methods):
+        raise LmdError(f"--methods must differ from one another; they are {', '.join(methods)}")
+    rules = load_protocol(protocol)
+    if rules.imbalance is not None:
+        raise LmdError(
+            "pseudo-tails have the class counts of the data, so the protocol cannot thin them out: "
+            "remove imbalance from it, or make a manifest with that imbalance first"
+        )
+    return rules
+
+
 def _identity(table: Table) -> str:
     """Hash what the tasks are drawn from."""
     assert table.parts is not None
@@ -301,7 +307,7 @@ def _identity(table: Table) -> str:
 class Candidate:
     """A method on all complete blocks (a task with a seed).
 
-    ``behind`` is its mean minus that of the best method, with its interval; ``best`` the share of
+    ``behind`` is its mean minus the best method's, with its interval; ``best`` the share of
     resamples in which it comes first; ``minutes`` the time of one training.
     """
 
@@ -318,7 +324,7 @@ class Candidate:
 def compare(results: "Results", *, seed: int = 0) -> tuple[list[Candidate], Blocks]:
     """Return the candidates, best first, and the complete blocks that they were compared on.
 
-    A mean is that over tasks, of the mean over the seeds of each. Every resample draws tasks with
+    A mean is taken over the seeds of each task, then over tasks. Every resample draws tasks with
     replacement, and test images within each task, the same for all methods: so the shares and
     intervals speak of other tasks and other images. With one task they speak of its images alone.
     """

@@ -14,24 +14,18 @@ RETRIES = 5  # how often Ray restarts a run after its node or its worker was los
 
 
 class OnRay(Backend):
-    """At most ``workers`` tasks at once, each with one GPU or, without GPUs, ``threads`` cores.
+    """At most ``workers`` tasks at once, each with one GPU or, without GPUs, one core.
 
-    ``address`` is that of a cluster (``auto``, ``ray://…``, ``host:port``), or ``local`` to start
+    ``address`` names a cluster (``auto``, ``ray://…``, ``host:port``), or ``local`` to start
     one on this machine that ends with the benchmark. If a worker or node is lost, Ray restarts the
     task, and the run continues from its checkpoint, which must be on a shared file system.
     """
 
     def __init__(
-        self,
-        folder: Path,
-        address: str,
-        workers: int | None,
-        threads: int = 1,
-        *,
-        share: bool = True,
+        self, folder: Path, address: str, workers: int | None, *, share: bool = True
     ) -> None:
         super().__init__(folder.resolve(), share=share)
-        self.workers, self.threads = workers, threads
+        self.workers = workers
         self._ray = ray = import_ray()
         self._tasks: dict[Any, str] = {}
         options: dict[str, Any] = {"log_to_driver": False, "logging_level": "ERROR"}
@@ -47,8 +41,8 @@ class OnRay(Backend):
             ) from error
         self._gpu = ray.cluster_resources().get("GPU", 0) >= 1
         self._task = ray.remote(
-            num_cpus=0 if self._gpu else threads,
-            num_gpus=1 if self._gpu else 0,
+            num_cpus=int(not self._gpu),
+            num_gpus=int(self._gpu),
             max_retries=RETRIES,
             retry_exceptions=False,
         )(run_task)
@@ -56,13 +50,13 @@ class OnRay(Backend):
     def slots(self) -> int:
         """Return how many the cluster has room for now: nodes may come and go."""
         has = self._ray.cluster_resources()
-        room = int(has.get("GPU", 0) if self._gpu else has.get("CPU", 0) // self.threads)
+        room = int(has.get("GPU" if self._gpu else "CPU", 0))
         return max(1, room if self.workers is None else min(room, self.workers))
 
     def start(self, run: PlannedRun) -> None:
         """Submit the run to the cluster."""
         device, loaders = ("cuda", None) if self._gpu else ("cpu", 0)
-        job = self.job(run, self.threads, device, loaders)
+        job = self.job(run, 1, device, loaders)
         self._tasks[self._task.remote(job)] = run.name
 
     def ended(self) -> dict[str, int]:

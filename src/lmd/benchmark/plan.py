@@ -8,7 +8,7 @@ from collections.abc import Iterator
 from dataclasses import asdict, dataclass, field
 from importlib import resources
 from pathlib import Path
-from typing import Annotated, Any, Literal
+from typing import Any, Literal
 
 from pydantic import BaseModel, ConfigDict, Field, TypeAdapter, ValidationError
 
@@ -32,7 +32,7 @@ class Trials(BaseModel):
     model_config = ConfigDict(extra="forbid", frozen=True)
 
     seed: int | None = None
-    settings: Annotated[dict[str, dict[str, list[Any]]], Field(min_length=1)]
+    settings: dict[str, dict[str, list[Any]]] = Field(min_length=1)
 
 
 class Grid(BaseModel):
@@ -45,25 +45,20 @@ class Grid(BaseModel):
 
     model_config = ConfigDict(extra="forbid")
 
-    name: Annotated[
-        str,
-        Field(
-            pattern=r"^[A-Za-z0-9][A-Za-z0-9_.-]*$",
-            json_schema_extra={
-                "rule": "letters, digits, '_', '.' and '-', a letter or digit first"
-            },
-        ),
-    ]
+    name: str = Field(
+        pattern=r"^[A-Za-z0-9][A-Za-z0-9_.-]*$",
+        json_schema_extra={"rule": "letters, digits, '_', '.' and '-', a letter or digit first"},
+    )
     title: str = ""
     data: str | None = None
-    columns: dict[str, Any] = Field(default_factory=dict)
+    columns: dict[str, Any] = {}
     skip_bad: bool = False
     protocol: str | dict[str, Any] | None = None
     profile: str = "default"
     methods: Literal["paper", "all"] | list[str] = "paper"
-    seeds: Annotated[list[int], Field(min_length=1)] = [0]
-    settings: dict[str, Any] = Field(default_factory=dict)
-    sweep: dict[str, list[Any] | dict[str, Any]] = Field(default_factory=dict)
+    seeds: list[int] = Field(default=[0], min_length=1)
+    settings: dict[str, Any] = {}
+    sweep: dict[str, list[Any] | dict[str, Any]] = {}
     trials: Trials | None = None
     reference: str | None = None
     form: Literal["metrics", "tiers", "factors", "sweep"] = "metrics"

@@ -219,7 +219,7 @@ def _progress(folder: Path, _changed: int, *epochs: int) -> Progress:
 
 
 class Clock:
-    """Times runs by name; ``seconds`` holds those of earlier sessions."""
+    """Times runs by name; ``seconds`` holds the runs of earlier sessions."""
 
     def __init__(self, plan: Plan, seconds: Mapping[str, float | None]) -> None:
         self._method = {run.name: run.method for run in plan.runs}

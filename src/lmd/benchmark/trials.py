@@ -29,7 +29,7 @@ RULE = (
 class Score(BaseModel):
     """One candidate on the validation part; ``gain`` and ``se`` compare it with the default.
 
-    All are ``None`` if training diverged, ``gain`` and ``se`` also if that of the default did.
+    All are ``None`` if training diverged, ``gain`` and ``se`` also if the default diverged.
     """
 
     model_config = ConfigDict(extra="forbid", frozen=True)

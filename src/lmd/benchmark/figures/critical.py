@@ -25,7 +25,7 @@ NAMES = {"nemenyi": "Friedman and Nemenyi", "wilcoxon": "Wilcoxon signed-rank wi
 
 @dataclass(frozen=True)
 class Ranking:
-    """Mean ranks ``(K,)``, 1 is best; ``p`` is that of Friedman's test in the form of Iman.
+    """Mean ranks ``(K,)``, 1 is best; ``p`` is Friedman's test in the form of Iman.
 
     ``critical`` is Nemenyi's difference of mean ranks, ``pairs`` the corrected p-value of each
     pair of indices; both as far as the test has them. ``cliques`` are sets of indices, from best

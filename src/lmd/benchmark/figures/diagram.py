@@ -384,7 +384,7 @@ def _draw_box(axes: Axes, node: Node, key: str, x: float, half: float) -> None:
 
 
 def _draw_arrow(axes: Axes, source: Node, goal: Node, gradient: bool) -> None:
-    """From the right edge of a box to the left edge of another; above a classifier between them."""
+    """Draw from the right edge of a box to the left edge of another, above a classifier between."""
     start = (COLUMNS[source.part] + HALF[source.part], source.y)
     end = (COLUMNS[goal.part] - HALF[goal.part], goal.y)
     style = SOLID if gradient else DASHED

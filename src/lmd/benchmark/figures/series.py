@@ -27,7 +27,7 @@ NOT_COMPARED = {"seed", "workers", "methods"}  # do not distinguish two rows of 
 
 @dataclass(frozen=True)
 class Study:
-    """Finished runs; ``order`` and ``missing`` are those of a plan, if there is one.
+    """Finished runs; ``order`` and ``missing`` come from a plan, if there is one.
 
     ``own`` has the keys of the reference and its ablations. Without a plan, the reference is the
     method with the most ablations, if any has one. The path of a run is its folder, or the file of
@@ -66,7 +66,7 @@ def read_study(sources: Sequence[str], runs: Path | None = None) -> Study:
 
 
 def family_of(reference: str, keys: Iterable[str]) -> frozenset[str]:
-    """Return the reference and those of the keys that are ablations of it."""
+    """Return the reference and the keys of its ablations."""
     from lmd.methods import METHODS, related
 
     methods = METHODS.keys() & keys if reference in METHODS else ()

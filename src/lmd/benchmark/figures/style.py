@@ -178,7 +178,7 @@ def legend_below(figure: "Figure", titles: Sequence[str], handles: Sequence[Any]
 
 
 def plain_ticks(axis: "Axis") -> None:
-    """Ticks of a logarithmic axis at 1, 2 and 5 times powers of ten, as plain numbers."""
+    """Put ticks of a logarithmic axis at 1, 2 and 5 times powers of ten, as plain numbers."""
     from matplotlib.ticker import FuncFormatter, LogLocator, NullLocator
 
     axis.set_major_locator(LogLocator(subs=(1, 2, 5), numticks=20))

@@ -27,8 +27,8 @@ NAMED = 14  # more class names than this do not fit above the axes
 class Swept:
     """The swept setting, and the rows that have several values of it, by method.
 
-    ``flat`` are the rows without the setting; ``places`` are those of the values on the axis, their
-    logarithms if the values span a factor of 20.
+    ``flat`` are the rows without the setting; ``places`` maps the values to the axis, by their
+    logarithms if they span a factor of 20.
     """
 
     def __init__(self, series: Sequence[Series]) -> None:
