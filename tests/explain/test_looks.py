@@ -8,7 +8,7 @@ from pages import page, report_of
 from runs_on_disk import SKIN, make_run
 
 from lmd.base.errors import LmdError
-from lmd.explain.examples import Examples, confident_mistakes, uncertain_hits
+from lmd.explain.examples import Examples, choose_looks
 from lmd.report.page import write_report
 from lmd.runs.folder import Run
 
@@ -17,8 +17,7 @@ def made(folder: Path, heat: bool = True) -> list[int]:
     """A run with pictures of two mistakes and two hits; returns their places."""
     make_run(folder, SKIN, epochs=(1,))
     of = Run(folder).read_predictions().parts["test"]
-    both = (confident_mistakes, uncertain_hits)
-    chosen = [int(i) for pick in both for i in pick(of.labels, of.probabilities, 2)]
+    chosen = [int(i) for places in choose_looks(of.labels, of.probabilities, 2) for i in places]
     shades = np.arange(4, dtype=np.uint8)[:, None, None, None] * np.ones((8, 8, 3), np.uint8)
     maps = np.full((4, 8, 8), 200, np.uint8) if heat else None
     file = Examples(of.ids[chosen], shades, maps).to_bytes()
@@ -31,13 +30,13 @@ def test_the_choice_is_by_confidence() -> None:
     probabilities = rng.dirichlet([1, 1, 1], 200)
     labels = rng.integers(0, 3, 200)
     sure, right = probabilities.max(1), probabilities.argmax(1) == labels
-    mistakes, hits = (pick(labels, probabilities) for pick in (confident_mistakes, uncertain_hits))
+    mistakes, hits = choose_looks(labels, probabilities)
     assert len(mistakes) == len(hits) == 8
     assert not right[mistakes].any()
     assert right[hits].all()
     assert sure[mistakes].min() >= np.delete(np.where(right, 0, sure), mistakes).max()
     assert sure[hits].max() <= np.delete(np.where(right, sure, 1), hits).min()
-    assert len(confident_mistakes(probabilities.argmax(1), probabilities)) == 0
+    assert len(choose_looks(probabilities.argmax(1), probabilities)[0]) == 0
 
 
 @pytest.mark.parametrize("heat", [True, False])

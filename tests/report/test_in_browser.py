@@ -13,7 +13,7 @@ from pages import report_of
 from runs_on_disk import SKIN, make_run
 
 from lmd.data.synthetic import render
-from lmd.explain.examples import Examples, confident_mistakes, uncertain_hits
+from lmd.explain.examples import Examples, choose_looks
 from lmd.runs.folder import Run
 
 pytestmark = [
@@ -29,8 +29,7 @@ def report(tmp_path_factory: pytest.TempPathFactory) -> Path:
     make_run(folder / "lmd", SKIN)
     make_run(folder / "ce", SKIN, skill=1.0, title="CE")
     of = Run(folder / "lmd").read_predictions().parts["test"]
-    both = (confident_mistakes, uncertain_hits)
-    chosen = [int(i) for pick in both for i in pick(of.labels, of.probabilities)]
+    chosen = [int(i) for places in choose_looks(of.labels, of.probabilities) for i in places]
     pictures = np.stack([render(0, int(of.labels[i]), i, 64) for i in chosen])
     ramp = np.linspace(0, 255, 64).astype(np.uint8)
     heat = np.broadcast_to(np.minimum(ramp, ramp[:, None]), (len(chosen), 64, 64))

@@ -71,7 +71,9 @@ def evaluate_external(
     the result is to be compared with it.
     """
     home, own = _finished(path)
-    here, folder = choose_device(device), out or default_folder(path, source.data)
+    here = choose_device(device)
+    name = f"{path.resolve().name}-on-{Path(source.data).stem or 'data'}"
+    folder = path.parent / name if out is None else out
     _check_out(folder, path, overwrite=overwrite, against=against)
     other = None if against is None else Run.open(against)
     predictor = load(path, here)
@@ -122,15 +124,6 @@ def evaluate_external(
     return run
 
 
-def default_folder(run: Path, data: str | Path) -> Path:
-    """Return ``RUN-on-DATA``, beside the run.
-
-    >>> default_folder(Path("runs/skin-lmd-seed0"), "clinic/2024.csv").as_posix()
-    'runs/skin-lmd-seed0-on-2024'
-    """
-    return run.parent / f"{run.resolve().name}-on-{Path(data).stem or 'data'}"
-
-
 def _finished(path: Path) -> tuple[Run, Predictions]:
     run = Run.open(path).require_finished()
     if run.record.external is not None:
@@ -160,7 +153,11 @@ def _check_out(folder: Path, run: Path, *, overwrite: bool, against: Path | None
 
 def _open(run: Run, source: Source, part: str | None) -> Table:
     """Open the table of the other images, which must not be those of training."""
-    _refuse_own_data(run, str(source.data))
+    if any(_is_data_of(record, str(source.data)) for record in (run.record, *trainings_of(run))):
+        raise LmdError(
+            f"--data: {run.record.name} was trained on {source.data}; `lmd evaluate` without "
+            "--data scores its test part, and --data takes images from another place"
+        )
     table = scan_source(source.data, source.columns).table(skip_bad=source.skip_bad)
     if part is not None:
         if part not in PARTS:
@@ -173,15 +170,6 @@ def _open(run: Run, source: Source, part: str | None) -> Table:
     if isinstance(table.images, FileImages):
         _refuse_training_images(run, table.ids, [table.images.paths[row] for row in table.rows])
     return table
-
-
-def _refuse_own_data(run: Run, data: str) -> None:
-    """Refuse the images that the run was trained on, or a copy of them."""
-    if any(_is_data_of(record, data) for record in (run.record, *trainings_of(run))):
-        raise LmdError(
-            f"--data: {run.record.name} was trained on {data}; `lmd evaluate` without --data "
-            "scores its test part, and --data takes images from another place"
-        )
 
 
 def _is_data_of(record: Record, data: str) -> bool:

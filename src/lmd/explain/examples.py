@@ -31,26 +31,18 @@ QUALITY = 80
 EACH = 8
 
 
-def confident_mistakes(
+def choose_looks(
     labels: Labels, probabilities: Probabilities, most: int = EACH
-) -> NDArray[np.int64]:
-    """Return the places of the wrong images, the most confident prediction first.
+) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
+    """Return the places of the most confident mistakes, and of the least certain hits.
 
-    >>> confident_mistakes(np.array([0, 0, 1]), np.array([[0.2, 0.8], [0.9, 0.1], [0.6, 0.4]]))
-    array([0, 2])
+    >>> choose_looks(np.array([0, 0, 1]), np.array([[0.2, 0.8], [0.9, 0.1], [0.6, 0.4]]))
+    (array([0, 2]), array([1]))
     """
-    wrong = np.flatnonzero(probabilities.argmax(1) != labels)
-    order = np.argsort(-probabilities.max(1)[wrong], kind="stable")
-    return np.asarray(wrong[order][:most])
-
-
-def uncertain_hits(
-    labels: Labels, probabilities: Probabilities, most: int = EACH
-) -> NDArray[np.int64]:
-    """Return the places of the right images, the least confident prediction first."""
-    right = np.flatnonzero(probabilities.argmax(1) == labels)
-    order = np.argsort(probabilities.max(1)[right], kind="stable")
-    return np.asarray(right[order][:most])
+    right, sure = probabilities.argmax(1) == labels, probabilities.max(1)
+    mistakes, hits = np.flatnonzero(~right), np.flatnonzero(right)
+    mistakes = mistakes[np.argsort(-sure[mistakes], kind="stable")]
+    return mistakes[:most], hits[np.argsort(sure[hits], kind="stable")][:most]
 
 
 @dataclass(frozen=True)
@@ -108,8 +100,7 @@ def write_examples(
     test = predictions.parts.get("test")
     if test is None or not len(test.labels):
         return
-    chosen = [of(test.labels, test.probabilities) for of in (confident_mistakes, uncertain_hits)]
-    ids = test.ids[np.concatenate(chosen)].astype(str)
+    ids = test.ids[np.concatenate(choose_looks(test.labels, test.probabilities))].astype(str)
     places = {str(name): i for i, name in enumerate(data.table.ids.tolist())}
     pictures, maps = [], []
     for pixels in data.part()[np.array([places[name] for name in ids.tolist()])]:

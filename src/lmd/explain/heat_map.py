@@ -29,7 +29,7 @@ def top_evidence(
     (probabilities,), features = engine.answer(batch)
     order = np.argsort(-probabilities, kind="stable")[:count]
     chosen = torch.from_numpy(order[None]).to(engine.device)
-    maps = evidence(engine.model, engine.normalised(batch), chosen)
+    maps = evidence(engine.model, engine.normalise(torch.from_numpy(batch)), chosen)
     return order, probabilities[order], maps[0].cpu().numpy(), features
 
 

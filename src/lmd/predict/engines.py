@@ -36,16 +36,12 @@ class TorchEngine(Engine):
         self.device = torch.device(device)
         self.model = channels_last(model.to(self.device)).eval()
         pre = spec.preprocessing
-        self._normalise = Normalise(pre.mean, pre.std, self.device)
+        self.normalise = Normalise(pre.mean, pre.std, self.device)
 
     def answer(self, pixels: Pixels) -> tuple[Floats, Floats]:
         """Return probabilities ``(B, K)`` and features ``(B, C)`` of resized ``(B, S, S, 3)``."""
         with torch.inference_mode():
-            features = self.model.features(self.normalised(pixels)).float()
+            features = self.model.features(self.normalise(torch.from_numpy(pixels))).float()
             logits = self.model.classifier(features)
             probabilities = (logits.float() / self.spec.temperature).softmax(1)
         return probabilities.cpu().numpy(), features.cpu().numpy()
-
-    def normalised(self, pixels: Pixels) -> torch.Tensor:
-        """Return the model's input ``(B, 3, S, S)``, on its device."""
-        return self._normalise(torch.from_numpy(pixels))

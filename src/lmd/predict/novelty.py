@@ -164,20 +164,6 @@ def flag_threshold(distances: NDArray[Any], above: float = ABOVE) -> float:
     return float(np.sort(distances)[max(place, 1) - 1])
 
 
-def checked_above(above: float | None, can_flag: bool) -> float:
-    """Return the share of validation images to exceed; choosing one needs a model with a flag."""
-    if above is None:
-        return ABOVE
-    if not 0 < above < 1:
-        raise LmdError(f"--unlike-above must be between 0 and 1; it is {above}")
-    if not can_flag:
-        raise LmdError(
-            f"--unlike-above: the model has no {FILE}, so it cannot tell which images are unlike "
-            "the training images: leave out the option, or train the run again"
-        )
-    return above
-
-
 def load_novelty(folder: Path, width: int, model_sha256: str) -> Novelty | None:
     """Read the file for a model with C = ``width`` features; ``None`` if there is none."""
     path = folder / FILE

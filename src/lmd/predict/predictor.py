@@ -30,7 +30,7 @@ from lmd.decisions.decide import CostTable, Decide, Prevalence
 from lmd.decisions.policy import Decided, Policy, extra_columns, policy_of
 from lmd.model.files import AVERAGE, read_model
 from lmd.predict.engines import Engine, Floats, Pixels, TorchEngine
-from lmd.predict.novelty import ABOVE, Novelty, checked_above, load_novelty
+from lmd.predict.novelty import ABOVE, FILE, Novelty, load_novelty
 
 if TYPE_CHECKING:
     from lmd.data.table import Part
@@ -295,7 +295,14 @@ class Predictor:
                 "validation images that were not mirrored"
             )
         policy = policy_of(self.engine.spec, Decide(prevalence, costs, coverage, refer_above))
-        above = checked_above(unlike_above, self.novelty is not None)
+        above = ABOVE if unlike_above is None else unlike_above
+        if not 0 < above < 1:
+            raise LmdError(f"--unlike-above must be between 0 and 1; it is {above}")
+        if unlike_above is not None and self.novelty is None:
+            raise LmdError(
+                f"--unlike-above: the model has no {FILE}, so it cannot tell which images are "
+                "unlike the training images: leave out the option, or train the run again"
+            )
         others: list[Path] = []
         reading = _Reading(_listed(images, others), self.engine.image_size, skip_bad)
         answers = self.infer(reading.batches(batch_size, tick), above, tta=tta)
