@@ -161,6 +161,6 @@ def test_the_command_has_what_was_asked_for(run: Path) -> None:
 def test_a_mistake_in_a_decision_is_found_before_images_are_read(
     run: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("lmd.explain.features.images_of_run", None)
+    monkeypatch.setattr("lmd.data.dataset.images_of_run", None)
     with pytest.raises(LmdError, match=r"below 1, such as 0\.9; it is 7"):
         lmd.evaluate(run, tta=True, coverage=7, quiet=True)

@@ -2,6 +2,8 @@
 
 import hashlib
 from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import TYPE_CHECKING
 
 import numpy as np
 from numpy.typing import NDArray
@@ -17,6 +19,9 @@ from lmd.data.splits import Shape, fold_split, require_training, split, subsampl
 from lmd.data.table import Part, Table
 from lmd.runs.protocol import Protocol
 from lmd.scoring.tiers import Tiers, assign_tiers
+
+if TYPE_CHECKING:
+    from lmd.runs.record import Record
 
 
 @dataclass(frozen=True)
@@ -109,3 +114,39 @@ def _thin(table: Table, protocol: Protocol, shape: Shape) -> Table:
         return table
     seed, head = protocol.split_seed, protocol.head_size
     return subsample(table, protocol.imbalance, shape=shape, head_size=head, seed=seed)
+
+
+def images_of_run(record: "Record", data: str | None, display: Display) -> Dataset:
+    """Read all images of a run again as its record says; they must be the same.
+
+    ``data`` is where they are now, if they have moved.
+    """
+    from lmd.runs.folder import several_models
+
+    request = record.request
+    if record.folds is not None:
+        raise LmdError(several_models(record))
+    if not request.protocol:
+        raise LmdError(
+            f"the record of {record.name} does not say how its images are read: it was made from "
+            "features, or by an earlier `lmd calibrate`"
+        )
+    if data is None and request.data != "synthetic" and not Path(request.data).exists():
+        raise LmdError(
+            f"the images of {record.name} are not at {request.data}, where they were in training: "
+            "say where they are now with --data, or run the command from the folder in which "
+            "training was started"
+        )
+    source = Source.of(request, data)
+    planned = plan_data(source, Protocol.model_validate(request.protocol))
+    other = LmdError(
+        f"--data: {source.data} is not what {record.name} was trained on (names, "
+        "classes or parts differ): give the same data"
+    )
+    # Images that cannot be read may be left out, and only decoding finds them.
+    if not request.skip_bad and planned.fingerprint() != record.data.fingerprint:
+        raise other
+    decoded = planned.decode(display)
+    if decoded.fingerprint() != record.data.fingerprint:
+        raise other
+    return decoded

@@ -80,9 +80,12 @@ class Source:
     skip_bad: bool = False
 
     @classmethod
-    def of(cls, request: "Request") -> Self:
-        """Return the source that the record of a run names."""
-        return cls(request.data, Columns.of(request.columns), request.skip_bad)
+    def of(cls, request: "Request", moved: str | None = None) -> Self:
+        """Return the source that the record of a run names, or where it has ``moved``."""
+        columns = dict(request.columns)
+        if moved is not None and not Path(columns.get("root", ".")).is_dir():
+            columns.pop("root")  # the images have moved with the data
+        return cls(moved or request.data, Columns.of(columns), request.skip_bad)
 
     def words(self) -> list[str]:
         """Return the options of a command that read this source, without ``data`` itself."""

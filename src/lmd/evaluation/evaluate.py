@@ -158,7 +158,7 @@ def evaluate_tta(
     """
     from lmd.base.distributed import choose_device
     from lmd.base.progress import Display
-    from lmd.explain.features import images_of_run
+    from lmd.data.dataset import images_of_run
     from lmd.predict.predictor import in_batches, load
 
     record = _with_one_model(path)
@@ -180,11 +180,11 @@ def evaluate_tta(
             parts[part] = PartPredictions(table.ids, images.labels, answers.probabilities, groups)
         display.stop()
     predictions = Predictions(predictor.classes, parts)
-    words = ["lmd", "evaluate", str(path), "--tta", *(["--data", moved] if moved else [])]
+    command = ["lmd", "evaluate", str(path), "--tta", *(["--data", moved] if moved else [])]
     notes = [*record.data.notes, NOTE.format(run=record.name)]
     record = record.replaced(
         name=folder.name,
-        command=shlex.join(words + decide.words()),
+        command=shlex.join(command + decide.words()),
         created=now(),
         tta="flips",
         data=record.data.model_copy(update={"notes": notes}),

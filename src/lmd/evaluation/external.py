@@ -62,7 +62,7 @@ def evaluate_external(
     device: str = "auto",
     quiet: bool = False,
 ) -> Run:
-    """Score the model of a run on the labelled images of ``source``, and write a folder of its own.
+    """Score the model of a run on the labelled images of ``source``, and write a folder for it.
 
     All images are used, or those of one ``part``. The classes are matched by name. Images of a
     class that the model does not know are an error, or are left out of the scores with
@@ -70,7 +70,7 @@ def evaluate_external(
     folder of the run is changed. ``against`` is a folder that must be of the same images, because
     the result is to be compared with it.
     """
-    home, own = _finished(path)
+    home, saved = _finished(path)
     here = choose_device(device)
     name = f"{path.resolve().name}-on-{Path(source.data).stem or 'data'}"
     folder = path.parent / name if out is None else out
@@ -80,40 +80,42 @@ def evaluate_external(
     classes, skip_bad = predictor.classes, source.skip_bad
     table = _open(home, source, part)
     # A mistake is found before images are read.
-    known = known_rows(table, classes, skip_unknown)
-    make_policy(decide, Basis.of_run(home.record, own))
+    recognised = known_rows(table, classes, skip_unknown)
+    make_policy(decide, Basis.of_run(home.record, saved))
     if other is not None:
-        _check_paired(folder, table.take(known), classes, other, skip_bad=skip_bad)
+        _check_paired(folder, table.take(recognised), classes, other, skip_bad=skip_bad)
     begun, started = now(), time.perf_counter()
     with Display(quiet=quiet) as display:
         answered = _answer(predictor, table, display, skip_unknown, skip_bad)
     test = answered.test_part(classes)
     # The run's own validation part gives the prediction sets.
     parts: dict[Part, PartPredictions] = {"test": test}
-    parts |= {"validation": own.parts["validation"]} if "validation" in own.parts else {}
+    parts |= {"validation": saved.parts["validation"]} if "validation" in saved.parts else {}
     predictions = Predictions(classes, parts)
-    words = ["lmd", "evaluate", str(path), "--data", str(source.data)]
-    words += ["--part", part] if part is not None else []
-    words += source.columns.words() + ["--skip-unknown"] * skip_unknown + ["--skip-bad"] * skip_bad
-    words += decide.words() + ([] if out is None else ["--out", str(out)])
+    command = ["lmd", "evaluate", str(path), "--data", str(source.data)]
+    command += ["--part", part] if part is not None else []
+    command += (
+        source.columns.words() + ["--skip-unknown"] * skip_unknown + ["--skip-bad"] * skip_bad
+    )
+    command += decide.words() + ([] if out is None else ["--out", str(out)])
     temperature = predictor.engine.spec.temperature
     record = home.record.replaced(
         name=folder.name,
-        command=shlex.join(words),
+        command=shlex.join(command),
         created=begun,
         lmd_version=__version__,
         commit=commit(),
-        data=_data_info(home, own, answered, str(source.data)),
+        data=_data_info(home, saved, answered, str(source.data)),
         machine=machine(here),
         model=home.record.model.model_copy(update={"temperature": temperature}),
         folds=None,
         history=list(home.history),
         candidates=[],
-        external=_external(home, own, answered, test, part, resamples),
+        external=_external(home, saved, answered, test, part, resamples),
         timings={"predict": round(time.perf_counter() - started, 3)},
     )
     record = scored(record, predictions, resamples=resamples, decide=decide)
-    record = _with_home_coverage(record, home, own).replaced(finished=now())
+    record = _with_home_coverage(record, home, saved).replaced(finished=now())
     if other is not None:
         paired(Run(folder, record, predictions), other)  # some may have been unreadable
     run = Run.create(folder, overwrite=overwrite)
@@ -173,18 +175,18 @@ def _open(run: Run, source: Source, part: str | None) -> Table:
 
 
 def _is_data_of(record: Record, data: str) -> bool:
-    """Whether a run was trained on these images, by their place if it is known, or their content.
+    """Whether a run was trained on these images, by their place or their content.
 
     A relative place of the record may be another one now.
     """
-    own, other = Path(record.request.data), Path(data)
+    origin, place = Path(record.request.data), Path(data)
     if record.request.data == data == "synthetic":
         return True
-    if own.is_absolute() and own.exists() and other.exists() and other.samefile(own):
+    if origin.is_absolute() and origin.exists() and place.exists() and place.samefile(origin):
         return True
     digest = record.data.file_sha256
-    if digest is not None or not other.is_dir():
-        return digest is not None and file_digest(other) == digest
+    if digest is not None or not place.is_dir():
+        return digest is not None and file_digest(place) == digest
     planned = _planned(record, data)
     return planned is not None and _unchanged(planned, record, in_place=False)
 
@@ -200,10 +202,10 @@ def _refuse_training_images(run: Run, ids: NDArray[np.str_], paths: Sequence[Pat
             continue
         files = planned.table.images.paths
         trained = {resolved(files[row]) for row in planned.table.part("train").rows}
-        found = {name for name, path in places.items() if path in trained}
+        matches = {name for name, path in places.items() if path in trained}
         in_place = Path(record.request.data).is_absolute()
-        if found and _unchanged(planned, record, in_place=in_place):
-            seen |= found
+        if matches and _unchanged(planned, record, in_place=in_place):
+            seen |= matches
     if seen:
         raise LmdError(
             f"--data: {run.record.name} was trained on "
@@ -213,7 +215,7 @@ def _refuse_training_images(run: Run, ids: NDArray[np.str_], paths: Sequence[Pat
 
 
 def _planned(record: Record, data: str) -> Dataset | None:
-    """Return the images at ``data`` in the parts of a run; ``None`` if they cannot be its own."""
+    """Return the images at ``data`` in the parts of a run; ``None`` if they cannot be the same."""
     if not record.request.protocol:
         return None
     try:
@@ -246,17 +248,17 @@ def _unchanged(planned: Dataset, record: Record, *, in_place: bool) -> bool:
 def known_rows(table: Table, classes: Sequence[str], skip: bool) -> Flags:
     """Return which images ``(N,)`` are of a class that the model knows."""
     names = table.label_names()
-    known: Flags = np.isin(names, classes)
-    if not known.any():
+    recognised: Flags = np.isin(names, classes)
+    if not recognised.any():
         raise LmdError(
             f"--data: {table.source} has no image of a class that the model knows. Its classes are "
             f"{shorten(sorted(set(names.tolist())), 8)}; those of the model are "
             f"{shorten(classes, 8)}. Classes are matched by name: rename them in the data"
         )
-    if known.all() or skip:
-        return known
+    if recognised.all() or skip:
+        return recognised
     listed, by_lower = [], {name.lower(): name for name in classes}
-    for name, images in zip(*np.unique(names[~known], return_counts=True), strict=True):
+    for name, images in zip(*np.unique(names[~recognised], return_counts=True), strict=True):
         near = get_close_matches(name.lower(), by_lower, n=1)
         hint = f", perhaps {by_lower[near[0]]!r}" if near else ""
         listed.append(f"{str(name)!r} ({counted(int(images), '{n} [image|images]')}{hint})")
@@ -293,14 +295,14 @@ class _Answered:
     """
 
     table: Table
-    known: Flags
+    recognised: Flags
     probabilities: NDArray[np.float32]
     unlike: Flags | None
     skipped: tuple[str, ...]
 
     def test_part(self, classes: Sequence[str]) -> PartPredictions:
         """Return the images of known classes."""
-        rows, probabilities = self.table.take(self.known), self.probabilities[self.known]
+        rows, probabilities = self.table.take(self.recognised), self.probabilities[self.recognised]
         return PartPredictions(
             rows.ids, _labels(rows, classes), probabilities, rows.group_numbers()
         )
@@ -309,7 +311,7 @@ class _Answered:
         """Return what the model makes of images whose class it does not know."""
         names, top = self.table.label_names(), self.probabilities.max(axis=1)
         classes = []
-        for name in sorted(set(names[~self.known].tolist())):
+        for name in sorted(set(names[~self.recognised].tolist())):
             rows = names == name
             flagged = None if self.unlike is None else float(self.unlike[rows].mean())
             images, confidence = int(rows.sum()), float(top[rows].mean())
@@ -326,14 +328,14 @@ def _answer(
     table, images, bad = decode(table, size, display, skip_bad=skip_bad)
     display.start("predicting", len(table))
     probabilities, flags, _ = predictor.infer(in_batches(images, display.step))
-    known = known_rows(table, predictor.classes, skip_unknown)
+    recognised = known_rows(table, predictor.classes, skip_unknown)
     unlike = None if predictor.novelty is None else flags
-    return _Answered(table, known, probabilities, unlike, (*table.skipped, *bad))
+    return _Answered(table, recognised, probabilities, unlike, (*table.skipped, *bad))
 
 
 def _external(
     home: Run,
-    own: Predictions,
+    saved: Predictions,
     answered: _Answered,
     test: PartPredictions,
     part: str | None,
@@ -342,9 +344,9 @@ def _external(
     """Compare both places."""
     record, unlike = home.record, answered.unlike
     assert record.part is not None
-    places = _sample(record, own.parts[record.part]), _sample(record, test)
+    places = _sample(record, saved.parts[record.part]), _sample(record, test)
     recalls = [row.recall for row in record.per_class[record.part]]
-    shifts = class_shifts(*places, own.classes, record.data.counts["train"], recalls)
+    shifts = class_shifts(*places, saved.classes, record.data.counts["train"], recalls)
     both = shared(*places)
     one_file = (home.path / "model.json").exists()
     return External(
@@ -358,7 +360,7 @@ def _external(
         metrics=compare_metrics(*both, resamples=resamples),
         confidence=confidence_shift(*both),
         coverage=None,
-        flagged=None if unlike is None else share_of(unlike[answered.known], test.groups),
+        flagged=None if unlike is None else share_of(unlike[answered.recognised], test.groups),
         unknown=answered.unknown_classes(),
     )
 
@@ -367,38 +369,38 @@ def _sample(record: Record, part: PartPredictions) -> Sample:
     return Sample(part.labels, part.probabilities, record.tiers.assignment, part.groups)
 
 
-def _with_home_coverage(record: Record, home: Run, own: Predictions) -> Record:
+def _with_home_coverage(record: Record, home: Run, saved: Predictions) -> Record:
     """Add the coverage of the same prediction sets in the run's own test part.
 
     A run without one has images of the validation part only, which gave the sets their thresholds.
     """
     if record.external is None or record.sets is None or home.record.part != "test":
         return record
-    basis, level = Basis.of_run(home.record, own), record.sets.requested
+    basis, level = Basis.of_run(home.record, saved), record.sets.requested
     guarantees = make_policy(Decide(coverage=level), basis).sets or []
-    sample = _sample(record, own.parts["test"])
+    sample = _sample(record, saved.parts["test"])
     coverage = score_sets(sample, guarantees, basis.classes, level).coverage
     return record.replaced(external=record.external.model_copy(update={"coverage": coverage}))
 
 
-def _data_info(run: Run, own: Predictions, answered: _Answered, source: str) -> DataInfo:
+def _data_info(run: Run, saved: Predictions, answered: _Answered, source: str) -> DataInfo:
     """Describe the external images; classes and training counts are the run's."""
-    record, table, known = run.record, answered.table, answered.known
-    whole = replace(table.take(known), parts=np.full(int(known.sum()), "test"))
+    record, table, recognised = run.record, answered.table, answered.recognised
+    whole = replace(table.take(recognised), parts=np.full(int(recognised.sum()), "test"))
     request = record.request.model_copy(update={"data": source})
     info = data_info(request, Dataset(whole, record.tiers, answered.skipped))
     there = dict(zip(whole.classes, info.counts["test"], strict=True))
     counts = {**record.data.counts, "test": [there.get(name, 0) for name in record.data.classes]}
     notes = [f"These are images from {source}, not the test part of {record.name}."]
     notes += [note for note in info.notes if note != NO_VALIDATION]
-    if not known.all():
-        names = sorted(set(table.take(~known).label_names().tolist()))
-        left_out = counted(int((~known).sum()), "{n} [image|images]")
+    if not recognised.all():
+        names = sorted(set(table.take(~recognised).label_names().tolist()))
+        left_out = counted(int((~recognised).sum()), "{n} [image|images]")
         notes.append(
             f"Left out of the scores: {left_out} of {shorten(names, 8)}, which the model does not "
             "know."
         )
-    scored_names = set().union(*(_names(part.ids) for part in own.parts.values()))
+    scored_names = set().union(*(_names(part.ids) for part in saved.parts.values()))
     if repeated := len(_names(whole.ids) & scored_names):
         notes.append(
             f"{counted(repeated, '{n} [image has|images have]')} the name of a validation or test "

@@ -145,8 +145,8 @@ def _comparisons(record: Record) -> list[Comparison]:
     shift = record.external
     assert shift is not None
     rows: list[Comparison] = [
-        (METRICS[key].title, one.home, one.here, one.difference, number_form(key))
-        for key, one in shift.metrics.items()
+        (METRICS[key].title, metric.home, metric.here, metric.difference, number_form(key))
+        for key, metric in shift.metrics.items()
     ]
     rows.append(("Mean confidence", shift.confidence.home, shift.confidence.here, None, ".1%"))
     if shift.coverage is not None and record.sets is not None:
@@ -172,8 +172,8 @@ def format_external(record: Record) -> str:
         rows.append((title, *there.cells(), *here.cells(), *gap))
     shares: list[Sequence[str] | None] = [("Class", "train", shift.home_part, "here"), None]
     shares += [
-        (one.name, *(number_text(share, ".1%") for share in (one.train, one.home, one.here)))
-        for one in shift.classes
+        (row.name, *(number_text(share, ".1%") for share in (row.train, row.home, row.here)))
+        for row in shift.classes
     ]
     lines = [
         f"Here and in {home} part, on the classes that both have",

@@ -75,7 +75,7 @@ def index(
     """
     from lmd.base.distributed import choose_device
     from lmd.base.progress import Display
-    from lmd.explain.features import images_of_run
+    from lmd.data.dataset import images_of_run
     from lmd.explain.neighbours import FILE, Neighbours, size_line
     from lmd.model.files import weights_digest
     from lmd.predict.predictor import in_batches, load

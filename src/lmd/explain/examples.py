@@ -120,8 +120,8 @@ def write_examples(
 def add_examples(path: Path, data: str, *, device: "torch.device | str" = "cpu") -> None:
     """Write ``examples.npz`` of a finished run again; ``data`` is where its images are now."""
     from lmd.base.progress import Display
+    from lmd.data.dataset import images_of_run
     from lmd.explain.explanation import check_explainable
-    from lmd.explain.features import images_of_run
     from lmd.predict.predictor import load
 
     run, engine = Run.open(path), check_explainable(load(path, device))

@@ -66,12 +66,8 @@ class Explanation:
             {key: value for key, value in asdict(case).items() if value is not None}
             for case in self.neighbours
         ]
-        numbers: dict[str, Any] = {
-            "image": self.name,
-            "file": file,
-            "classes": classes,
-            "nearest": nearest,
-        }
+        numbers: dict[str, Any] = {"image": self.name, "file": file, "classes": classes}
+        numbers["nearest"] = nearest
         if self.unlike_training is not None:
             numbers["unlike_training"] = self.unlike_training
         return numbers
@@ -168,6 +164,8 @@ def explain_images(
     They are moved there when all images have been explained: a failure leaves nothing behind.
     Return the numbers of each image, and why others were skipped.
     """
+    from lmd.report.page import environment
+
     spec = check_explainable(predictor).spec
     indexed = nearest_index(predictor, neighbours) is not None
     cases, panels = list[dict[str, Any]](), list[dict[str, Any]]()
@@ -193,7 +191,11 @@ def explain_images(
         about = {"model": str(model), "classes": spec.classes, "images": cases}
         text = json.dumps(about | {"skipped": skipped}, indent=1, ensure_ascii=False)
         atomic_write(folder / NUMBERS, (text + "\n").encode())
-        atomic_write(folder / PAGE, _page(model.name, spec.method, panels, indexed))
+        page = environment().get_template("explain.html").render(
+            model=model.name, method=spec.method, panels=panels, indexed=indexed,
+            version=__version__,
+        )  # fmt: skip
+        atomic_write(folder / PAGE, page.encode())
         _move(folder, out)
     return cases, skipped
 
@@ -214,16 +216,6 @@ def _drawn(explanation: Explanation, path: Path) -> dict[str, Any]:
     shown = [(uri, *caption) for uri, caption in zip(uris, captions, strict=True)]
     nearest = explanation.neighbours
     return {"name": explanation.name, "pictures": shown, "nearest": nearest, "unlike": unlike}
-
-
-def _page(model: str, method: str, panels: Sequence[dict[str, Any]], indexed: bool) -> bytes:
-    """Return the self-contained HTML page; ``indexed`` says whether nearest cases were searched."""
-    from lmd.report.page import environment
-
-    template = environment().get_template("explain.html")
-    return template.render(
-        model=model, method=method, panels=panels, indexed=indexed, version=__version__
-    ).encode()
 
 
 def check_out(out: Path, *, overwrite: bool) -> None:

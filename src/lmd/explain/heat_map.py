@@ -71,9 +71,9 @@ def evidence(model: Model, images: Tensor, classes: Tensor) -> Tensor:
         logits = model.classifier(features).float()
         scores = (logits - logits.mean(1, keepdim=True)).gather(1, classes)
         slopes = [torch.autograd.grad(s.sum(), features, retain_graph=True)[0] for s in scores.T]
-        own, last = features[:, : widths[0]], newest[0]
+        inputs, last = features[:, : widths[0]], newest[0]
         gradients = [
-            torch.autograd.grad(own, last, slope[:, : widths[0]], retain_graph=True)[0]
+            torch.autograd.grad(inputs, last, slope[:, : widths[0]], retain_graph=True)[0]
             for slope in slopes
         ]
     maps = torch.stack([summed(last.detach() * gradient) for gradient in gradients], 1).float()

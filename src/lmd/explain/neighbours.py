@@ -150,8 +150,8 @@ def _problems(arrays: dict[str, NDArray[Any]], classes: Sequence[str], width: in
     for name, shape in expected.items():
         if arrays[name].shape != shape:
             yield f"its {name} has the shape {arrays[name].shape}, not {shape}"
-    kinds = {name: arrays[name].dtype.kind for name in ("features", "mean", "scale", "labels")}
-    if kinds != {"features": "f", "mean": "f", "scale": "f", "labels": "i"}:
+    types = {name: arrays[name].dtype.kind for name in ("features", "mean", "scale", "labels")}
+    if types != {"features": "f", "mean": "f", "scale": "f", "labels": "i"}:
         yield "its arrays are not of the expected types"
     if labels.min() < 0 or labels.max() >= len(classes):
         yield f"its labels must be from 0 to {len(classes) - 1}"

@@ -14,9 +14,7 @@ Pixels = NDArray[np.uint8]
 Font = ImageFont.FreeTypeFont | ImageFont.ImageFont
 
 OPACITY = 0.75  # where the heat is 1
-GAP = 12
-CAPTION = 46
-BAR = 10
+GAP, CAPTION, BAR = 12, 46, 10  # px
 # Fonts with other scripts, by the names of their files on Linux, Windows and macOS.
 FONTS = (
     "DejaVuSans.ttf",

@@ -12,9 +12,8 @@ from numpy.typing import NDArray
 from lmd.base.errors import LmdError
 from lmd.base.progress import Display
 from lmd.base.text import as_toml
-from lmd.data.dataset import Dataset, plan_data
+from lmd.data.dataset import Dataset, images_of_run, plan_data
 from lmd.data.source import Columns, Source
-from lmd.explain.features import images_of_run, source_of
 from lmd.frozen.features import FeatureTable, read_features
 from lmd.model import Model, build_model
 from lmd.model.backbones import names
@@ -171,7 +170,7 @@ def _from_run(path: Path, moved: str | None, device: torch.device, display: Disp
         **existing,
     )
     request = _request(
-        source_of(record.request, moved), Protocol.model_validate(record.request.protocol)
+        Source.of(record.request, moved), Protocol.model_validate(record.request.protocol)
     )
     weights = f"of the run {path.name}"
     return Encoded(table, data, request, record.model.backbone, weights, model=model, spec=spec)

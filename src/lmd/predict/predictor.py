@@ -42,7 +42,7 @@ if TYPE_CHECKING:
 BATCH = 64
 SHOWN = 5  # images in the representation
 Image = str | Path | PillowImage | NDArray[np.uint8] | NDArray[np.uint16]
-Given = Image | LmdError  # an error stands for what cannot be read
+Input = Image | LmdError  # an error stands for what cannot be read
 Tick = Callable[[int, int], None]
 
 
@@ -83,14 +83,14 @@ def _checked_name(path: Path) -> Path | LmdError:
     return LmdError(f"the name of the file {printable(str(path))} is not UTF-8: rename it")
 
 
-def _listed(images: Given | Sequence[Given], others: list[Path]) -> list[Given]:
+def _listed(images: Input | Sequence[Input], others: list[Path]) -> list[Input]:
     """Return single images; folders and arrays ``(N, H, W, C)`` are replaced by their images."""
     several = isinstance(images, Iterable) and not isinstance(images, str | bytes | PillowImage)
     if isinstance(images, np.ndarray):
         several = images.ndim == 4
-    given: Iterable[Given] = images if several else [images]  # type: ignore[assignment, list-item]
-    singles: list[Given] = []
-    for image in given:
+    items: Iterable[Input] = images if several else [images]  # type: ignore[assignment, list-item]
+    singles: list[Input] = []
+    for image in items:
         if not isinstance(image, str | Path):
             singles.append(image)
         elif what_is(Path(image)) == FOLDER:
@@ -117,7 +117,7 @@ class _Reading:
     a file has if it has several.
     """
 
-    images: list[Given]
+    images: list[Input]
     size: int
     skip_bad: bool
     names: list[str] = field(default_factory=list)
@@ -268,7 +268,7 @@ class Predictor:
 
     def predict(
         self,
-        images: Given | Sequence[Given],
+        images: Input | Sequence[Input],
         *,
         batch_size: int = 64,
         skip_bad: bool = False,
