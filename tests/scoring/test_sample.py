@@ -44,14 +44,12 @@ def test_rankings_count_pairs_as_a_loop_does():
             assert ends[up_to[i]] == sum(other <= own for other in others)
 
 
-def test_members_and_groups():
+def test_members():
     labels, probabilities = toy_predictions((4, 3, 2))
     sample = Sample(labels, probabilities, ("head", "tail", "tail"), np.where(labels == 0, 7, 9))
     assert sample.members("tail").tolist() == [False, True, True]
     assert sample.members("medium").tolist() == [False] * 3
     assert sample.members(None).tolist() == [True] * 3
-    assert sample.groups_of(1).tolist() == [0, 0, 0]
-    assert Sample(labels, probabilities).groups_of(1).tolist() == [0, 1, 2]
 
 
 def test_errors():

@@ -116,11 +116,6 @@ class Sample:
         """Return the groups of some rows, if groups are known."""
         return None if self.groups is None else self.groups[rows]
 
-    def groups_of(self, k: int) -> Indices:
-        """Return the patient or lesion of each image of a class, counted from 0."""
-        groups = np.arange(self.support[k]) if self.groups is None else self.groups[self.rows[k]]
-        return np.unique(groups, return_inverse=True)[1]
-
     @cached_property
     def units(self) -> Indices:
         """The number of patients or lesions of each class, ``(K,)``; without groups, of images."""

@@ -166,14 +166,15 @@ def draw(sample: Sample, count: int, seed: int) -> Iterator[Floats]:
         raise LmdError(f"resamples must be at least 1; it is {count}")
     generator = np.random.default_rng(seed)
     size = max(1, _CHUNK // len(sample.labels))
-    groups = [sample.groups_of(k) for k in range(len(sample.rows)) if sample.support[k]]
+    groups = np.arange(len(sample.labels)) if sample.groups is None else sample.groups
+    indices = [np.unique(groups[rows], return_inverse=True)[1] for rows in sample.rows]
     for start in range(0, count, size):
-        rows = min(size, count - start)
+        draws = min(size, count - start)
         weights = []
-        for group in groups:
+        for group in filter(len, indices):
             n = int(group.max()) + 1
-            drawn = generator.integers(n, size=(rows, n)) * rows + np.arange(rows)[:, None]
-            times = np.bincount(drawn.ravel(), minlength=rows * n).reshape(n, rows)
+            drawn = generator.integers(n, size=(draws, n)) * draws + np.arange(draws)[:, None]
+            times = np.bincount(drawn.ravel(), minlength=draws * n).reshape(n, draws)
             weights.append((times if n == len(group) else times[group]).astype(np.float64))
         yield np.concatenate(weights).T
 
