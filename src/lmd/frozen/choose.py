@@ -7,7 +7,7 @@ features that some encoder has already made: regressions, class Gaussians and cl
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
-from typing import Any, Self, TypeVar
+from typing import Any, Self
 
 import numpy as np
 import torch
@@ -20,7 +20,7 @@ from lmd.data.splits import grouped_folds
 from lmd.frozen.features import FeatureTable
 from lmd.methods.decoupling import TAUS, nearest_mean_classifier, tau_normalise
 from lmd.methods.lmd.gaussians import ClassGaussians, level_scale, shrunk_moments
-from lmd.methods.lmd.vfc import Objective, Problem, Solution, enough_draws, virtual_features
+from lmd.methods.lmd.vfc import Objective, Problem, enough_draws, virtual_features
 from lmd.methods.supervised import log_priors
 from lmd.scoring.differences import Correct, simplest
 from lmd.scoring.metrics import mean_recall
@@ -115,7 +115,6 @@ class Scaling:
 
 
 Pair = tuple[float, float]  # shrinkage and penalty of the class Gaussians
-_Setting = TypeVar("_Setting", float, Pair)
 
 # From strong to weak, in units of the total variance of the features.
 PENALTIES = (1e-2, 1e-3, 1e-4, 1e-5)
@@ -192,23 +191,22 @@ def regressions(
     objective = streamed_cross_entropy(rows.features, rows.labels)
     variance, centre = metric.diagonal().sum().item(), metric.new_zeros(len(metric))
     problem = Problem(centre, variance, lambda _shrinkage, _trial: (objective, metric))
+    solved = _solve(
+        problem, {(0.0, penalty): guess for penalty, guess in guesses.items()}, **limits
+    )
+    return {penalty: classifier for (_, penalty), classifier in solved.items()}
 
-    def solve(penalty: float, guess: Linear) -> Solution:
-        return problem.solve(guess.weight, guess.bias, variance * penalty, **limits)
 
-    return _solve_all(guesses, solve)
-
-
-def _solve_all(
-    guesses: Mapping[_Setting, Linear], solve: Callable[[_Setting, Linear], Solution]
-) -> dict[_Setting, Linear]:
-    """Solve for each setting, from strong to weak; a solution replaces a next guess of zero."""
-    solved: dict[_Setting, Linear] = {}
-    last: Linear | None = None
-    for setting in sorted(guesses, reverse=True):
-        guess = guesses[setting]
-        solution = solve(setting, guess if last is None or guess.weight.any() else last)
-        solved[setting] = last = Linear(solution.weight, solution.bias)
+def _solve(problem: Problem, guesses: Mapping[Pair, Linear], **limits: Any) -> dict[Pair, Linear]:
+    """Solve for each pair, from strong to weak; a solution replaces a next guess of zero."""
+    solved: dict[Pair, Linear] = {}
+    for shrinkage, penalty in sorted(guesses, reverse=True):
+        guess, strength = guesses[shrinkage, penalty], problem.variance * penalty
+        if solved and not guess.weight.any():
+            guess = list(solved.values())[-1]
+        first = guess.weight, guess.bias
+        solution = problem.solve(*first, strength, shrinkage=shrinkage, **limits)
+        solved[shrinkage, penalty] = Linear(solution.weight, solution.bias)
     return solved
 
 
@@ -234,13 +232,8 @@ def fit(
     gaussians: dict[Pair, Linear] = {}
     if pairs:
         problem, metric = _virtual_features(rows, counts, mean_images, seed)
-
-        def solve(pair: Pair, guess: Linear) -> Solution:
-            (shrinkage, penalty), first = pair, (guess.weight, guess.bias)
-            strength = problem.variance * penalty
-            return problem.solve(*first, strength, shrinkage=shrinkage, trial=not exact)
-
-        gaussians = _solve_all({pair: start.gaussians.get(pair, zero) for pair in pairs}, solve)
+        firsts = {pair: start.gaussians.get(pair, zero) for pair in pairs}
+        gaussians = _solve(problem, firsts, trial=not exact)
     else:
         metric = (rows.features.T @ rows.features / len(rows.labels)).double()
     means = nearest_mean_classifier(rows.features, rows.labels, classes)
