@@ -128,21 +128,21 @@ class Protocol(BaseModel):
         return {key: v for key, v in values.items() if key != "fold" or v is not None}
 
 
-def parse_ratios(given: Any) -> tuple[float, float, float]:
-    """Ratios of train, validation and test as shares that add up to 1.
+def parse_ratios(ratios: Any) -> tuple[float, float, float]:
+    """Return ratios of train, validation and test as shares that add up to 1.
 
     >>> parse_ratios("7:1:2"), parse_ratios("0.8,0.1,0.1"), parse_ratios([6, 2, 2])
     ((0.7, 0.1, 0.2), (0.8, 0.1, 0.1), (0.6, 0.2, 0.2))
     """
-    words = given.replace(",", ":").split(":") if isinstance(given, str) else given
+    words = ratios.replace(",", ":").split(":") if isinstance(ratios, str) else ratios
     try:
         values = [float(word) for word in words]
     except (TypeError, ValueError):
         values = []
-    good = len(values) == 3 and all(math.isfinite(value) and value >= 0 for value in values)
-    if not good or values[0] == 0:
+    valid = len(values) == 3 and all(math.isfinite(value) and value >= 0 for value in values)
+    if not valid or values[0] == 0:
         raise ValueError(
-            f"must be {_RATIOS}, none below 0 and the first above 0; it is {as_toml(given)}"
+            f"must be {_RATIOS}, none below 0 and the first above 0; it is {as_toml(ratios)}"
         )
     total = 1.0 if math.isclose(sum(values), 1) else sum(values)
     train, validation, test = (value / total for value in values)
@@ -150,8 +150,12 @@ def parse_ratios(given: Any) -> tuple[float, float, float]:
 
 
 def load_protocol(name: str | Path | None, overrides: dict[str, Any] | None = None) -> Protocol:
-    """A protocol from a TOML file, or by name if it ships with the package."""
-    values = ({} if name is None else _read(name)) | (overrides or {})
+    """Read a protocol from a TOML file, or by name if it ships with the package."""
+    try:
+        values = {} if name is None else tomllib.loads(_text(name))
+    except ValueError as error:  # not TOML, or not UTF-8
+        raise LmdError(f"protocol file {name} is not valid TOML: {error}") from None
+    values |= overrides or {}
     try:
         return Protocol.model_validate(values)
     except ValidationError as error:
@@ -160,7 +164,7 @@ def load_protocol(name: str | Path | None, overrides: dict[str, Any] | None = No
 
 
 def shipped_protocols() -> list[str]:
-    """Names of the protocols that ship with the package.
+    """Return the names of the protocols that ship with the package.
 
     >>> "demo" in shipped_protocols()
     True
@@ -170,21 +174,14 @@ def shipped_protocols() -> list[str]:
 
 
 def about_protocol(name: str) -> str:
-    """What a protocol is for: the comment at the top of its file."""
+    """Return what a protocol is for: the comment at the top of its file."""
     lines = _text(name).splitlines()
     end = next((i for i, line in enumerate(lines) if not line.startswith("#")), len(lines))
     return " ".join(line.lstrip("# ").strip() for line in lines[:end])
 
 
-def _read(name: str | Path) -> dict[str, Any]:
-    try:
-        return tomllib.loads(_text(name))
-    except tomllib.TOMLDecodeError as error:
-        raise LmdError(f"protocol file {name} is not valid TOML: {error}") from None
-
-
 def _text(name: str | Path) -> str:
-    """The text of a file, or of a protocol that ships with the package."""
+    """Return the text of a file, or of a protocol that ships with the package."""
     if not str(name).endswith(".toml"):
         if str(name) not in shipped_protocols():
             there_are = "give a .toml file or one of"
@@ -194,7 +191,5 @@ def _text(name: str | Path) -> str:
         return Path(name).read_text(encoding="utf-8")
     except FileNotFoundError:
         raise LmdError(f"protocol file {name} does not exist") from None
-    except UnicodeDecodeError as error:
-        raise LmdError(f"protocol file {name} is not valid TOML: {error}") from None
     except OSError as error:
         raise LmdError(f"protocol file {name} cannot be read: {error.strerror}") from None

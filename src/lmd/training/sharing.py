@@ -4,7 +4,7 @@ Whatever follows the encoder (classifier, losses, counts, relations among sample
 batch in every process, so a stage does not need to know about processes.
 """
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from contextlib import contextmanager
 from contextvars import ContextVar
 from typing import Any
@@ -34,9 +34,6 @@ _sizes: ContextVar[tuple[int, ...] | None] = ContextVar("sizes", default=None)
 def sharing(size: int) -> Iterator[None]:
     """In this context the encoder works on this process's slice of a batch of ``size``."""
     n = world()
-    if n == 1:
-        yield
-        return
     cuts = [cut(size, p, n) for p in range(n)]
     token = _sizes.set(tuple(c.stop - c.start for c in cuts))
     try:
@@ -54,9 +51,6 @@ def split_encoder(encoder: nn.Module) -> Iterator[None]:
 
     Its BatchNorm layers normalise by the whole batch too. Parameters keep their names.
     """
-    if world() == 1:
-        yield
-        return
     for module in encoder.modules():
         if isinstance(module, _NORMS) and type(module) not in (nn.BatchNorm2d, _SharedBatchNorm):
             raise LmdError(
@@ -64,7 +58,7 @@ def split_encoder(encoder: nn.Module) -> Iterator[None]:
                 "choose another backbone, or train with one process"
             )
     # A copy of the encoder, such as an averaged teacher, keeps the shared layers and the hook.
-    handle = encoder.register_forward_hook(_whole_batch)
+    handle = encoder.register_forward_hook(_gather)
     _exchange(encoder, nn.BatchNorm2d, _SharedBatchNorm)
     try:
         yield
@@ -86,26 +80,24 @@ def _exchange(encoder: nn.Module, old: type[nn.BatchNorm2d], new: type[nn.BatchN
                 setattr(parent, name, layer.train(norm.training))
 
 
-def _whole_batch(_module: nn.Module, _inputs: object, features: Tensor) -> Tensor:
-    sizes = _sizes.get()
-    return features if sizes is None else gather(features, sizes)
+def _gather(_module: nn.Module, _inputs: object, rows: Tensor) -> Tensor:
+    """Return the rows ``(m n_r, …)`` of all processes as ``(m N, …)``, as one process has them.
 
-
-def gather(rows: Tensor, sizes: Sequence[int]) -> Tensor:
-    """The rows ``(m n_r, …)`` of all processes as ``(m N, …)``, in the order of a single process.
-
-    Process r has ``n_r = sizes[r]`` images in m blocks, the views that are encoded together. The
-    gradient is scaled by the number of processes, as ``average_gradients`` expects.
+    Process r has ``n_r`` images in m blocks, the views that are encoded together. The gradient is
+    scaled by the number of processes, as ``average_gradients`` expects.
     """
-    own = sizes[rank()]
-    blocks = len(rows) // own if own else 0
+    sizes = _sizes.get()
+    if sizes is None:
+        return rows
+    images = sizes[rank()]
+    blocks = len(rows) // images if images else 0
     if min(sizes) == 0:
         # A process without images cannot count the blocks.
         blocks = max(int(number) for number in all_gather(torch.tensor(blocks)))
-    if len(rows) != blocks * own:
+    if len(rows) != blocks * images:
         raise NotShareable(TOGETHER.format(len(sizes)))
-    found: Tensor = _Gather.apply(rows, tuple(sizes), blocks)  # type: ignore[no-untyped-call]
-    return found
+    gathered: Tensor = _Gather.apply(rows, sizes, blocks)  # type: ignore[no-untyped-call]
+    return gathered
 
 
 class _Gather(torch.autograd.Function):
@@ -115,20 +107,19 @@ class _Gather(torch.autograd.Function):
         # Collectives need equal shapes, so short slices are padded and cut afterwards.
         padded = rows.new_zeros(blocks * max(sizes), *rows.shape[1:])
         padded[: len(rows)] = rows
-        everyone = all_gather(padded)
-        kept = [
+        slices = [
             part[: blocks * n].unflatten(0, (blocks, n))
-            for part, n in zip(everyone, sizes, strict=True)
+            for part, n in zip(all_gather(padded), sizes, strict=True)
         ]
-        return torch.cat(kept, 1).flatten(0, 1)
+        return torch.cat(slices, 1).flatten(0, 1)
 
     @staticmethod
     def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor, None, None]:
         # Every process has the same loss of all features and needs the gradient of its rows.
         start = sum(ctx.sizes[: rank()])
-        own = gradient.unflatten(0, (ctx.blocks, sum(ctx.sizes)))
-        own = own[:, start : start + ctx.sizes[rank()]].flatten(0, 1)
-        return own * len(ctx.sizes), None, None
+        blocks = gradient.unflatten(0, (ctx.blocks, sum(ctx.sizes)))
+        rows = blocks[:, start : start + ctx.sizes[rank()]].flatten(0, 1)
+        return rows * len(ctx.sizes), None, None
 
 
 class _SharedBatchNorm(nn.BatchNorm2d):
@@ -138,8 +129,9 @@ class _SharedBatchNorm(nn.BatchNorm2d):
         """``(B, C, H, W)`` normalised by the moments of the images of all processes."""
         if not self.training or _sizes.get() is None:
             return super().forward(input)
-        found = _Normalise.apply(input, self.weight, self.bias, self.eps)  # type: ignore[no-untyped-call]
-        output, mean, var, count = found
+        output, mean, var, count = _Normalise.apply(  # type: ignore[no-untyped-call]
+            input, self.weight, self.bias, self.eps
+        )
         if self.track_running_stats and self.running_mean is not None:
             assert self.running_var is not None
             assert self.num_batches_tracked is not None
