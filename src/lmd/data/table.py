@@ -2,22 +2,17 @@
 
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any, Protocol
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 from numpy.typing import NDArray
 
 from lmd.data.images import Pixels, array_pixels, read_image
 
+if TYPE_CHECKING:
+    from lmd.data.synthetic import SyntheticImages
+
 PARTS = ("train", "validation", "test")
-
-
-class Images(Protocol):
-    """Where pixels come from."""
-
-    def read(self, row: int) -> Pixels:
-        """Return the image of one row, RGB ``(H, W, 3)``, or raise an ``LmdError``."""
-        ...
 
 
 @dataclass(frozen=True)
@@ -60,7 +55,7 @@ class Table:
     ids: NDArray[np.str_]
     labels: NDArray[np.int64]
     classes: tuple[str, ...]
-    images: Images
+    images: "FileImages | ArrayImages | SyntheticImages"
     rows: NDArray[np.int64]
     groups: NDArray[np.str_] | None = None
     parts: NDArray[np.str_] | None = None

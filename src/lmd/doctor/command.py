@@ -2,6 +2,8 @@
 
 import json
 import shlex
+from collections.abc import Callable
+from functools import cache, partial
 from pathlib import Path, PurePosixPath
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -200,11 +202,11 @@ def write_page(examination: "Examination", path: Path, cleaned: "Cleaned | None"
     from lmd.data.table import PARTS
     from lmd.report.page import environment
 
-    pictures: dict[int, str] = {}
     page = as_json(examination)
+    picture = cache(partial(_picture, examination))
     page |= {
         "findings": [
-            listed | _pictures(examination, finding, pictures)
+            listed | _pictures(examination, finding, picture)
             for finding, listed in zip(examination.findings, page["findings"], strict=True)
             if finding.kind != "counts"
         ],
@@ -218,15 +220,15 @@ def write_page(examination: "Examination", path: Path, cleaned: "Cleaned | None"
 
 
 def _pictures(
-    examination: "Examination", finding: "Finding", pictures: dict[int, str]
+    examination: "Examination", finding: "Finding", picture: Callable[[int], dict[str, str]]
 ) -> dict[str, Any]:
     """Return what the page shows of a finding besides its words: pictures and names."""
     from lmd.data.scan import LISTS
 
     same = [cases[: PICTURES // SETS + 1] for cases in finding.sets[:SETS]]
     shown = same or [finding.cases[:PICTURES]]
-    sets = [[_picture(examination, i, pictures) for i in cases] for cases in shown]
-    visible = any(picture["uri"] for cases in sets for picture in cases)
+    sets = [[picture(i) for i in cases] for cases in shown]
+    visible = any(drawn["uri"] for cases in sets for drawn in cases)
     names = finding.names if finding.kind in LISTS else ()
     listed = [examination.describe(i) for i in finding.cases] or names
     return {
@@ -240,16 +242,13 @@ def _pictures(
     }
 
 
-def _picture(examination: "Examination", i: int, pictures: dict[int, str]) -> dict[str, str]:
+def _picture(examination: "Examination", i: int) -> dict[str, str]:
     from lmd.report.charts import data_uri
 
-    case, look = examination.scan.cases[i], examination.looks[i]
-    if i not in pictures:
-        pixels = examination.pixels(i)
-        pictures[i] = "" if pixels is None else data_uri(pixels, SIDE)
+    case, look, pixels = examination.scan.cases[i], examination.looks[i], examination.pixels(i)
     size = f"{look.size[0]} × {look.size[1]}" if look.size[0] else ""
     return {
-        "uri": pictures[i],
+        "uri": "" if pixels is None else data_uri(pixels, SIDE),
         "name": PurePosixPath(case.name).name,
         "path": case.name,
         "caption": " · ".join(filter(None, (case.label, case.part, size))),
