@@ -6,7 +6,9 @@ changes if only the first is changed.
 
 import textwrap
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from copy import deepcopy
 from dataclasses import dataclass, field
+from functools import partial
 from statistics import fmean
 from typing import Any
 
@@ -98,22 +100,21 @@ class _Probe:
             for part in ("encoder", "classifier"):
                 title, module = f"{shown} {part}".strip(), getattr(model, part)
                 self.parts[title] = module
-                module.register_forward_hook(self._hook(title, part))
+                module.register_forward_hook(partial(self._record, title, part))
 
-    def _hook(self, name: str, part: str) -> Callable[..., Tensor]:
-        def hook(_: nn.Module, inputs: tuple[Tensor, ...], output: Tensor) -> Tensor:
-            index = len(self.calls)
-            self.calls.append(Call(name, part, torch.is_grad_enabled()))
-            self.inputs.append(inputs[0].detach().clone())
-            if index in self.replay:
-                output = self.replay[index]
-            elif index == self.change:
-                noise = torch.Generator().manual_seed(7)
-                output = output + 0.1 * torch.randn(output.shape, generator=noise)
-            self.outputs.append(output.detach().clone())
-            return output
-
-        return hook
+    def _record(
+        self, name: str, part: str, _: nn.Module, inputs: tuple[Tensor, ...], output: Tensor
+    ) -> Tensor:
+        index = len(self.calls)
+        self.calls.append(Call(name, part, torch.is_grad_enabled()))
+        self.inputs.append(inputs[0].detach().clone())
+        if index in self.replay:
+            output = self.replay[index]
+        elif index == self.change:
+            noise = torch.Generator().manual_seed(7)
+            output = output + 0.1 * torch.randn(output.shape, generator=noise)
+        self.outputs.append(output.detach().clone())
+        return output
 
 
 def trace_stages(method: Method, settings: Mapping[str, Any]) -> list[Trace]:
@@ -142,11 +143,13 @@ def _trace(stage: Stage, title: str, model: Model) -> Trace:
     groups = prepare(stage)
     optimizer = torch.optim.SGD(groups, lr=0.1) if groups else None
     epoch = _Epoch(model.classifier.in_features)
-    before = _clone(stage.state_dict())
+    before = deepcopy(stage.state_dict())
     trace.numbers = list(stage.start_epoch(epoch) or ())
     trace.reads = list(dict.fromkeys(epoch.reads))
-    moved = [name for name in _changed(before, stage.state_dict()) if "." in name]
-    trace.updates = list(dict.fromkeys(map(_owner, moved)))
+    # Of model.classifier.weight, the classifier changes; of gaussians.mean, the Gaussians.
+    owners = [name.rpartition(".")[0] for name in _changed(before, stage.state_dict())]
+    parts = (owner.removeprefix("model.").split(".")[0] for owner in owners if owner)
+    trace.updates = list(dict.fromkeys(parts))
     streams, names = len(stage.class_weights(epoch)), stage.views
     if not streams or not names or optimizer is None:
         return trace
@@ -157,16 +160,16 @@ def _trace(stage: Stage, title: str, model: Model) -> Trace:
     def terms(changed: str | None = None) -> dict[str, Tensor]:
         """Evaluate the loss from the same state, perhaps with one view changed."""
         probe.calls, probe.inputs, probe.outputs = [], [], []
-        state, drawn = _clone(stage.state_dict()), epoch.generator.get_state()
+        state, drawn = deepcopy(stage.state_dict()), epoch.generator.get_state()
         seen = {n: v + 0.1 * (n == changed) for n, v in views.items()}
         torch.manual_seed(0)
         result = stage.loss(*[Batch(seen, labels)] * streams)
         stage.load_state_dict(state, strict=False)
         epoch.generator.set_state(drawn)
-        return _clone(result)
+        return {name: value.detach().clone() for name, value in result.items()}
 
     _find_edges(trace, probe, terms, list(names))
-    weights = {name: _clone(part.state_dict()) for name, part in probe.parts.items()}
+    weights = {name: deepcopy(part.state_dict()) for name, part in probe.parts.items()}
     stage.step(optimizer, *[Batch(views, labels)] * streams)
     for name, part in probe.parts.items():
         moved = _changed(weights[name], part.state_dict())
@@ -201,22 +204,8 @@ def _find_edges(
         trace.reaches += [(i, t) for t in trace.terms if not torch.equal(base[t], values[t])]
 
 
-def _clone(tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
-    return {name: value.detach().clone() for name, value in tensors.items()}
-
-
 def _changed(before: Mapping[str, Tensor], after: Mapping[str, Tensor]) -> list[str]:
     return [n for n, v in after.items() if n not in before or not torch.equal(before[n], v)]
-
-
-def _owner(name: str) -> str:
-    """Return the part of a stage that a parameter belongs to.
-
-    >>> _owner("model.classifier.weight"), _owner("gaussians.mean")
-    ('classifier', 'gaussians')
-    """
-    words = name.split(".")[:-1]
-    return words[1] if words[0] == "model" and len(words) > 1 else words[0]
 
 
 # The place of each column of boxes and half their width, in inches.
