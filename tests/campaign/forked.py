@@ -101,8 +101,8 @@ class Marks:
         StageTraining.run = run  # type: ignore[method-assign, assignment]
         for name, phase in (
             ("prepare", "decoding"),
-            ("predict_parts", "scoring"),
-            ("_write", "writing"),
+            ("_predict", "scoring"),
+            ("_finish", "writing"),
             ("write_report", "report"),
         ):
             setattr(train, name, self._marked(getattr(train, name), PHASES.index(phase)))

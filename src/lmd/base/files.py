@@ -2,7 +2,6 @@
 
 import contextlib
 import errno
-import io
 import os
 import platform
 import re
@@ -11,7 +10,7 @@ import stat
 import time
 from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
-from typing import Any, BinaryIO, TextIO, cast
+from typing import BinaryIO, TextIO
 
 from lmd.base.errors import LmdError
 
@@ -27,22 +26,6 @@ _NO_ROOM = {
     errno.EDQUOT: "the disk quota is used up",
     errno.EFBIG: "the file would exceed the size limit of this process or file system",
 }
-
-
-class _File(io.FileIO):
-    """A raw file that remembers why a write failed.
-
-    Writers in C++ (``torch.save``) replace the ``OSError`` of a full disk by an error of their own.
-    """
-
-    failure: OSError | None = None
-
-    def write(self, data: Any, /) -> int:
-        try:
-            return super().write(data)
-        except OSError as error:
-            self.failure = error
-            raise
 
 
 def check_output(path: Path, option: str, *kinds: str) -> None:
@@ -83,8 +66,13 @@ def atomic_write_all(contents: Mapping[Path, Content], *, parents: bool = False)
             with _explained(path):
                 if parents:
                     path.parent.mkdir(parents=True, exist_ok=True)
-                raw = _File(staged[path], "xb")
-            _write(path, raw, content)
+                with staged[path].open("xb") as file:
+                    if callable(content):
+                        content(file)
+                    else:
+                        file.write(content)
+                    file.flush()
+                    os.fsync(file.fileno())
         for path, temporary in staged.items():
             with _explained(path):
                 temporary.replace(path)
@@ -120,42 +108,18 @@ def is_leftover(path: Path) -> bool:
     return re.fullmatch(r"\..+\.[0-9a-f]{12}\.tmp", path.name) is not None
 
 
-def _write(path: Path, raw: _File, content: Content) -> None:
-    file = io.BufferedWriter(raw)
-    try:
-        if callable(content):
-            content(cast(BinaryIO, file))
-        else:
-            file.write(content)
-        file.flush()
-        with _explained(path):
-            os.fsync(raw.fileno())
-    except BaseException as error:
-        if raw.failure is not None:
-            raise _explanation(path, raw.failure) from error
-        raise
-    finally:
-        # After a failed write, closing the file tries to write the rest again.
-        with contextlib.suppress(OSError):
-            file.close()
-
-
 @contextlib.contextmanager
 def _explained(path: Path) -> Iterator[None]:
     try:
         yield
     except OSError as error:
-        raise _explanation(path, error) from error
-
-
-def _explanation(path: Path, error: OSError) -> LmdError:
-    reason = _NO_ROOM.get(error.errno or 0)
-    if reason is None:
-        return LmdError(f"cannot write {path}: {error.strerror or error}")
-    return LmdError(
-        f"cannot write {path}: {reason}; free some space or choose another folder. "
-        "An existing file of this name is unchanged"
-    )
+        reason = error.strerror or str(error)
+        if error.errno in _NO_ROOM:
+            reason = (
+                f"{_NO_ROOM[error.errno]}; free some space or choose another folder. "
+                "An existing file of this name is unchanged"
+            )
+        raise LmdError(f"cannot write {path}: {reason}") from error
 
 
 def cache_folder(kind: str) -> Path:
