@@ -43,13 +43,12 @@ def evaluate(
         resamples: Bootstrap resamples; fewer than the run has only print.
     """
     from lmd.decisions.section import format_decisions
-    from lmd.evaluation.evaluate import compare_runs
-    from lmd.evaluation.evaluate import evaluate as evaluate_run
+    from lmd.evaluation import evaluate as evaluation
     from lmd.evaluation.shift import format_external
     from lmd.report.text import format_scores
     from lmd.runs.folder import Run
 
-    result = evaluate_run(
+    result = evaluation.evaluate(
         run, data, part=part, skip_unknown=skip_unknown, columns=columns.changed(),
         skip_bad=skip_bad, out=out, overwrite=overwrite, tta=tta, against=against,
         **vars(decide), resamples=resamples, images=images, device=device, quiet=quiet,
@@ -62,7 +61,7 @@ def evaluate(
     if decide != Decide() and record.decisions is not None:
         typer.echo(f"\n{format_decisions(record.decisions, record.sets)}")
     if against is not None:
-        typer.echo(f"\n{compare_runs(run, against, resamples=resamples)}")
+        typer.echo(f"\n{evaluation.compare_runs(run, against, resamples=resamples)}")
     if resamples < best:
         typer.echo(
             f"\nNothing was written: the intervals of the record are better, with {best} resamples"

@@ -52,13 +52,12 @@ def evaluate(
 
     ``run`` is what ``lmd.train`` returned, or the path of a run folder. Without ``data``, the
     numbers come from the predictions of the run, and replace those of its record unless that has
-    more ``resamples``; with ``tta``, its images are predicted again
-    together with their mirror images, and the result is the folder ``RUN-tta``; ``data`` then says
-    where they are now, if they have moved. Otherwise ``data`` are labelled images from another
-    place, and the result is a folder of its own: see docs/external.md.
-    The report compares the result with ``against``, another run on the same test images; without
-    ``images`` it has no pictures. The other arguments are those of ``lmd evaluate``. ``metrics`` of
-    the result has the numbers.
+    more ``resamples``; with ``tta``, its images are predicted again together with their mirror
+    images, and the result is the folder ``RUN-tta``; ``data`` is where they are now, if they have
+    moved. Otherwise ``data`` are labelled images from another place, and the result is a folder of
+    its own: see docs/external.md. The report compares the result with ``against``, another run on
+    the same test images; without ``images`` it has no pictures. The other arguments are as for
+    ``lmd evaluate``. ``metrics`` of the result has the numbers.
     """
     path, decide = Path(run), Decide(prevalence, costs, coverage, refer_above)
     other = None if against is None else Path(against)

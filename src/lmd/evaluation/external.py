@@ -216,7 +216,7 @@ def _refuse_training_images(run: Run, ids: NDArray[np.str_], paths: Sequence[Pat
 
 def _planned(record: Record, data: str) -> Dataset | None:
     """Return the images at ``data`` in the parts of a run; ``None`` if they cannot be the same."""
-    if not record.request.protocol:
+    if not record.request.protocol or not Path(data).exists():
         return None
     try:
         protocol = Protocol.model_validate(record.request.protocol)
@@ -345,8 +345,7 @@ def _external(
     record, unlike = home.record, answered.unlike
     assert record.part is not None
     places = _sample(record, saved.parts[record.part]), _sample(record, test)
-    recalls = [row.recall for row in record.per_class[record.part]]
-    shifts = class_shifts(*places, saved.classes, record.data.counts["train"], recalls)
+    shifts = class_shifts(*places, record)
     both = shared(*places)
     one_file = (home.path / "model.json").exists()
     return External(

@@ -29,19 +29,14 @@ COMPARED = (
 )
 
 
-def class_shifts(
-    home: Sample,
-    here: Sample,
-    classes: Sequence[str],
-    train: Sequence[int],
-    recalls: Sequence[Estimate],
-) -> list[ClassShift]:
-    """Return the share of each class in all places; ``recalls (K,)`` are at home."""
-    counts = np.array([train, home.support, here.support])
+def class_shifts(home: Sample, here: Sample, record: Record) -> list[ClassShift]:
+    """Return the share of each class in all places, and its recall in the run at home."""
+    counts = np.array([record.data.counts["train"], home.support, here.support])
     shares = (counts / np.maximum(counts.sum(axis=1, keepdims=True), 1)).T.tolist()
+    scores = record.per_class[record.part or "test"]
     return [
-        ClassShift(name=name, train=a, home=b, here=c, recall=recall)
-        for name, (a, b, c), recall in zip(classes, shares, recalls, strict=True)
+        ClassShift(name=name, train=a, home=b, here=c, recall=score.recall)
+        for name, (a, b, c), score in zip(record.data.classes, shares, scores, strict=True)
     ]
 
 

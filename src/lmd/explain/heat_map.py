@@ -14,8 +14,6 @@ from lmd.base.errors import LmdError
 from lmd.model import Model
 from lmd.predict.engines import Floats, Pixels, TorchEngine
 
-Hook = Callable[[nn.Module, Any, Any], None]
-
 
 def top_evidence(
     engine: TorchEngine, pixels: Pixels, count: int
@@ -56,11 +54,11 @@ def evidence(model: Model, images: Tensor, classes: Tensor) -> Tensor:
         inner.append(output.detach())
 
     level: Any = getattr(model.encoder, "level", None)  # of backbones that have levels
-    hooks: list[tuple[nn.Module, Hook]] = [(level(name), keep_level) for name in model.levels]
-    hooks += [(module, keep_newest) for module in model.encoder.modules()]
     with torch.enable_grad(), ExitStack() as stack:
-        for module, hook in hooks:
-            stack.enter_context(module.register_forward_hook(hook))
+        for name in model.levels:
+            stack.enter_context(level(name).register_forward_hook(keep_level))
+        for module in model.encoder.modules():
+            stack.enter_context(module.register_forward_hook(keep_newest))
         # Frozen models have gradients too, because the input wants one.
         features = model.features(images.detach().requires_grad_())
         if not newest:

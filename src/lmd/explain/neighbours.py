@@ -96,18 +96,13 @@ class Neighbours:
         return folder / FILE
 
 
-def expected_bytes(images: int, width: int) -> int:
-    """Return about how large the file of ``images`` with ``width`` features becomes."""
-    return images * (2 * width + 8) + 8 * width
-
-
 def size_line(images: int, width: int) -> str:
     """Describe how large ``neighbours.npz`` becomes, without names.
 
     >>> size_line(10_000, 1280)
     'neighbours.npz: 10000 training images with 1280 features, about 25.7 MB'
     """
-    size = expected_bytes(images, width) / 1e6
+    size = (images * (2 * width + 8) + 8 * width) / 1e6
     return f"{FILE}: {images} training images with {width} features, about {size:.1f} MB"
 
 

@@ -87,10 +87,8 @@ def load_average(
     try:
         file = _Average.model_validate_json(path.read_bytes())
     except (OSError, ValidationError) as error:
-        reason = str(error).splitlines()[0]
-        raise LmdError(
-            f"model file {path} cannot be read: {reason}; copy the folder again"
-        ) from None
+        why = f"cannot be read: {str(error).splitlines()[0]}; copy the folder again"
+        raise LmdError(f"model file {path} {why}") from None
     engines, novelties = [], []
     for member in file.members:
         member_path = folder / member.folder

@@ -98,7 +98,6 @@ class Novelty:
         atomic_write(folder / FILE, save(tensors, metadata={"model_sha256": model_sha256}))
 
 
-# The flag and its part of the record, if there are any.
 Flag: TypeAlias = "tuple[Novelty, NoveltyInfo] | tuple[None, None]"
 
 
