@@ -295,28 +295,21 @@ def _record_parts(encoded: Encoded, calibrated: Calibrated) -> dict[str, Any]:
 
 
 def _notes(calibrated: Calibrated) -> list[str]:
-    classifier, notes = calibrated.classifier, []
-    if calibrated.crossed:
-        notes.append(
-            "There is no validation part: the classifier was chosen by cross-validation, and the "
-            "numbers called validation are of training images, each predicted by a classifier "
-            "that has not seen it."
-        )
-        if any(row.held_out is None for row in classifier.candidates):
-            notes.append(
-                "The existing classifier has no cross-validated number: it may have been trained "
-                "on these images."
-            )
-    if "test" not in calibrated.predictions.parts:
-        notes.append(
-            "There is no test part: the numbers are of the images on which the classifier was "
-            "chosen, and somewhat too good."
-        )
+    """Return what to know about the choice."""
+    classifier, crossed = calibrated.classifier, calibrated.crossed
     counts = zip(classifier.classes, classifier.class_counts, strict=True)
-    single = [name for name, images in counts if images == 1]
-    if single:
-        notes.append(f"Only one training image of {', '.join(single)}: its spread is a guess.")
-    return notes
+    single = ", ".join(name for name, images in counts if images == 1)
+    notes = {
+        "There is no validation part: the classifier was chosen by cross-validation, and the "
+        "numbers called validation are of training images, each predicted by a classifier that "
+        "has not seen it.": crossed,
+        "The existing classifier has no cross-validated number: it may have been trained on these "
+        "images.": crossed and any(row.held_out is None for row in classifier.candidates),
+        "There is no test part: the numbers are of the images on which the classifier was chosen, "
+        "and somewhat too good.": "test" not in calibrated.predictions.parts,
+        f"Only one training image of {single}: its spread is a guess.": single,
+    }
+    return [note for note, applies in notes.items() if applies]
 
 
 def _write_model(

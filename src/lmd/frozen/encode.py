@@ -83,7 +83,8 @@ def open_source(origin: str, encoding: Encoding, device: torch.device, display: 
     """Return the features of a file, a run folder, a backbone or an ONNX file."""
     path = Path(origin)
     suffix = path.suffix.lower()
-    encoder = suffix == ".onnx" or encoding.backbone is not None or _is_backbone(origin)
+    backbone = origin.startswith("timm/") or origin in names()
+    encoder = suffix == ".onnx" or encoding.backbone is not None or backbone
     if encoder:
         _check_encoder(origin, encoding)
     elif encoding.data is not None and not path.is_dir():
@@ -113,10 +114,6 @@ def open_source(origin: str, encoding: Encoding, device: torch.device, display: 
             + ("is another kind of file" if path.exists() else "does not exist")
         )
     return replace(encoded, data=replace(encoded.data, images=None, warnings=()))
-
-
-def _is_backbone(origin: str) -> bool:
-    return origin.startswith("timm/") or origin in names()
 
 
 def _check_encoder(origin: str, encoding: Encoding) -> None:
@@ -182,7 +179,7 @@ def _from_backbone(
     """Return the features through a backbone with published weights or a weight file."""
     name, weights = origin, encoding.weights or "imagenet"
     if encoding.backbone is not None:
-        if encoding.weights is not None or _is_backbone(origin):
+        if encoding.weights is not None or origin.startswith("timm/") or origin in names():
             raise LmdError("--backbone names the backbone of the weight file SOURCE: give one file")
         name, weights = encoding.backbone, origin
     if weights not in ("imagenet", "none") and not Path(weights).is_file():
