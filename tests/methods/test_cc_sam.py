@@ -9,10 +9,15 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 from toys import COUNTS, LABELS, World, close, gradient
 
-from lmd.methods import cc_sam
-from lmd.methods.cc_sam import class_radius, flat_loss, shift_strengths, shifted_loss
+from lmd.methods import perturbation
+from lmd.methods.perturbation import (
+    class_radius,
+    draw_mixup,
+    flat_loss,
+    shift_strengths,
+    shifted_loss,
+)
 from lmd.methods.stage import Batch, Rate, prepare
-from lmd.methods.supervised import draw_mixup
 
 FEATURES = torch.tensor([[1.0, 0.2], [0.4, 0.9], [-0.3, 0.7], [0.5, -0.6], [0.8, 0.1]])
 
@@ -154,7 +159,7 @@ def test_mixup_keeps_the_larger_share_of_the_image_whose_label_it_bears(monkeypa
     order = torch.arange(len(labels)).flip(0)
     losses = []
     for share in (0.2, 0.8):
-        monkeypatch.setattr(cc_sam, "draw_mixup", lambda _alpha, _batch, s=share: (s, order))
+        monkeypatch.setattr(perturbation, "draw_mixup", lambda _alpha, _batch, s=share: (s, order))
         losses.append(stage.loss(Batch({"label": images}, labels))["loss"].item())
     assert losses[0] == pytest.approx(losses[1], rel=1e-5)
 
@@ -196,7 +201,8 @@ def test_cc_sam_mixup_has_mixed_labels_in_ce_and_own_labels_in_the_flat_term():
     prepare(stage)
     images, labels = world.train
     torch.manual_seed(5)
-    share, order = cc_sam.draw_mixup(1.0, len(labels))
+    share, order = draw_mixup(1.0, len(labels))
+    share = max(share, 1 - share)
     torch.manual_seed(5)
     terms = stage.loss(Batch({"label": images}, labels))
     logits = world.model(share * images + (1 - share) * images[order])

@@ -16,8 +16,7 @@ from lmd.data.dataset import Dataset, images_of_run, plan_data
 from lmd.data.source import Columns, Source
 from lmd.frozen.features import FeatureTable, read_features
 from lmd.model import Model, build_model
-from lmd.model.backbones import names
-from lmd.model.backbones.weights import NoWeights
+from lmd.model.backbones import NoWeights, names
 from lmd.model.files import ModelSpec, load_model
 from lmd.predict.engines import Floats, Pixels, TorchEngine
 from lmd.runs.folder import of_one_model

@@ -5,13 +5,10 @@ Decoupling: Kang et al., Decoupling Representation and Classifier for Long-Taile
 
 FCD-style (reconstruction): Li et al., Flat-Aware Cross-Stage Distilled Framework for Imbalanced
 Medical Image Classification, MICCAI 2022. Neither code nor formulas were available: this is built
-from the paper's title and from descriptions by others. Stage 1 is sharpness-aware; stage 2
-fine-tunes the classifier on class-balanced images and stays near the stage-1 classifier by
-distillation.
+from the paper's title and from descriptions by others.
 
-CB+WD+Max: Alshammari et al., Long-Tailed Recognition via Weight Balancing, CVPR 2022. Stage 1 is
-cross-entropy with a strong weight decay; stage 2 trains the classifier with a class-balanced loss,
-weight decay, which balances the classes' weights, and a MaxNorm constraint, which keeps them so.
+CB+WD+Max: Alshammari et al., Long-Tailed Recognition via Weight Balancing, CVPR 2022. Weight decay
+balances the classes' weights, and a MaxNorm constraint keeps them so.
 """
 
 import copy

@@ -41,23 +41,16 @@ def balanced_softmax(
     yield Supervised(model, criterion, balanced=tau > 0.5, view=view, average=average)
 
 
-def vs_scales(counts: Tensor, gamma: float) -> Tensor:
-    """``Δ_k = (n_max / n_k)^γ``, 1 for the largest class; ``(K,) → (K,)``.
-
-    A class without images counts as one image.
-    """
-    counts = counts.clamp(min=1)
-    return (counts.max() / counts) ** gamma
-
-
 def vs_loss(logits: Tensor, labels: Tensor, counts: Tensor, gamma: float, tau: float) -> Tensor:
-    """Cross-entropy of ``z / Δ + τ ln π``; γ = 0 is logit adjustment, γ = τ = 0 cross-entropy.
+    """Cross-entropy of ``z / Δ + τ ln π`` with ``Δ_k = (n_max / n_k)^γ``.
 
+    γ = 0 is logit adjustment, γ = τ = 0 cross-entropy; a class without images counts as one image.
     Kini et al., Label-imbalanced and group-sensitive classification under overparameterization,
     NeurIPS 2021, Eq. 4; logits ``(B, K)``, labels ``(B,)``, counts ``(K,)``.
     """
-    shifted = logits / vs_scales(counts, gamma) + tau * log_priors(counts)
-    return F.cross_entropy(shifted, labels)
+    counts = counts.clamp(min=1)
+    scales = (counts.max() / counts) ** gamma
+    return F.cross_entropy(logits / scales + tau * log_priors(counts), labels)
 
 
 def vector_scaling(

@@ -187,13 +187,12 @@ class Method:
 
     def unused(self, settings: Mapping[str, Any]) -> dict[str, dict[str, object]]:
         """Return the settings without effect, each with the values of others that it needs."""
-        unused: dict[str, dict[str, object]] = {}
+        unused = {}
         for name, info in settings_of(self.make)[0].model_fields.items():
-            for needs in info.metadata:
-                if isinstance(needs, Needs):
-                    pairs = needs.values.items()
-                    unused[name] = {key: value for key, value in pairs if settings[key] != value}
-        return {name: missing for name, missing in unused.items() if missing}
+            for needs in (note.values for note in info.metadata if isinstance(note, Needs)):
+                if missing := {key: v for key, v in needs.items() if settings[key] != v}:
+                    unused[name] = missing
+        return unused
 
     def start(self, model: Model, task: Task, settings: Settings | Mapping[str, Any]) -> Stages:
         """Start the method with checked settings, or with flat ones over the defaults."""

@@ -15,7 +15,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-from lmd.methods.method import Method, Positive, Share
+from lmd.methods.method import Method, Positive, Settings, Share
 from lmd.methods.stage import Batch, Epoch, Stage, Stages, Task, Terms
 from lmd.methods.supervised import Average, LossView, Retraining, Supervised, image_weights
 from lmd.model import Model
@@ -100,8 +100,11 @@ def balanced_mixup(
     yield BalancedMixup(model, image_weights(task.class_counts), alpha)
 
 
-Epsilon = Annotated[Positive, "Added to each recall; small values make draws swing."]
-Combine = Annotated[bool, "Draw classes by difficulty, not size."]
+class Sampler(Settings):
+    """How flexible sampling draws images."""
+
+    epsilon: Annotated[Positive, "Added to each recall; small values make draws swing."] = 0.05
+    combine_with_inverse_count: Annotated[bool, "Draw classes by difficulty, not size."] = False
 
 
 def difficulty_weights(recall: Tensor, epsilon: float) -> Tensor:
@@ -117,45 +120,32 @@ def difficulty_weights(recall: Tensor, epsilon: float) -> Tensor:
 
 
 def recall_weights(
-    epoch: Epoch, epsilon: float, counts: Tensor, combine: bool, first: bool = False
+    epoch: Epoch, sampler: Sampler, counts: Tensor, balance_first: bool = False
 ) -> Tensor | None:
     """Return weights ``(K,)`` from the validation recall, if there is one yet.
 
-    ``combine`` divides them by ``counts (K,)``; ``first`` balances the classes in the first epoch.
+    ``balance_first`` balances the classes with ``counts (K,)`` in the first epoch.
     """
-    if first and epoch.index == 0:
+    if balance_first and epoch.index == 0:
         return image_weights(counts)
     if epoch.val_recall is None:
         return None
-    weights = difficulty_weights(epoch.val_recall, epsilon)
+    weights = difficulty_weights(epoch.val_recall, sampler.epsilon)
+    combine = sampler.combine_with_inverse_count
     return weights * image_weights(counts).to(weights) if combine else weights
 
 
-def fs(
-    model: Model,
-    task: Task,
-    *,
-    epsilon: Epsilon = 0.05,
-    combine_with_inverse_count: Combine = False,
-) -> Stages:
+def fs(model: Model, task: Task, *, sampler: Sampler) -> Stages:
     """Cross-entropy with a sampler that follows the validation recall of each class.
 
     The weights belong to images, so large classes still dominate by their number, as in MONICA.
     ``epsilon`` is ours: MONICA divides by a recall that may be 0.
     """
-    combine = combine_with_inverse_count
-    draw = partial(recall_weights, epsilon=epsilon, counts=task.class_counts, combine=combine)
-    yield Supervised(model, draw=draw, balanced=combine)
+    draw = partial(recall_weights, sampler=sampler, counts=task.class_counts)
+    yield Supervised(model, draw=draw, balanced=sampler.combine_with_inverse_count)
 
 
-def fs_crt(
-    model: Model,
-    task: Task,
-    *,
-    epsilon: Epsilon = 0.05,
-    combine_with_inverse_count: Combine = False,
-    budget: Retraining,
-) -> Stages:
+def fs_crt(model: Model, task: Task, *, sampler: Sampler, budget: Retraining) -> Stages:
     """Cross-entropy, then a fresh classifier alone with the sampler that follows the recall.
 
     This is how MONICA's configurations use the sampler: on a frozen encoder, with a class-balanced
@@ -163,11 +153,9 @@ def fs_crt(
     """
     yield Supervised(model)
     model.classifier.reset_parameters()
-    combine = combine_with_inverse_count
-    draw = partial(
-        recall_weights, epsilon=epsilon, counts=task.class_counts, combine=combine, first=True
-    )
-    yield Supervised(model, part=model.classifier, draw=draw, **budget.options(balanced=combine))
+    draw = partial(recall_weights, sampler=sampler, counts=task.class_counts, balance_first=True)
+    options = budget.options(balanced=sampler.combine_with_inverse_count)
+    yield Supervised(model, part=model.classifier, draw=draw, **options)
 
 
 KANG = "Kang et al., Decoupling representation and classifier, ICLR 2020"

@@ -138,21 +138,6 @@ def cosine_classifier(
     return classifier
 
 
-def draw_mixup(alpha: float, batch: int) -> tuple[float, Tensor]:
-    """Draw a share λ ~ Beta(α, α) and a partner for each image ``(B,)``."""
-    share = float(torch.distributions.Beta(alpha, alpha).sample())
-    return share, torch.randperm(batch)
-
-
-def averaging_decay(t: int, limit: float, *, ramp: bool = True) -> float:
-    """Decay of the t-th update, t from 0: ``min(1 - 1/(t+1), limit)``, or ``limit`` at once.
-
-    >>> [averaging_decay(t, 0.6) for t in range(4)]
-    [0.0, 0.5, 0.6, 0.6]
-    """
-    return min(1 - 1 / (t + 1), limit) if ramp else limit
-
-
 def horizon_limit(horizon: float, total: int) -> float:
     """The decay that averages over a share ``horizon`` of ``total`` steps: ``1 - 1/(share · n)``.
 
@@ -181,7 +166,7 @@ class RunningAverage(nn.Module):
     """``model`` is an averaged copy of a module; all state is in it and in ``inside``.
 
     ``exchange`` puts the average into the module itself, where validation, checkpoints and the
-    shipped model find it, and keeps the module's own weights until ``restore``.
+    shipped model find it, and keeps the module's own weights until the next one.
     """
 
     inside: Tensor
@@ -190,11 +175,6 @@ class RunningAverage(nn.Module):
         super().__init__()
         self.model = copy.deepcopy(source)
         self.register_buffer("inside", torch.tensor(False))
-
-    def restore(self, source: nn.Module) -> None:
-        """Give the module its own weights back, if the average is in it."""
-        if self.inside:
-            self.exchange(source)
 
     @torch.no_grad()
     def exchange(self, source: nn.Module) -> None:
@@ -226,15 +206,17 @@ def still_statistics(module: nn.Module) -> Iterator[None]:
             norm.track_running_stats = True
 
 
-def both_views(model: Model, criterion: Criterion, batch: Batch) -> tuple[Tensor, Tensor]:
-    """Return the criterion on the weak and on the strong view.
+def loss_of_views(model: Model, criterion: Criterion, batch: Batch, view: View) -> Terms:
+    """Return the criterion on one view, or half of it on the weak and half on the strong one.
 
     Evaluation sees undistorted images, so BatchNorm's running statistics are of the weak view.
     """
+    if view != "both":
+        return {"loss": criterion(model(batch.views[view]), batch.labels)}
     weak = criterion(model(batch.views["weak"]), batch.labels)
     with still_statistics(model):
         strong = criterion(model(batch.views["strong"]), batch.labels)
-    return weak, strong
+    return {"loss": (weak + strong) / 2, "weak": weak, "strong": strong}
 
 
 def ascent(gradients: Sequence[Tensor], radius: float | Tensor) -> list[Tensor]:
@@ -329,17 +311,14 @@ class Supervised(Stage):
 
     def start_epoch(self, epoch: Epoch) -> None:
         """Continue from the trained weights where the average was validated."""
-        if self.average is not None:
-            self.average.restore(self.model)
+        if self.average is not None and self.average.inside:
+            self.average.exchange(self.model)
         self.done, self.left = epoch.index * epoch.steps, epoch.steps
         self.total = epoch.total * epoch.steps
 
     def loss(self, batch: Batch, *others: Batch) -> Terms:
         """The criterion on the logits of the view, or half of it on each of two."""
-        if self.view != "both":
-            return {"loss": self.criterion(self.model(batch.views[self.view]), batch.labels)}
-        weak, strong = both_views(self.model, self.criterion, batch)
-        return {"loss": (weak + strong) / 2, "weak": weak, "strong": strong}
+        return loss_of_views(self.model, self.criterion, batch, self.view)
 
     def step(self, optimizer: Optimizer, *batches: Batch) -> Terms:
         """One update; the average follows, and replaces the weights at the end of the epoch."""
@@ -350,8 +329,8 @@ class Supervised(Stage):
             flat = sharp_step(self, self.model, optimizer, self.rho, terms["loss"], *batches)
             terms = {**terms, "flat": flat["loss"]}
         if self.average is not None and self.horizon is not None:
-            decay = averaging_decay(self.done, horizon_limit(self.horizon, self.total))
-            follow(self.average.model, self.model, decay)
+            limit = horizon_limit(self.horizon, self.total)
+            follow(self.average.model, self.model, min(1 - 1 / (self.done + 1), limit))
             self.done, self.left = self.done + 1, self.left - 1
             if self.left == 0:
                 self.average.exchange(self.model)

@@ -11,8 +11,7 @@ from torch.nn import functional as F
 
 from lmd.base.errors import LmdError
 from lmd.base.text import MAX_IMAGE_SIZE
-from lmd.model.backbones import build
-from lmd.model.backbones.weights import Backbone
+from lmd.model.backbones import Backbone, build
 
 Head = Literal["linear", "cosine"]
 STRICT = ConfigDict(extra="forbid", allow_inf_nan=False)

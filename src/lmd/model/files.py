@@ -27,8 +27,6 @@ from lmd.base.files import atomic_write_all
 from lmd.model import STRICT, Model, Preprocessing, assemble
 from lmd.scoring.conformal import Held
 
-_Share = Annotated[float, Field(ge=0, le=1)]
-
 
 @dataclass(frozen=True, config=STRICT)
 class Prior:
@@ -57,7 +55,7 @@ class HeldOut:
     """
 
     tiers: tuple[str, ...]
-    probabilities: tuple[tuple[_Share, ...], ...]
+    probabilities: tuple[tuple[Annotated[float, Field(ge=0, le=1)], ...], ...]
     groups: tuple[tuple[int, ...], ...] | None = None
 
     @classmethod
@@ -74,11 +72,11 @@ class HeldOut:
 
     def classes(self) -> list[Held]:
         """Return the held-out images of each class."""
-        values = [np.array(row, np.float32) for row in self.probabilities]
-        if self.groups is None:
-            return [Held(row) for row in values]
-        groups = [np.array(row, int) for row in self.groups]
-        return [Held(*pair) for pair in zip(values, groups, strict=True)]
+        groups = self.groups or [None] * len(self.probabilities)
+        pairs = zip(self.probabilities, groups, strict=True)
+        return [
+            Held(np.array(p, np.float32), None if g is None else np.array(g, int)) for p, g in pairs
+        ]
 
     @model_validator(mode="after")
     def _check(self) -> Self:
@@ -93,9 +91,13 @@ class HeldOut:
 FORMAT = 1
 CLASSIFIER = "classifier.npz"  # of a folder that classifies features
 AVERAGE = "average.json"  # of a folder whose models answer together
+_OTHERS = {
+    AVERAGE: "the average of several models, and one is needed here: give one of its folds, or "
+    "train with --final refit",
+    CLASSIFIER: "a classifier of features, not of images: encode the images first, and use "
+    "lmd.load_classifier",
+}
 MAX_CLASSES = 100_000
-_Count = Annotated[int, Field(ge=0, le=10**12)]
-_Temperature = Annotated[float, Field(gt=1e-6, le=1e6)]
 
 
 @dataclass(frozen=True, config=STRICT)
@@ -112,8 +114,8 @@ class ModelSpec:
     feature_dim: Annotated[int, Field(gt=0, le=10**6)]
     preprocessing: Preprocessing
     method: str
-    class_counts: tuple[_Count, ...]
-    temperature: _Temperature = 1.0
+    class_counts: tuple[Annotated[int, Field(ge=0, le=10**12)], ...]
+    temperature: Annotated[float, Field(gt=1e-6, le=1e6)] = 1.0
     levels: Annotated[tuple[str, ...], Field(max_length=100)] = ()
     prior: Prior | None = None
     held_out: HeldOut | None = None
@@ -225,16 +227,9 @@ def weights_digest(path: Path) -> str:
 
 def _locate(path: Path) -> tuple[Path, Path]:
     if path.is_dir():
-        if (path / AVERAGE).exists() and not (path / "model.json").exists():
-            raise LmdError(
-                f"{path} has the average of several models, and one is needed here: give one of "
-                "its folds, or train with --final refit"
-            )
-        if (path / CLASSIFIER).is_file() and not (path / "model.json").exists():
-            raise LmdError(
-                f"{path} has a classifier of features, not of images: encode the images first, and "
-                "use lmd.load_classifier"
-            )
+        for name, content in _OTHERS.items():
+            if (path / name).exists() and not (path / "model.json").exists():
+                raise LmdError(f"{path} has {content}")
         path = path / "model.json"
     elif not path.exists() and not path.suffix:
         raise LmdError(f"{path} does not exist: give a run folder, its model.json or an .onnx file")
@@ -281,6 +276,8 @@ def _read_spec(path: Path) -> tuple[str, ModelSpec]:
 
 
 def _form(tensor: Tensor | None) -> str:
-    if tensor is None:
-        return "absent"
-    return f"{str(tensor.dtype).removeprefix('torch.')} {tuple(tensor.shape)}"
+    return (
+        "absent"
+        if tensor is None
+        else f"{str(tensor.dtype).removeprefix('torch.')} {tuple(tensor.shape)}"
+    )

@@ -18,8 +18,8 @@ from torch import Tensor
 
 from lmd.base.errors import LmdError
 from lmd.model import backbones
-from lmd.model.backbones import weights
-from lmd.model.backbones.weights import download
+from lmd.model import backbones as weights
+from lmd.model.backbones import download
 
 
 def source() -> dict[str, Tensor]:

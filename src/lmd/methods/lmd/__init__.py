@@ -11,7 +11,7 @@ from typing import Annotated, Any
 from torch.nn import functional as F
 
 from lmd.methods.lmd.icc import ICC, ICCSettings, check_model
-from lmd.methods.lmd.rrl import RRL, RRLSettings
+from lmd.methods.lmd.rrl import RRL, RRLSettings, sampling_weights
 from lmd.methods.method import Method, Needs
 from lmd.methods.stage import Stage, Stages, Task
 from lmd.methods.supervised import Criterion, PerClass, Supervised, View, balanced_softmax_loss
@@ -25,7 +25,7 @@ def _plain(model: Model, task: Task, settings: RRLSettings) -> Stage:
         criterion = PerClass(balanced_softmax_loss, task.class_counts, tau=settings.tau)
     # The weak view is the protocol's, as for every other row.
     view: View = "label" if settings.ce_view == "weak" else settings.ce_view
-    weights = settings.image_weights(task.class_counts)
+    weights = sampling_weights(settings.ce_sampling, task.class_counts)
     average, rho = settings.average or None, settings.sam or None
     return Supervised(model, criterion, weights=weights, view=view, average=average, rho=rho)
 

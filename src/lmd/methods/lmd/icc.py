@@ -23,10 +23,8 @@ from lmd.methods.lmd.gaussians import (
     pooled_covariance,
     shrunk_moments,
 )
-from lmd.methods.lmd.rrl import Sampling
+from lmd.methods.lmd.rrl import Sampling, sampling_weights
 from lmd.methods.lmd.vfc import (
-    FALLBACK_PENALTY,
-    FALLBACK_SHRINKAGE,
     PENALTIES,
     SHRINKAGES,
     Problem,
@@ -37,7 +35,7 @@ from lmd.methods.lmd.vfc import (
 )
 from lmd.methods.method import BelowOne, Count, Needs, NonNegative, Positive, Settings, Share
 from lmd.methods.stage import Batch, Epoch, ParameterGroups, Stage, Task, Terms
-from lmd.methods.supervised import NORMS, image_weights, log_priors
+from lmd.methods.supervised import NORMS, log_priors
 from lmd.model import Model
 
 Chosen = Literal["validation"]
@@ -85,9 +83,7 @@ class ICCSettings(Settings):
         0.0
     )
     virtual_features: Annotated[
-        Count,
-        "virtual features of each class; argmin: at most 4096 (row 14).",
-        Needs(vfc=True),
+        Count, "virtual features of each class; argmin: at most 4096 (row 14).", Needs(vfc=True)
     ] = 50_000
     m_step: Annotated[
         Literal["argmin", "sgd"], "Solve the M step, or make one pass of SGD (row 15)."
@@ -98,9 +94,7 @@ class ICCSettings(Settings):
         Needs(vfc=True, m_step="argmin"),
     ] = "validation"
     weight_penalty: Annotated[
-        NonNegative | Chosen,
-        "penalty on weights, in units of the variance (row 15).",
-        WITH_ARGMIN,
+        NonNegative | Chosen, "penalty on weights, in units of the variance (row 15).", WITH_ARGMIN
     ] = "validation"
     m_lr: Annotated[NonNegative, "learning rate of the M step (row 15).", WITH_SGD] = 1e-5
     m_momentum: Annotated[BelowOne, "momentum of the M step (row 15).", WITH_SGD] = 0.9
@@ -124,9 +118,7 @@ class ICCSettings(Settings):
         Literal["difference", "bounded"], "Psi - Phi, or bounded cross-entropy (row 36).", WITH_FDC
     ] = "bounded"
     fdc_temperature: Annotated[
-        Positive,
-        "temperature (row 36).",
-        Needs(icc=True, fdc=True, fdc_form="bounded"),
+        Positive, "temperature (row 36).", Needs(icc=True, fdc=True, fdc_form="bounded")
     ] = 10.0
     fdc_sign: Annotated[Literal[1, -1], "-1 changes its sign (row 17).", WITH_DIFFERENCE] = 1
     distance: Annotated[Distance, "kind of distance (row 18).", WITH_DIFFERENCE] = "mahalanobis"
@@ -254,8 +246,7 @@ class ICC(Stage):
         last = epoch.index == epoch.total - 1
         if not self.e_step or (last and not self.settings.last_e_step):
             return []
-        balanced = self.settings.e_sampling == "balanced"
-        return [image_weights(self.class_counts) if balanced else None]
+        return [sampling_weights(self.settings.e_sampling, self.class_counts)]
 
     @torch.no_grad()
     def start_epoch(self, epoch: Epoch) -> Mapping[str, float]:
@@ -290,14 +281,8 @@ class ICC(Stage):
             # The views of a single image have a spread, but not that of a class.
             pooled = pooled_covariance(covariance, counts)
             covariance = torch.where((counts == 1)[:, None, None], pooled, covariance)
-        return shrunk_moments(
-            mean,
-            covariance,
-            counts,
-            mean_images=settings.mean_images,
-            covariance_images=settings.covariance_images,
-            mean_error=settings.mean_error,
-        )
+        names = {"mean_images", "covariance_images", "mean_error"}
+        return shrunk_moments(mean, covariance, counts, **settings.model_dump(include=names))
 
     def _draw(self, epoch: Epoch) -> tuple[Tensor, Tensor]:
         """The features of the M step, scaled, on the device of the moments."""
@@ -385,23 +370,18 @@ class ICC(Stage):
     def _choose_regularisers(
         self, epoch: Epoch, problem: Problem, guess: tuple[Tensor, Tensor], anchor: Tensor | None
     ) -> tuple[float, float]:
-        """Shrinkage and penalty: as set, chosen on validation, or the fallbacks without one."""
-        shrinkages: tuple[float, ...] = SHRINKAGES if self.vfc else (0.0,)
-        penalties: tuple[float, ...] = PENALTIES
-        shrinkage, penalty = FALLBACK_SHRINKAGE if self.vfc else 0.0, FALLBACK_PENALTY
-        if not isinstance(self.settings.shrinkage, str):
-            shrinkages = (shrinkage := self.settings.shrinkage,)
-        if not isinstance(self.settings.weight_penalty, str):
-            penalties = (penalty := self.settings.weight_penalty,)
+        """Shrinkage and penalty: as set, chosen on validation, or the middle ones without it."""
+        shrinkage, penalty = self.settings.shrinkage, self.settings.weight_penalty
+        tried = SHRINKAGES if self.vfc else (0.0,)
+        shrinkages = tried if isinstance(shrinkage, str) else (shrinkage,)
+        penalties = PENALTIES if isinstance(penalty, str) else (penalty,)
         if len(shrinkages) * len(penalties) > 1:
             features, labels = epoch.features(part="validation")
             if len(labels):
-                features = features.to(self.scale) * self.scale
+                validation = features.to(self.scale) * self.scale, labels
                 with torch.enable_grad():
-                    return choose(
-                        problem, *guess, (features, labels), shrinkages, penalties, anchor
-                    )
-        return shrinkage, penalty
+                    return choose(problem, *guess, validation, shrinkages, penalties, anchor)
+        return shrinkages[len(shrinkages) // 2], penalties[len(penalties) // 2]
 
     def loss(self, batch: Batch, *others: Batch) -> Terms:
         """The E step: terms ``loss``, ``ce`` (or ``gce``) and those of FDC."""

@@ -17,12 +17,11 @@ from lmd.methods.method import Needs, NonNegative, Settings, Share
 from lmd.methods.stage import Batch, Epoch, Stage, Task, Terms
 from lmd.methods.supervised import (
     View,
-    averaging_decay,
     balanced_softmax_loss,
-    both_views,
     follow,
     horizon_limit,
     image_weights,
+    loss_of_views,
     sharp_step,
     still_statistics,
 )
@@ -86,9 +85,10 @@ class RRLSettings(Settings):
         WITH_RRL,
     ] = "student"
 
-    def image_weights(self, counts: Tensor) -> Tensor | None:
-        """Weight of an image of each class ``(K,)``; ``None`` draws each image once."""
-        return image_weights(counts) if self.ce_sampling == "balanced" else None
+
+def sampling_weights(sampling: Sampling, counts: Tensor) -> Tensor | None:
+    """Return the weight of an image of each class ``(K,)``; ``None`` draws each image once."""
+    return image_weights(counts) if sampling == "balanced" else None
 
 
 def _gram(z: Tensor, gram: Gram) -> Tensor:
@@ -149,7 +149,7 @@ class RRL(Stage):
 
     def __init__(self, model: Model, task: Task, settings: RRLSettings) -> None:
         # The teacher is not trained: it follows.
-        super().__init__(model, weights=settings.image_weights(task.class_counts))
+        super().__init__(model, weights=sampling_weights(settings.ce_sampling, task.class_counts))
         self.settings = settings
         self.register_buffer("counts", task.class_counts, persistent=False)
         self.own = settings.teacher == "own"
@@ -196,11 +196,7 @@ class RRL(Stage):
         return {"ce": ce} | self._consistency(ce, features, logits, weak)
 
     def _label_loss_alone(self, batch: Batch) -> Tensor:
-        """The label loss of its view, or half of it on each of two, as in ``Supervised``."""
-        if self.settings.ce_view != "both":
-            return self.label_loss(self.model(batch.views[self.settings.ce_view]), batch.labels)
-        weak, strong = both_views(self.model, self.label_loss, batch)
-        return (weak + strong) / 2
+        return loss_of_views(self.model, self.label_loss, batch, self.settings.ce_view)["loss"]
 
     def _consistency(
         self, ce: Tensor, features: Tensor, logits: Tensor, weak: Tensor
@@ -238,7 +234,7 @@ class RRL(Stage):
                 horizon, limit = self.settings.ema_horizon, self.settings.ema_decay
                 if horizon is not None:
                     limit = horizon_limit(horizon, self.total)
-                decay = averaging_decay(since, limit, ramp=self.settings.ema_ramp)
+                decay = min(1 - 1 / (since + 1), limit) if self.settings.ema_ramp else limit
                 follow(self.teacher, self.model, decay, buffers=not self.own)
         self.done += 1
         return terms

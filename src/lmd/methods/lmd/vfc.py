@@ -30,11 +30,10 @@ ROWS = 8192
 # in the metric of the solver, which changes its speed, not its solution.
 CURVATURE = 0.1
 
-# Tried on validation; the fallbacks are used without a validation part. Penalties are in units of
+# Tried on validation; without a validation part, the middle one is used. Penalties are in units of
 # the total variance of the features, so that they mean the same for every scale and width.
-SHRINKAGES = (0.0, 0.5, 0.9)
-PENALTIES = (3e-3, 1e-3, 3e-4, 1e-4, 3e-5)
-FALLBACK_SHRINKAGE, FALLBACK_PENALTY = 0.5, 3e-4
+SHRINKAGES: tuple[float, ...] = (0.0, 0.5, 0.9)
+PENALTIES: tuple[float, ...] = (3e-3, 1e-3, 3e-4, 1e-4, 3e-5)
 
 # For the comparison a rough solution and fewer draws are enough.
 ITERATIONS, TRIAL_ITERATIONS, TRIAL_DRAWS = 200, 40, 1024

@@ -10,7 +10,7 @@ from torch.nn import functional as F
 from torch.nn.utils import skip_init
 
 from lmd.base.errors import LmdError
-from lmd.model.backbones.weights import Backbone
+from lmd.model.backbones import Backbone
 
 # The last block of each stage but the last one, and its channels.
 LEVELS = {"block2": 24, "block4": 40, "block7": 80, "block10": 112, "block14": 192}

@@ -8,7 +8,7 @@ from torch import Tensor, nn
 
 from lmd.base.errors import LmdError
 from lmd.base.files import cache_folder
-from lmd.model.backbones.weights import Backbone, download
+from lmd.model.backbones import Backbone, download
 
 MEAN, STD = (0.485, 0.456, 0.406), (0.229, 0.224, 0.225)
 # A file's name has the first digits of its SHA-256.

@@ -10,7 +10,7 @@ import torch
 from torch import nn
 
 from lmd.base.errors import LmdError
-from lmd.model.backbones.weights import Backbone, Colour
+from lmd.model.backbones import Backbone, Colour
 
 # A library's schemas exist as long as its object does.
 _schemas: list[torch.library.Library] = []
