@@ -283,9 +283,6 @@ def fcd(
     yield Distilled(model, task, distill, temperature, budget)
 
 
-Loss = Literal["softmax_bce", "cross_entropy"]
-
-
 def max_norm_radius(weight: Tensor, threshold: float) -> Tensor:
     """``min_k ‖w_k‖ + threshold · (max_k ‖w_k‖ − min_k ‖w_k‖)``: ``(K, C) → ()``."""
     norms: Tensor = weight.norm(dim=1)
@@ -360,7 +357,8 @@ def cb_wd_max(
     beta: Annotated[BelowOne, "β of the effective number; 0 weighs all classes alike."] = 0.9999,
     threshold: Annotated[Share, "MaxNorm radius: the shortest (0) to the longest (1) row."] = 0.1,
     cb_loss: Annotated[
-        Loss, "Loss of stage 2; cross_entropy is a weighted mean, Σ w l / Σ w of a batch."
+        Literal["softmax_bce", "cross_entropy"],
+        "Loss of stage 2; cross_entropy is a weighted mean, Σ w l / Σ w of a batch.",
     ] = "softmax_bce",
     classifier_epochs: Stage2Epochs = 10,
     classifier_lr: RateFor64 = 0.01,

@@ -12,14 +12,7 @@ from torch.nn import functional as F
 
 from lmd.methods.method import Candidates, Method, NonNegative
 from lmd.methods.stage import Epoch, Stage, Stages, Task
-from lmd.methods.supervised import (
-    Average,
-    LossView,
-    PerClass,
-    Supervised,
-    balanced_softmax_loss,
-    log_priors,
-)
+from lmd.methods.supervised import PerClass, Supervised, Views, balanced_softmax_loss, log_priors
 from lmd.model import Model
 from lmd.scoring.metrics import mean_recall
 
@@ -33,12 +26,11 @@ def balanced_softmax(
     task: Task,
     *,
     tau: Annotated[NonNegative, "How much of the log prior is added; 0 is cross-entropy."] = 1.0,
-    view: LossView = "label",
-    average: Average = None,
+    views: Views,
 ) -> Stages:
     """Balanced softmax on the images as they come; τ = 1 in Ren et al., and in Menon et al."""
     criterion = PerClass(balanced_softmax_loss, task.class_counts, tau=tau)
-    yield Supervised(model, criterion, balanced=tau > 0.5, view=view, average=average)
+    yield Supervised(model, criterion, balanced=tau > 0.5, **views.model_dump())
 
 
 def vs_loss(logits: Tensor, labels: Tensor, counts: Tensor, gamma: float, tau: float) -> Tensor:

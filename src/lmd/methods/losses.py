@@ -133,9 +133,6 @@ def deferred(epoch: int, epochs: int, fraction: float) -> bool:
 
     Cao et al., NeurIPS 2019, Algorithm 1: with fraction 0.8 it begins at epoch 160 of 200. A run
     of any length has a second phase unless the fraction is 1.
-
-    >>> [deferred(epoch, 5, 0.8) for epoch in range(5)]
-    [False, False, False, False, True]
     """
     # The small number keeps products such as 0.29 * 100 from falling one epoch short.
     return epoch >= math.floor(fraction * epochs + 1e-9)

@@ -68,11 +68,8 @@ class Settings(BaseModel):
         return None if isinstance(value, str) and value in ("none", "null") else value
 
 
-Groups = Mapping[str, type[Settings]]
-
-
 @cache
-def settings_of(make: Callable[..., Any]) -> tuple[type[Settings], Groups]:
+def settings_of(make: Callable[..., Any]) -> tuple[type[Settings], dict[str, type[Settings]]]:
     """Return all settings of a method as one class, and its arguments that are groups of them.
 
     A keyword-only argument with a ``Settings`` class as its annotation is a group. A mistake in the

@@ -192,9 +192,6 @@ def cc_sam(
     yield Shifted(model, task, limit, weights=weights, epochs=classifier_epochs, lr=lr)
 
 
-Form = Literal["angular", "cosine"]
-
-
 # A loss of cosines ``(B, K)``, labels ``(B,)``, counts ``(K,)`` and noise ``(B, K)``.
 Criterion = Callable[[Tensor, Tensor, Tensor, Tensor], Tensor]
 
@@ -312,7 +309,9 @@ def gcl(
     model: Model,
     task: Task,
     *,
-    form: Annotated[Form, "Where the noise acts: on the angle or on the cosine."] = "angular",
+    form: Annotated[
+        Literal["angular", "cosine"], "Where the noise acts: on the angle or on the cosine."
+    ] = "angular",
     epsilon: Annotated[NonNegative, "Strength of the noise in the angular form."] = 0.5,
     easy_margin: Annotated[bool, "Leave cosines up to 0 alone; angular form only."] = True,
     noise_mul: Annotated[NonNegative, "Strength of the noise in the cosine form."] = 0.5,

@@ -17,13 +17,13 @@ from torch.nn import functional as F
 
 from lmd.methods.method import Method, Positive, Settings, Share
 from lmd.methods.stage import Batch, Epoch, Stage, Stages, Task, Terms
-from lmd.methods.supervised import Average, LossView, Retraining, Supervised, image_weights
+from lmd.methods.supervised import Retraining, Supervised, Views, image_weights
 from lmd.model import Model
 
 
-def ce(model: Model, task: Task, *, view: LossView = "label", average: Average = None) -> Stages:
+def ce(model: Model, task: Task, *, views: Views) -> Stages:
     """Mean ``-log p_y`` on the images as they come."""
-    yield Supervised(model, view=view, average=average)
+    yield Supervised(model, **views.model_dump())
 
 
 def rs(
@@ -31,8 +31,7 @@ def rs(
     task: Task,
     *,
     q: Annotated[Share, "0 draws images as they come, 1 balances the classes."] = 1.0,
-    view: LossView = "label",
-    average: Average = None,
+    views: Views,
 ) -> Stages:
     """Cross-entropy; an image of class k is drawn with weight ``n_k^-q``, with replacement.
 
@@ -40,7 +39,7 @@ def rs(
     The images of a tiny class come many times an epoch and differ only by augmentation.
     """
     weights = image_weights(task.class_counts, q)
-    yield Supervised(model, weights=weights, balanced=q > 0.5, view=view, average=average)
+    yield Supervised(model, weights=weights, balanced=q > 0.5, **views.model_dump())
 
 
 def mix(instance: Tensor, balanced: Tensor, share: float) -> Tensor:

@@ -22,8 +22,6 @@ from lmd.model import CosineClassifier, Model
 
 Criterion = Callable[[Tensor, Tensor], Tensor]
 View = Literal["label", "weak", "strong", "both"]
-LossView = Annotated[View, "Augmentation for the loss; label: that of the protocol."]
-Average = Annotated[Share | None, "Average the weights over this share of the steps."]
 NORMS = (
     *(nn.BatchNorm1d, nn.BatchNorm2d, nn.BatchNorm3d, nn.SyncBatchNorm),
     *(nn.InstanceNorm1d, nn.InstanceNorm2d, nn.InstanceNorm3d),
@@ -101,6 +99,13 @@ class PerClass(nn.Module):
     def forward(self, logits: Tensor, labels: Tensor) -> Tensor:
         """The loss of ``(B, K)`` and ``(B,)``."""
         return self.loss(logits, labels, self.values, **self.settings)
+
+
+class Views(Settings):
+    """What a plain stage sees, and whether its weights are averaged."""
+
+    view: Annotated[View, "Augmentation for the loss; label: that of the protocol."] = "label"
+    average: Annotated[Share | None, "Average the weights over this share of the steps."] = None
 
 
 class Retraining(Settings):

@@ -97,7 +97,6 @@ _OTHERS = {
     CLASSIFIER: "a classifier of features, not of images: encode the images first, and use "
     "lmd.load_classifier",
 }
-MAX_CLASSES = 100_000
 
 
 @dataclass(frozen=True, config=STRICT)
@@ -108,7 +107,7 @@ class ModelSpec:
     ``method`` is a title. ``levels`` are inner levels of the encoder that belong to its features.
     """
 
-    classes: Annotated[tuple[str, ...], Field(min_length=1, max_length=MAX_CLASSES)]
+    classes: Annotated[tuple[str, ...], Field(min_length=1, max_length=100_000)]
     backbone: str
     head: Literal["linear", "cosine"]
     feature_dim: Annotated[int, Field(gt=0, le=10**6)]
@@ -182,8 +181,7 @@ def load_model(path: Path) -> tuple[Model, ModelSpec]:
 
     Nothing is downloaded or unpickled.
     """
-    model, spec, _ = read_model(path)
-    return model, spec
+    return read_model(path)[:2]
 
 
 def read_model(path: Path) -> tuple[Model, ModelSpec, str]:

@@ -119,7 +119,7 @@ class Table:
 def chosen_from(hits):
     validation = torch.eye(200), torch.arange(200) % 2
     return choose(
-        Table(hits), torch.zeros(2, 200), torch.zeros(2), validation,
+        Table(hits), (torch.zeros(2, 200), torch.zeros(2)), validation,
         shrinkages=(0.0, 0.5, 0.9), penalties=(1.0, 0.1, 0.01),
     )  # fmt: skip
 

@@ -14,6 +14,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from lmd.base.errors import LmdError
+from lmd.methods.lmd import vfc
 from lmd.methods.lmd.gaussians import (
     MOST_VIRTUAL_FEATURES,
     ClassGaussians,
@@ -24,15 +25,6 @@ from lmd.methods.lmd.gaussians import (
     shrunk_moments,
 )
 from lmd.methods.lmd.rrl import Sampling, sampling_weights
-from lmd.methods.lmd.vfc import (
-    PENALTIES,
-    SHRINKAGES,
-    Problem,
-    choose,
-    enough_draws,
-    real_features,
-    virtual_features,
-)
 from lmd.methods.method import BelowOne, Count, Needs, NonNegative, Positive, Settings, Share
 from lmd.methods.stage import Batch, Epoch, ParameterGroups, Stage, Task, Terms
 from lmd.methods.supervised import NORMS, log_priors
@@ -333,10 +325,10 @@ class ICC(Stage):
         """The argmin of the M step's loss, from the classifier of the iteration before."""
         classifier, settings = self.model.classifier, self.settings
         if self.vfc:
-            draws = min(settings.virtual_features, enough_draws(len(self.class_counts)))
-            problem = virtual_features(gaussians, self.class_counts, draws, epoch.generator)
+            draws = min(settings.virtual_features, vfc.enough_draws(len(self.class_counts)))
+            problem = vfc.virtual_features(gaussians, self.class_counts, draws, epoch.generator)
         else:
-            problem = real_features(features, labels)
+            problem = vfc.real_features(features, labels)
         # The problem is solved for scaled features; the classifier is for features as they are.
         guess = classifier.weight.detach() / self.scale, self._bias().detach()
         anchor = self.anchor / self.scale if settings.classifier == "kept" else None
@@ -368,19 +360,19 @@ class ICC(Stage):
         return {key: v for key, v in values if getattr(self.settings, key) == "validation"}
 
     def _choose_regularisers(
-        self, epoch: Epoch, problem: Problem, guess: tuple[Tensor, Tensor], anchor: Tensor | None
+        self, epoch: Epoch, problem: vfc.Problem, guess: vfc.Guess, anchor: Tensor | None
     ) -> tuple[float, float]:
         """Shrinkage and penalty: as set, chosen on validation, or the middle ones without it."""
         shrinkage, penalty = self.settings.shrinkage, self.settings.weight_penalty
-        tried = SHRINKAGES if self.vfc else (0.0,)
+        tried = vfc.SHRINKAGES if self.vfc else (0.0,)
         shrinkages = tried if isinstance(shrinkage, str) else (shrinkage,)
-        penalties = PENALTIES if isinstance(penalty, str) else (penalty,)
+        penalties = vfc.PENALTIES if isinstance(penalty, str) else (penalty,)
         if len(shrinkages) * len(penalties) > 1:
             features, labels = epoch.features(part="validation")
             if len(labels):
                 validation = features.to(self.scale) * self.scale, labels
                 with torch.enable_grad():
-                    return choose(problem, *guess, validation, shrinkages, penalties, anchor)
+                    return vfc.choose(problem, guess, validation, shrinkages, penalties, anchor)
         return shrinkages[len(shrinkages) // 2], penalties[len(penalties) // 2]
 
     def loss(self, batch: Batch, *others: Batch) -> Terms:

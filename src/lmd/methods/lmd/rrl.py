@@ -13,18 +13,9 @@ from torch import Tensor
 from torch.nn import functional as F
 from torch.optim import Optimizer
 
+from lmd.methods import supervised
 from lmd.methods.method import Needs, NonNegative, Settings, Share
 from lmd.methods.stage import Batch, Epoch, Stage, Task, Terms
-from lmd.methods.supervised import (
-    View,
-    balanced_softmax_loss,
-    follow,
-    horizon_limit,
-    image_weights,
-    loss_of_views,
-    sharp_step,
-    still_statistics,
-)
 from lmd.model import Model
 
 Gram = Literal["normalised", "raw"]
@@ -41,9 +32,9 @@ class RRLSettings(Settings):
     tau: Annotated[
         NonNegative, "Cross-entropy sees z + tau ln(prior); 0 is the plain one (row 26)."
     ] = 0.0
-    ce_view: Annotated[View, "View for cross-entropy; label: the protocol's (rows 1 and 37)."] = (
-        "strong"
-    )
+    ce_view: Annotated[
+        supervised.View, "View for cross-entropy; label: the protocol's (rows 1 and 37)."
+    ] = "strong"
     ce_sampling: Annotated[Sampling, "How stage 1 draws images (row 38)."] = "balanced"
     average: Annotated[
         Share, "share of the steps to average weights over (row 39).", Needs(rrl=False)
@@ -88,7 +79,7 @@ class RRLSettings(Settings):
 
 def sampling_weights(sampling: Sampling, counts: Tensor) -> Tensor | None:
     """Return the weight of an image of each class ``(K,)``; ``None`` draws each image once."""
-    return image_weights(counts) if sampling == "balanced" else None
+    return supervised.image_weights(counts) if sampling == "balanced" else None
 
 
 def _gram(z: Tensor, gram: Gram) -> Tensor:
@@ -170,7 +161,7 @@ class RRL(Stage):
 
     def label_loss(self, logits: Tensor, labels: Tensor) -> Tensor:
         """Cross-entropy of ``z + tau ln pi``: ``(B, K)``, ``(B,)`` → scalar."""
-        return balanced_softmax_loss(logits, labels, self.counts, self.settings.tau)
+        return supervised.balanced_softmax_loss(logits, labels, self.counts, self.settings.tau)
 
     def loss(self, batch: Batch, *others: Batch) -> Terms:
         """Terms ``loss``, ``ce``, ``sample``, ``channel``, ``prob``; the last three 0 at first."""
@@ -186,7 +177,7 @@ class RRL(Stage):
             if view is not strong:
                 ce = self.label_loss(self.model(view), batch.labels)
             # Evaluation sees undistorted images: the running statistics are of ``view``.
-            with nullcontext() if view is strong else still_statistics(self.model):
+            with nullcontext() if view is strong else supervised.still_statistics(self.model):
                 features = self.model.features(strong)
                 logits = self.model.classifier(features)
             if view is strong:
@@ -196,7 +187,8 @@ class RRL(Stage):
         return {"ce": ce} | self._consistency(ce, features, logits, weak)
 
     def _label_loss_alone(self, batch: Batch) -> Tensor:
-        return loss_of_views(self.model, self.label_loss, batch, self.settings.ce_view)["loss"]
+        view = self.settings.ce_view
+        return supervised.loss_of_views(self.model, self.label_loss, batch, view)["loss"]
 
     def _consistency(
         self, ce: Tensor, features: Tensor, logits: Tensor, weak: Tensor
@@ -226,15 +218,15 @@ class RRL(Stage):
             self.teacher.load_state_dict(self.model.state_dict())
         if radius := self.settings.sam:
             ce = self._label_loss_alone(*batches)
-            terms = sharp_step(self, self.model, optimizer, radius, ce, *batches)
+            terms = supervised.sharp_step(self, self.model, optimizer, radius, ce, *batches)
         else:
             terms = super().step(optimizer, *batches)
         if since >= 0:
             with self.clock("teacher"):
                 horizon, limit = self.settings.ema_horizon, self.settings.ema_decay
                 if horizon is not None:
-                    limit = horizon_limit(horizon, self.total)
+                    limit = supervised.horizon_limit(horizon, self.total)
                 decay = min(1 - 1 / (since + 1), limit) if self.settings.ema_ramp else limit
-                follow(self.teacher, self.model, decay, buffers=not self.own)
+                supervised.follow(self.teacher, self.model, decay, buffers=not self.own)
         self.done += 1
         return terms

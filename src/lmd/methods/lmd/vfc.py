@@ -18,6 +18,7 @@ from lmd.methods.lmd.gaussians import ClassGaussians, cholesky, pooled_covarianc
 from lmd.scoring.metrics import mean_recall
 
 Objective = Callable[[Tensor, Tensor], Tensor]
+Guess = tuple[Tensor, Tensor]  # weight (K, C) and bias (K,)
 
 # Quasi-random draws of each class, and of all classes. More do not change the solution noticeably,
 # and the cost of an evaluation is their number times K squared.
@@ -272,8 +273,7 @@ def balanced_score(solution: Solution, features: Tensor, labels: Tensor) -> Scor
 
 def choose(
     problem: Problem,
-    weight: Tensor,
-    bias: Tensor,
+    guess: Guess,
     validation: tuple[Tensor, Tensor],
     shrinkages: Sequence[float],
     penalties: Sequence[float],
@@ -288,11 +288,11 @@ def choose(
     """
 
     def tried(pairs: list[tuple[float, float]]) -> list[tuple[Score, tuple[float, float]]]:
-        scores, guess = [], (weight, bias)
+        scores, last = [], guess
         for shrinkage, penalty in pairs:
             strength = problem.variance * penalty
-            solution = problem.solve(*guess, strength, anchor, shrinkage=shrinkage, trial=True)
-            guess = solution.weight, solution.bias
+            solution = problem.solve(*last, strength, anchor, shrinkage=shrinkage, trial=True)
+            last = solution.weight, solution.bias
             scores.append((balanced_score(solution, *validation), (shrinkage, penalty)))
         return scores
 
