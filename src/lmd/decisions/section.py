@@ -7,17 +7,7 @@ from markupsafe import Markup
 
 from lmd.base.text import text_table
 from lmd.decisions.numbers import precision_recall, roc_points
-from lmd.report.charts import (
-    SHAPES,
-    chart,
-    dots_figure,
-    element,
-    line,
-    mark,
-    savable,
-    text,
-    with_tip,
-)
+from lmd.report import charts as svg
 from lmd.report.page import ClassRow, Report, Values
 from lmd.report.text import percent
 from lmd.scoring.estimates import Decisions, SetScores, number_text
@@ -40,7 +30,7 @@ def sets_view(report: Report) -> Values | None:
         lines.append((row.name, note, [row.point(numbers.coverage)]))
         data.append(row.cells("coverage", numbers.coverage) | {"size": numbers.size.value})
     title = "Coverage of each class"
-    figure = dots_figure("coverage", title, lines, data, sets.requested)
+    figure = svg.dots_figure("coverage", title, lines, data, sets.requested)
     return {"sets": sets, "rows": rows, "figure": figure}
 
 
@@ -110,24 +100,25 @@ def _curve(
         # The lower axis of an ROC curve is specificity, from right to left.
         below = 1 - share if name == "ROC" else share
         parts += [
-            line(LEFT, y, LEFT + SIZE, y, "grid"),
-            line(x, TOP, x, TOP + SIZE, "grid"),
-            text(LEFT - 5, y + 4, f"{100 * share:.0f}", class_="tick end"),
-            text(x, TOP + SIZE + 14, f"{100 * below:.0f}", class_="tick", text_anchor=anchor),
+            svg.line(LEFT, y, LEFT + SIZE, y, "grid"),
+            svg.line(x, TOP, x, TOP + SIZE, "grid"),
+            svg.text(LEFT - 5, y + 4, f"{100 * share:.0f}", class_="tick end"),
+            svg.text(x, TOP + SIZE + 14, f"{100 * below:.0f}", class_="tick", text_anchor=anchor),
         ]
     start, end = (TOP + SIZE * (1 - share) for share in chance)
-    parts.append(line(LEFT, start, LEFT + SIZE, end, "reference"))
+    parts.append(svg.line(LEFT, start, LEFT + SIZE, end, "reference"))
     places = np.stack([LEFT + SIZE * points[:, 0], TOP + SIZE * (1 - points[:, 1])], axis=1)
     path = " ".join(f"{x:g},{y:g}" for x, y in thinned(places.tolist()))
-    parts.append(element("polyline", points=path, class_=f"roc {row.tier}"))
+    parts.append(svg.element("polyline", points=path, class_=f"roc {row.tier}"))
     across, up = decided
     if across is not None and up is not None:
-        shape, x, y = SHAPES.get(row.tier, "circle"), LEFT + SIZE * across, TOP + SIZE * (1 - up)
-        parts.append(with_tip(about, mark(shape, x, y, f"fill {row.tier}", 5.0)))
+        shape, x, y = svg.SHAPES.get(row.tier, "circle"), LEFT + SIZE * across, 1 - up
+        dot = svg.mark(shape, x, TOP + SIZE * y, f"fill {row.tier}", 5.0)
+        parts.append(svg.with_tip(about, dot))
     size = LEFT + SIZE + 8, TOP + SIZE + 20
-    drawing = chart(f"{name.lower()}-{row.index}", f"{title} of {row.name}", about, size, parts)
+    drawing = svg.chart(f"{name.lower()}-{row.index}", f"{title} of {row.name}", about, size, parts)
     data = [dict(zip(axes, point, strict=True)) for point in thinned(points.tolist(), 0.001)]
-    return row.name, savable(f"{name} {row.name}", drawing, data)
+    return row.name, svg.savable(f"{name} {row.name}", drawing, data)
 
 
 def thinned(points: Sequence[Sequence[float]], step: float = 0.5) -> list[tuple[float, float]]:

@@ -8,18 +8,7 @@ from typing import Any, NamedTuple
 
 from markupsafe import Markup
 
-from lmd.report.charts import (
-    SHARES,
-    chart,
-    element,
-    line,
-    mark,
-    savable,
-    shorten,
-    text,
-    upward_text,
-    with_tip,
-)
+from lmd.report import charts as svg
 from lmd.report.page import Report, Values
 from lmd.report.text import fitted_on, percent
 from lmd.runs.record import HistoryRow
@@ -110,21 +99,21 @@ def reliability(name: str, bins: Sequence[Bin]) -> Markup:
         return top + size * (1 - share)
 
     parts = []
-    for share in SHARES:
+    for share in svg.SHARES:
         parts += [
-            line(left, y(share), left + size, y(share), "grid"),
-            line(x(share), top, x(share), top + size, "grid"),
-            text(left - 7, y(share) + 4, f"{100 * share:.0f}", class_="tick end"),
-            text(x(share), base + 15, f"{100 * share:.0f}", class_="tick"),
+            svg.line(left, y(share), left + size, y(share), "grid"),
+            svg.line(x(share), top, x(share), top + size, "grid"),
+            svg.text(left - 7, y(share) + 4, f"{100 * share:.0f}", class_="tick end"),
+            svg.text(x(share), base + 15, f"{100 * share:.0f}", class_="tick"),
         ]
-    parts.append(line(x(0), y(0), x(1), y(1), "reference"))
+    parts.append(svg.line(x(0), y(0), x(1), y(1), "reference"))
     for row in bins:
         height = below * row.count / tallest
         about = (
             f"confidence {percent(row.left, 0)} to {percent(row.right, 0)}: {row.count} images, "
             f"{percent(row.accuracy)} right at a mean confidence of {percent(row.confidence)}"
         )
-        bar = element(
+        bar = svg.element(
             "rect",
             x=x(row.left) + 1,
             y=base - height,
@@ -134,18 +123,18 @@ def reliability(name: str, bins: Sequence[Bin]) -> Markup:
         )
         if row.count:
             at = x(row.confidence)
-            bar += line(at, y(row.low), at, y(row.high), "whisker curve")
-            bar += mark("circle", at, y(row.accuracy), "fill curve", 4.5)
-            parts.append(with_tip(about, bar))
-    parts.append(line(left, base, left + size, base, "axis"))
-    parts.append(text(left + size / 2, base + 32, "confidence, %", class_="tick"))
-    parts.append(upward_text(12, top + size / 2, "accuracy, %", class_="tick"))
-    parts.append(upward_text(12, base - below / 2, "images", class_="tick"))
+            bar += svg.line(at, y(row.low), at, y(row.high), "whisker curve")
+            bar += svg.mark("circle", at, y(row.accuracy), "fill curve", 4.5)
+            parts.append(svg.with_tip(about, bar))
+    parts.append(svg.line(left, base, left + size, base, "axis"))
+    parts.append(svg.text(left + size / 2, base + 32, "confidence, %", class_="tick"))
+    parts.append(svg.upward_text(12, top + size / 2, "accuracy, %", class_="tick"))
+    parts.append(svg.upward_text(12, base - below / 2, "images", class_="tick"))
     gaps = sum(row.count * abs(row.accuracy - row.confidence) for row in bins) / total
     title, px = "Reliability diagram", (left + size + 14, base + 40)
     description = f"Mean gap between confidence and accuracy: {gaps:.3f}"
-    drawing = chart(name, title, description, px, parts)
-    return savable(name, drawing, [asdict(row) for row in bins])
+    drawing = svg.chart(name, title, description, px, parts)
+    return svg.savable(name, drawing, [asdict(row) for row in bins])
 
 
 def nice_ticks(low: float, high: float) -> list[float]:
@@ -252,19 +241,19 @@ def _figure(key: str, stages: Sequence[Stage]) -> tuple[str, Markup]:
 
     parts = []
     for tick in ticks:
-        parts.append(line(left, y(tick), width - right, y(tick), "grid"))
-        parts.append(text(left - 6, y(tick) + 4, f"{tick:.6g}", class_="tick end"))
+        parts.append(svg.line(left, y(tick), width - right, y(tick), "grid"))
+        parts.append(svg.text(left - 6, y(tick) + 4, f"{tick:.6g}", class_="tick end"))
     for epoch in sorted({1, epochs} if epochs < 5 else {1, epochs // 2, epochs}):
-        parts.append(text(x(epoch), height - 21, str(epoch), class_="tick"))
-    parts.append(text((left + width - right) / 2, height - 5, unit, class_="tick"))
+        parts.append(svg.text(x(epoch), height - 21, str(epoch), class_="tick"))
+    parts.append(svg.text((left + width - right) / 2, height - 5, unit, class_="tick"))
     data, dots, first = [], [], 1
     for stage in stages:
         start = x(first if first == 1 else first - 0.5)
         room = x(first + len(stage.rows) - 0.5) - start
         if first > 1:
-            parts.append(line(start, top - 14, start, height - bottom, "boundary"))
-        name = shorten(stage.name, room - 10, 6)
-        parts.append(text(start + 4, top - 6, name, class_="tick start"))
+            parts.append(svg.line(start, top - 14, start, height - bottom, "boundary"))
+        name = svg.shorten(stage.name, room - 10, 6)
+        parts.append(svg.text(start + 4, top - 6, name, class_="tick start"))
         measured = [
             (first + i, row[key]) if key in row else None for i, row in enumerate(stage.rows)
         ]
@@ -272,10 +261,10 @@ def _figure(key: str, stages: Sequence[Stage]) -> tuple[str, Markup]:
             points = [point for point in run if point is not None]
             path = " ".join(f"{x(epoch):.1f},{y(value):.1f}" for epoch, value in points)
             if len(points) > 1:
-                parts.append(element("polyline", points=path, class_="curve"))
+                parts.append(svg.element("polyline", points=path, class_="curve"))
             for epoch, value in points:
-                dot = mark("circle", x(epoch), y(value), "fill curve", 2.5)
-                dots.append(with_tip(f"{unit} {epoch}: {value:.4g}", dot))
+                dot = svg.mark("circle", x(epoch), y(value), "fill curve", 2.5)
+                dots.append(svg.with_tip(f"{unit} {epoch}: {value:.4g}", dot))
         data += [
             {"stage": stage.name, "epoch": epoch, key: row.get(key)}
             for epoch, row in zip(stage.epochs, stage.rows, strict=True)
@@ -284,5 +273,5 @@ def _figure(key: str, stages: Sequence[Stage]) -> tuple[str, Markup]:
     title = TITLES.get(key, key)
     about = f"from {values[0]:.4g} to {values[-1]:.4g} in {epochs} {unit}s"
     parts += dots if len(values) <= 40 else []
-    drawing = chart(f"curve-{key}", title, about, (width, height), parts)
-    return title, savable(key, drawing, data)
+    drawing = svg.chart(f"curve-{key}", title, about, (width, height), parts)
+    return title, svg.savable(key, drawing, data)

@@ -15,7 +15,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from lmd.scoring.metrics import METRICS, Metric, Sample
-from lmd.scoring.proportions import LEVEL, Floats, Labels, effective, interval, wilson
+from lmd.scoring.proportions import Floats, Labels, Z, effective, interval, wilson
 from lmd.scoring.scores import NONE, Limits, bootstrap, mover, too_small
 
 Correct = NDArray[np.bool_]  # which images are right
@@ -104,7 +104,7 @@ def paired_limits(
         groups = run.groups_in(rows)
         hits = effective(right[rows], groups), effective(right_too[rows], groups)
         pairs.append((*hits, _correlation(right[rows], right_too[rows])))
-    low, high = _paired_mean(pairs, NormalDist().inv_cdf((1 + LEVEL) / 2))
+    low, high = _paired_mean(pairs, Z)
     return Difference(drawn.value, low, high, _p_value(drawn.value, pairs))
 
 

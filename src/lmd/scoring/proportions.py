@@ -13,6 +13,7 @@ Probabilities = NDArray[np.floating[Any]]
 Kind = Literal["uniform", "training"]
 
 LEVEL = 0.95
+Z = NormalDist().inv_cdf((1 + LEVEL) / 2)  # standard errors of this level
 FEW_GROUPS = 10  # fewer are too few to estimate a design effect
 LOWEST, HIGHEST = 0.05, 20.0  # of a temperature
 # With few images, all right or all wrong, the best T would be 0 or infinite. So 1 / T has a Gamma
@@ -67,19 +68,17 @@ def effective(outcomes: NDArray[Any], groups: NDArray[Any] | None) -> tuple[floa
     return hits / effect, n / effect
 
 
-def wilson(hits: float, trials: float, z: float | None = None) -> tuple[float, float]:
+def wilson(hits: float, trials: float, z: float = Z) -> tuple[float, float]:
     """Return Wilson's score interval for a proportion (Wilson 1927); 0 to 1 without trials.
 
-    Unlike a bootstrap interval, it has a width even if all trials have the same outcome. ``z`` is
-    the number of standard errors, by default for ``LEVEL``.
+    Unlike a bootstrap interval, it has a width even if all trials have the same outcome.
 
     >>> [round(limit, 3) for limit in wilson(1, 1)]
     [0.207, 1.0]
     """
     if trials == 0:
         return 0.0, 1.0
-    z2 = (NormalDist().inv_cdf((1 + LEVEL) / 2) if z is None else z) ** 2
-    share = hits / trials
+    z2, share = z**2, hits / trials
     centre = (share + z2 / (2 * trials)) / (1 + z2 / trials)
     half = np.sqrt(z2 * (share * (1 - share) / trials + z2 / (4 * trials**2))) / (1 + z2 / trials)
     # At the ends the limit is exactly 0 or 1; rounding must not exclude the share.

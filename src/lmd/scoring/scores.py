@@ -14,19 +14,10 @@ import numpy as np
 from numpy.typing import NDArray
 
 from lmd.base.errors import LmdError
+from lmd.scoring import proportions as shares
 from lmd.scoring.estimates import Calibration, ClassScore, Definition, Estimate, PartScores
 from lmd.scoring.metrics import METRICS, PER_CLASS, Metric, Sample, Weighted
-from lmd.scoring.proportions import (
-    LEVEL,
-    Floats,
-    Labels,
-    Probabilities,
-    effective,
-    interval,
-    mix_weights,
-    wilson,
-    without_temperature,
-)
+from lmd.scoring.proportions import LEVEL, Floats, Labels, Probabilities
 from lmd.scoring.tiers import Tiers
 
 Draws = dict[str, Floats]
@@ -88,7 +79,7 @@ def metric_estimates(
     estimates = {}
     for key, draws in bootstrap(sample, keys, resamples=resamples, seed=seed).items():
         value = METRICS[key].value(sample)
-        limits = limits_of(sample, METRICS[key], interval(draws, value))
+        limits = limits_of(sample, METRICS[key], shares.interval(draws, value))
         estimates[key] = Estimate.of(value, *limits)
     return estimates
 
@@ -203,7 +194,7 @@ def f1_interval(
     if others:
         alarms = generator.beta(outside * false + 0.5, outside * (others - false) + 0.5, draws)
     f1 = 2 * support * recall / (support * recall + support + others * alarms)
-    return interval(f1, 2 * hits / (support + predicted))
+    return shares.interval(f1, 2 * hits / (support + predicted))
 
 
 def small_classes(sample: Sample, tier: str | None = None) -> list[int]:
@@ -224,14 +215,14 @@ def class_limits(sample: Sample, k: int) -> dict[str, Limits]:
     if not support:
         return dict.fromkeys(PER_CLASS, NONE)
     recall, alarms, precision = (
-        effective(hits[rows], sample.groups_in(rows))
+        shares.effective(hits[rows], sample.groups_in(rows))
         for rows, hits in ((true, called), (~true, called), (called, true))
     )
     shrink = recall[1] / support, alarms[1] / max(others, 1)
     hits, predicted = int((true & called).sum()), int(called.sum())
     return {
-        "recall": wilson(*recall),
-        "precision": wilson(*precision),
+        "recall": shares.wilson(*recall),
+        "precision": shares.wilson(*precision),
         "f1": f1_interval(hits, support, predicted, support + others, shrink=shrink),
     }
 
@@ -246,7 +237,7 @@ def limits_of(sample: Sample, metric: Metric, drawn: Limits) -> Limits:
     if metric.mean_of and (stuck or too_small(sample, metric)):
         return combined(sample, metric)
     if stuck and metric.key == "accuracy":
-        return wilson(*effective(sample.right, sample.groups))
+        return shares.wilson(*shares.effective(sample.right, sample.groups))
     return NONE if stuck else drawn
 
 
@@ -273,7 +264,7 @@ def share_of(outcomes: NDArray[Any], groups: NDArray[np.integer] | None) -> Esti
     """Return a share with Wilson's interval; images of one patient or lesion count less."""
     if not len(outcomes):
         return Estimate(value=None)
-    return Estimate.of(outcomes.mean(), *wilson(*effective(outcomes, groups)))
+    return Estimate.of(outcomes.mean(), *shares.wilson(*shares.effective(outcomes, groups)))
 
 
 def resampled_sums(sample: Sample, values: Floats) -> tuple[Floats, Floats]:
@@ -292,7 +283,7 @@ def mean_estimate(values: Floats, sums: Floats, images: Floats) -> Estimate:
 
 def _drawn(value: float, draws: Floats) -> Estimate:
     """Return a value with its interval; where all draws agree, nothing is known about it."""
-    low, high = interval(draws, value)
+    low, high = shares.interval(draws, value)
     return Estimate.of(value, *(NONE if low == high else (low, high)))
 
 
@@ -306,11 +297,11 @@ def calibration(
     """
     ece, before = METRICS["ece"], None
     if temperature is not None:
-        plain = without_temperature(sample.probabilities, temperature)
+        plain = shares.without_temperature(sample.probabilities, temperature)
         before = Sample(sample.labels, plain, sample.tiers.tolist(), sample.groups)
     matched: list[float | None] = [None, None]
     if mix is not None:
-        weights = mix_weights(sample.labels, mix)[None]
+        weights = shares.mix_weights(sample.labels, mix)[None]
         matched = [
             None if images is None else float(ece.function(Weighted(images, weights))[0])
             for images in (before, sample)
