@@ -55,8 +55,9 @@ class FeatureClassifier:
 
     def predict(self, features: NDArray[Any]) -> NDArray[np.str_]:
         """Return the name of the most probable class of each row, ``(N,)``."""
-        names: NDArray[np.str_] = np.array(self.classes, dtype=np.str_)
-        return names.take(self.predict_proba(features).argmax(axis=1))
+        index = self.predict_proba(features).argmax(axis=1)
+        names: NDArray[np.str_] = np.array(self.classes, dtype=np.str_)[index]
+        return names
 
     def save(self, path: str | Path) -> None:
         """Write all arrays as one ``.npz`` file without pickles."""
