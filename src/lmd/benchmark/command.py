@@ -15,7 +15,6 @@ from lmd.data.source import Columns, Source
 
 if TYPE_CHECKING:
     from lmd.benchmark.choose import Blocks, Candidate
-    from lmd.benchmark.plan import Plan
     from lmd.benchmark.tables.results import Results
 
 GridFile = Annotated[
@@ -59,14 +58,15 @@ def benchmark(
     from lmd.base.files import locked
     from lmd.benchmark.local import Backend, Local
     from lmd.benchmark.planning import identify, plan_grid
-    from lmd.benchmark.run import open_board, run_plan
+    from lmd.benchmark.run import open_board, preview, run_plan
     from lmd.benchmark.trials import read_choices, settled, undecided
 
     plan = plan_grid(file)
     folder = (out or Path("runs") / plan.name).resolve()
     plan = identify(plan, folder)
     if dry_run:
-        _preview(plan, folder, workers)
+        for line in preview(plan, folder, Local(folder, workers).slots()):
+            typer.echo(line)
         return
     try:
         with locked(folder) as lock:
@@ -103,40 +103,6 @@ def benchmark(
 
 def _warn(text: str, colour: str = "yellow") -> None:
     typer.secho(text, fg=colour, err=True)
-
-
-def _preview(plan: "Plan", folder: Path, workers: int | None) -> None:
-    """List the runs of both phases with their state, and how long they will take."""
-    from lmd.benchmark.local import Local
-    from lmd.benchmark.plan import inspect
-    from lmd.benchmark.run import Clock, when
-    from lmd.benchmark.trials import RULE, read_choices, settled, trial_runs, undecided
-
-    seconds, choices = inspect(plan, folder), read_choices(plan, folder)
-    waiting, final = undecided(plan, choices), settled(plan, choices).runs
-    trials = [run for trial in plan.trials for run in trial_runs(plan, trial)]
-
-    def state(name: str) -> str:
-        if name not in seconds:
-            return "missing"
-        return "begun" if seconds[name] is None else "finished"
-
-    if trials:
-        typer.echo(f"Phase 1: trials with seed {plan.trials[0].seed}. {RULE}")
-        for run in trials:
-            typer.echo(f"{state(run.name):<9} {run.name}")
-        typer.echo("Phase 2: all seeds with the chosen values")
-    for run in final:
-        if trial := waiting.get(run.method):
-            typer.echo(f"{'waiting':<9} {run.method}-{trial.setting}=?-seed{run.seed}")
-        else:
-            typer.echo(f"{state(run.name):<9} {run.name}")
-    wanted = {run.name: run for run in trials if run.method in waiting}
-    wanted |= {run.name: run for run in final}
-    missing = [run for name, run in wanted.items() if seconds.get(name) is None]
-    slots = Local(folder, workers).slots()
-    left = when(Clock(plan, seconds).remaining(missing, {}, slots)) if missing else "all done"
-    typer.echo(f"{len(wanted) - len(missing)} of {len(wanted)} runs are finished; {left}")
 
 
 def table(

@@ -23,7 +23,15 @@ from rich.text import Text
 from lmd.base.files import clear_leftovers
 from lmd.benchmark.local import DIVERGED, STARTED, Backend, first_stages, log_path
 from lmd.benchmark.plan import Plan, PlannedRun, inspect, write_plan
-from lmd.benchmark.trials import first_phase, make_choices, settled, trial_runs, undecided
+from lmd.benchmark.trials import (
+    RULE,
+    first_phase,
+    make_choices,
+    read_choices,
+    settled,
+    trial_runs,
+    undecided,
+)
 from lmd.runs.folder import Run
 
 PAUSE = 0.2  # seconds between two looks at the runs
@@ -269,6 +277,33 @@ class Clock:
                 return None
             left.append(fmean(lengths) if total is None else total)
         return max([sum(left) / max(slots, 1), *left], default=0.0)
+
+
+def preview(plan: Plan, folder: Path, slots: int) -> Iterator[str]:
+    """Yield the runs of both phases with their state, and how long they will take."""
+    seconds, choices = inspect(plan, folder), read_choices(plan, folder)
+    waiting, final = undecided(plan, choices), settled(plan, choices).runs
+    trials = [run for trial in plan.trials for run in trial_runs(plan, trial)]
+
+    def state(name: str) -> str:
+        if name not in seconds:
+            return "missing"
+        return "begun" if seconds[name] is None else "finished"
+
+    if trials:
+        yield f"Phase 1: trials with seed {plan.trials[0].seed}. {RULE}"
+        yield from (f"{state(run.name):<9} {run.name}" for run in trials)
+        yield "Phase 2: all seeds with the chosen values"
+    for run in final:
+        if trial := waiting.get(run.method):
+            yield f"{'waiting':<9} {run.method}-{trial.setting}=?-seed{run.seed}"
+        else:
+            yield f"{state(run.name):<9} {run.name}"
+    needed = {run.name: run for run in trials if run.method in waiting}
+    needed |= {run.name: run for run in final}
+    missing = [run for name, run in needed.items() if seconds.get(name) is None]
+    left = when(Clock(plan, seconds).remaining(missing, {}, slots)) if missing else "all done"
+    yield f"{len(needed) - len(missing)} of {len(needed)} runs are finished; {left}"
 
 
 @dataclass(frozen=True)
