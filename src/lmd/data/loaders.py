@@ -15,6 +15,7 @@ import threading
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from dataclasses import dataclass
 from functools import lru_cache
 from itertools import count
 from types import TracebackType
@@ -259,23 +260,18 @@ def batches_of(order: NDArray[np.int64], size: int) -> list[NDArray[np.int64]]:
     return cuts
 
 
+@dataclass(frozen=True)
 class _Batches(Dataset[list[RawBatch]]):
     """The b-th batch of every stream, or one process's slice of it.
 
     The randomness of an image depends only on seed, stream, b and its place in the whole batch.
     """
 
-    def __init__(
-        self,
-        images: Part,
-        plans: list[list[NDArray[np.int64]]],
-        views: tuple[str, ...],
-        seed: int,
-        share: tuple[int, int],
-    ) -> None:
-        self.images, self.plans, self.seed, self.share = images, plans, seed, share
-        # "strong2" is a second, independent draw of the pipeline "strong".
-        self.views = {name: VIEWS[re.sub(r"\d+$", "", name)] for name in views}
+    images: Part
+    plans: list[list[NDArray[np.int64]]]
+    views: dict[str, View]
+    seed: int
+    share: tuple[int, int]
 
     def __len__(self) -> int:
         return min(len(plan) for plan in self.plans)
@@ -336,9 +332,11 @@ def training_batches(
         batches_of(draw(images.labels, w, derive_seed(seed, "stream", s)), batch_size)
         for s, w in enumerate(weights)
     ]
+    # "strong2" is a second, independent draw of the pipeline "strong".
+    pipelines = {name: VIEWS[re.sub(r"\d+$", "", name)] for name in views}
     forks = workers > 0 and platform.system() == "Linux"
     return DataLoader(
-        _Batches(images, plans, views, seed, share),
+        _Batches(images, plans, pipelines, seed, share),
         batch_size=None,
         num_workers=workers,
         prefetch_factor=4 if workers else None,

@@ -28,10 +28,9 @@ def split(
     """Return the table with its own parts, or with parts by ``ratios`` within each class.
 
     Images are ordered by SHA-256 of seed and id, so a split is the same on every machine. Groups
-    stay whole: each goes to the part that is furthest below its share of the group's rarest class,
-    so ratios are met to within about one group. Every part with a ratio above 0 gets every class;
-    a class with fewer images (groups) than parts is an error. Parts of the source are kept, but
-    every class must have training images and, unless ``allow_leak``, no group is in two parts.
+    stay whole: each goes to the part that is furthest below its share of the group's rarest class.
+    Every part with a ratio above 0 gets every class. Parts of the source are kept, but every class
+    must have training images and, unless ``allow_leak``, no group is in two parts.
     """
     if table.parts is not None:
         require_training(table)
@@ -325,10 +324,9 @@ def subsample(
 ) -> Table:
     """Thin a table to ``target``: an imbalance factor, or a count for each class ``(K,)``.
 
-    With a factor the largest class keeps ``head_size`` images (all, if ``None``). The smallest
-    keeps that number divided by the factor. A class in between with too few images keeps them all.
-    In a table with parts only training is thinned. Which images stay depends only on seed and ids.
-    Groups stay or go whole (within a class), as near to the count as possible, at least one stays.
+    With a factor the largest class keeps ``head_size`` images (all, if ``None``), the smallest that
+    number divided by the factor. In a table with parts only training is thinned. Which images stay
+    depends only on seed and ids. Groups stay or go whole (within a class), at least one stays.
     """
     if table.parts is not None and shape == "official":
         raise LmdError(
