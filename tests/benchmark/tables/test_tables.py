@@ -16,7 +16,7 @@ from lmd.base.errors import LmdError
 from lmd.benchmark.plan import Plan
 from lmd.benchmark.planning import plan_grid
 from lmd.benchmark.tables import make_tables, read_results
-from lmd.benchmark.tables.forms import Comparison, Value, build
+from lmd.benchmark.tables.forms import build
 from lmd.runs.folder import PartPredictions, Predictions
 from lmd.scoring import metrics
 from lmd.scoring.differences import compare, holm, paired_limits
@@ -109,11 +109,10 @@ def test_one_seed_has_the_interval_of_its_record(tmp_path: Path) -> None:
     table = build(results, "tiers")[0]
     record = json.loads((tmp_path / "out" / "ce-seed0" / "record.json").read_text())
     for column, cell in zip(table.columns, table.lines[0].cells, strict=True):
-        if isinstance(cell, Value):
-            entry = record["metrics"]["test"][column.metric]
-            found = cell.estimate
-            assert (found.mean, found.low, found.high) == tuple(entry.values())
-            assert found.sd is None
+        if not column.test:
+            mean, sd, low, high = cell.numbers
+            assert (mean, low, high) == tuple(record["metrics"]["test"][column.metric].values())
+            assert sd is None
 
 
 def test_interval_and_test_of_means_over_seeds(compared: tuple[Plan, Path]) -> None:
@@ -185,19 +184,18 @@ def test_best_and_second_are_marked_and_p_values_corrected(compared: tuple[Plan,
     table = build(read_results(plan, folder, resamples=100), "metrics")[0]
     for i, column in enumerate(table.columns):
         cells = [line.cells[i] for line in table.lines]
-        if column.kind == "value":
-            values = [c.estimate.mean for c in cells if isinstance(c, Value)]
+        if not column.test:
+            values = [c.numbers[0] for c in cells]
             order = sorted(range(len(cells)), key=lambda k: -values[k])
-            marks = [c.mark for c in cells if isinstance(c, Value)]
+            marks = [c.mark for c in cells]
             assert marks[order[0]] == "best"
             assert marks[order[1]] == "second"
             assert set(marks) == {"", "best", "second"}
         else:
-            tests = [c for c in cells if isinstance(c, Comparison)]
-            assert len(tests) == table.tests == 4
-            expected = holm([t.difference.p_value for t in tests])
-            assert [t.holm for t in tests] == pytest.approx(list(expected))
-            assert tests[0].holm > tests[0].difference.p_value
+            p, corrected = zip(*(c.numbers[-2:] for c in cells if c.numbers), strict=True)
+            assert len(p) == table.tests == 4
+            assert corrected == pytest.approx(holm(p))
+            assert corrected[0] > p[0]
     assert [line.rule for line in table.lines] == [False, False, False, True, False]
 
 
@@ -209,7 +207,7 @@ def test_equal_numbers_are_marked_alike(tmp_path: Path) -> None:
         write_one(tmp_path / "out" / run.name, {"key": run.method}, given, 0)
     as_planned(plan, tmp_path / "out")
     table = build(read_results(plan, tmp_path / "out", resamples=20), "metrics")[0]
-    marks = [[c.mark for c in line.cells if isinstance(c, Value)] for line in table.lines]
+    marks = [[cell.mark for cell in line.cells[:-1]] for line in table.lines]
     assert marks == [["best"] * 6, ["best"] * 6, ["second"] * 6]
 
 
@@ -266,9 +264,9 @@ def test_a_method_without_runs_has_dashes(tmp_path: Path) -> None:
     plan = make_plan(tmp_path, 'data = "a.csv"\nmethods = ["ce", "rs", "lmd"]\n')
     write_runs(plan, tmp_path / "out", leave_out=("rs-seed0", "lmd-seed0"))
     table = build(read_results(plan, tmp_path / "out", resamples=20))[0]
-    assert all(cell is None for line in table.lines[1:] for cell in line.cells)
+    assert all(not cell.numbers for line in table.lines[1:] for cell in line.cells)
     # Without the reference row there is nothing to test against.
-    assert [column.kind for column in table.columns] == ["value"] * 6
+    assert not any(column.test for column in table.columns)
     text = make_tables(read_results(plan, tmp_path / "out", resamples=20))
     assert next(line for line in text.splitlines() if line.startswith("LMD")).count("–") == 6
 
@@ -311,12 +309,7 @@ def test_a_sweep_has_a_row_for_each_value(tmp_path: Path) -> None:
     ]
     # Without a sweep lambda_1 would be the paper's 10: the others are tested against it.
     assert table.reference == "LMD, lambda_1 = 10"
-    assert [isinstance(line.cells[-1], Comparison) for line in table.lines] == [
-        True,
-        True,
-        True,
-        False,
-    ]
+    assert [bool(line.cells[-1].numbers) for line in table.lines] == [True, True, True, False]
 
 
 def test_two_settings_of_one_method_are_rows(tmp_path: Path) -> None:

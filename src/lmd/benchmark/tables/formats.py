@@ -10,10 +10,9 @@ import numpy as np
 
 from lmd.base.errors import LmdError
 from lmd.base.text import csv_text, shorten, text_table, unknown
-from lmd.benchmark.tables.forms import Cell, Column, TableData, build
+from lmd.benchmark.tables.forms import Cell, TableData, build
 from lmd.benchmark.tables.results import Results, RunResult
 from lmd.benchmark.trials import RULE
-from lmd.scoring.estimates import MISSING
 from lmd.scoring.tiers import TIERS
 
 
@@ -34,14 +33,17 @@ def make_tables(results: Results, *, form: str | None = None, format: str = "tex
 def as_text(table: TableData, remarks: Sequence[str]) -> str:
     """Align columns; the intervals of a row are on the line below it."""
     marks = footnotes(table)
-    rows: list[list[str] | None] = [[*table.heads, *map(_full_title, table.columns)], None]
+    rows: list[list[str] | None] = [
+        [*table.heads, *(column.full_title for column in table.columns)],
+        None,
+    ]
     for line in table.lines:
         if line.rule:
             rows.append(None)
         mark = f" ({marks[line.note]})" if line.note else ""
         cells = [_marked(cell, "**{}**", "_{}_") for cell in line.cells]
         rows.append([*line.heads[:-1], line.heads[-1] + mark, *cells])
-        rows.append(["" for _ in line.heads] + [_interval(cell) for cell in line.cells])
+        rows.append(["" for _ in line.heads] + [cell.interval for cell in line.cells])
     body = text_table([*rows, None], "l" * len(table.heads) + "r")
     wrap = textwrap.TextWrapper(100, subsequent_indent="  ", break_on_hyphens=False)
     notes = [*(f"({mark}) {text}" for text, mark in marks.items()), *remarks]
@@ -51,14 +53,13 @@ def as_text(table: TableData, remarks: Sequence[str]) -> str:
 def as_markdown(table: TableData, remarks: Sequence[str]) -> str:
     """Return a pipe table; intervals are in the same cell, below the value."""
     marks = footnotes(table)
-    header = [*table.heads, *map(_full_title, table.columns)]
+    header = [*table.heads, *(column.full_title for column in table.columns)]
     rows = [header, [":---"] * len(table.heads) + ["---:"] * len(table.columns)]
     for line in table.lines:
         row = [text.replace("|", r"\|") for text in line.heads]
         row[-1] += f" <sup>{marks[line.note]}</sup>" if line.note else ""
         for cell in line.cells:
-            interval = _interval(cell)
-            below = f"<br>{interval}" if interval else ""
+            below = f"<br>{cell.interval}" if cell.interval else ""
             row.append(_marked(cell, "**{}**", "<u>{}</u>") + below)
         rows.append(row)
     body = "\n".join("| " + " | ".join(row) + " |" for row in rows)
@@ -70,7 +71,7 @@ def as_latex(table: TableData, remarks: Sequence[str]) -> str:
     """Return a table environment as in the paper; it needs the package booktabs."""
     marks = footnotes(table)
     shape = "l" * len(table.heads) + "c" * len(table.columns)
-    titles = [c.title if c.kind == "test" else f"{c.title} (%)" for c in table.columns]
+    titles = [c.title if c.test else f"{c.title} (%)" for c in table.columns]
     lines = [
         r"\begin{table}[t]",
         r"\centering",
@@ -90,7 +91,7 @@ def as_latex(table: TableData, remarks: Sequence[str]) -> str:
         row[-1] += rf"$^{{{marks[line.note]}}}$" if line.note else ""
         for cell in line.cells:
             text = _marked(cell, r"\textbf{{{}}}", r"\underline{{{}}}", latex)
-            interval = latex(_interval(cell))
+            interval = latex(cell.interval)
             # Braces keep a bracket at the start of a cell from being read as an option of \\.
             row.append(text + (rf" {{\scriptsize {interval}}}" if interval else ""))
         lines.append(_latex_row(row))
@@ -114,20 +115,11 @@ def as_csv(tables: Sequence[TableData]) -> str:
             row["note"] = line.note
             row |= {"chosen on validation": line.tuning} if line.tuning else {}
             for column, cell in zip(table.columns, line.cells, strict=True):
-                names = _csv_names(column)
-                numbers = [None] * len(names) if cell is None else cell.numbers()
-                row |= dict(zip(names, numbers, strict=True))
+                numbers = cell.numbers or [None] * len(column.names)
+                row |= dict(zip(column.names, numbers, strict=True))
             rows.append(row)
     header = list(dict.fromkeys(key for row in rows for key in row))
     return csv_text(header, rows).rstrip("\n")
-
-
-def _csv_names(column: Column) -> list[str]:
-    key = f"{column.group} {column.metric}" if column.group else column.metric
-    if column.kind == "test":
-        names = ("difference", "difference_low", "difference_high", "p", "p_holm")
-        return [f"{key}_{name}" for name in names]
-    return [key, *(f"{key}_{name}" for name in ("sd", "low", "high"))]
 
 
 FORMATS: dict[str, Callable[[TableData, Sequence[str]], str]] = {
@@ -165,18 +157,8 @@ _LATEX = {c: "\\" + c for c in "&%$#_{}"} | {
 
 
 def _marked(cell: Cell, best: str, second: str, escape: Callable[[str], str] = str) -> str:
-    if cell is None:
-        return escape(MISSING)
     template = {"best": best, "second": second}.get(cell.mark, "{}")
-    return template.format(escape(cell.text()))
-
-
-def _interval(cell: Cell) -> str:
-    return "" if cell is None else cell.interval()
-
-
-def _full_title(column: Column) -> str:
-    return f"{column.group}: {column.title}" if column.group else column.title
+    return template.format(escape(cell.text))
 
 
 def footnotes(table: TableData) -> dict[str, str]:
@@ -221,7 +203,7 @@ def _numbers(results: Results, table: TableData, combined: bool) -> str:
         )
         if any(column.metric == "auc" for column in table.columns):
             note += " AUC has no such limits, and no interval there."
-    if any(cell is not None and cell.mark for line in table.lines for cell in line.cells):
+    if any(cell.mark for line in table.lines for cell in line.cells):
         note += " Best bold, second best underlined."
     return note
 

@@ -2,14 +2,14 @@
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from typing import Literal
+from typing import Any, Literal
 
 from lmd.base.errors import LmdError
 from lmd.base.text import unknown
 from lmd.benchmark.plan import Row
 from lmd.benchmark.tables.results import Entry, Estimate, Results
 from lmd.scoring.differences import Difference, holm
-from lmd.scoring.estimates import number_text
+from lmd.scoring.estimates import MISSING, number_text
 from lmd.scoring.metrics import METRICS
 from lmd.scoring.tiers import TIERS
 
@@ -26,54 +26,31 @@ COLUMNS = {
 
 
 @dataclass(frozen=True)
-class Value:
-    """A number of a table, marked if it is the best or second best of its column."""
+class Cell:
+    """A number as text, its interval, and the numbers of a CSV file: those of ``Column.names``."""
 
-    estimate: Estimate
+    text: str = MISSING
+    interval: str = ""
+    numbers: tuple[Any, ...] = ()  # None where one is not known
     mark: Mark = ""
 
-    def text(self) -> str:
-        """Return the value, without the interval."""
-        mean, sd = number_text(self.estimate.mean, ".2p"), self.estimate.sd
-        return mean if sd is None else f"{mean} ± {number_text(sd, '.2p')}"
 
-    def interval(self) -> str:
-        """Return the interval; empty if it is not known."""
-        low, high = self.estimate.low, self.estimate.high
-        if low is None or high is None:
-            return ""
-        return f"[{number_text(low, '.1p')}, {number_text(high, '.1p')}]"
-
-    def numbers(self) -> list[float | None]:
-        """Return the cells of a CSV file."""
-        return [self.estimate.mean, self.estimate.sd, self.estimate.low, self.estimate.high]
+def _value(estimate: Estimate | None) -> Cell:
+    if estimate is None:
+        return Cell()
+    mean, sd, low, high = numbers = (estimate.mean, estimate.sd, estimate.low, estimate.high)
+    text = number_text(mean, ".2p") + ("" if sd is None else f" ± {number_text(sd, '.2p')}")
+    known = low is not None and high is not None
+    interval = f"[{number_text(low, '.1p')}, {number_text(high, '.1p')}]" if known else ""
+    return Cell(text, interval, numbers)
 
 
-@dataclass(frozen=True)
-class Comparison:
-    """A row's difference from the reference row, and its p-value after Holm's correction."""
-
-    difference: Difference
-    holm: float
-    mark: Mark = ""
-
-    def text(self) -> str:
-        """Return the difference with its p-value."""
-        p = "p < 0.001" if self.holm < 0.001 else f"p = {self.holm:.3f}"
-        return f"{number_text(self.difference.value, '+.2p')}, {p}"
-
-    def interval(self) -> str:
-        """Return the interval of the difference."""
-        low, high = self.difference.low, self.difference.high
-        return f"[{number_text(low, '+.1p')}, {number_text(high, '+.1p')}]"
-
-    def numbers(self) -> list[float | None]:
-        """Return the cells of a CSV file."""
-        gap = self.difference
-        return [gap.value, gap.low, gap.high, gap.p_value, self.holm]
-
-
-Cell = Value | Comparison | None
+def _test(gap: Difference, corrected: float) -> Cell:
+    """Return a difference from the reference row, with its p-value after Holm's correction."""
+    p = "p < 0.001" if corrected < 0.001 else f"p = {corrected:.3f}"
+    interval = f"[{number_text(gap.low, '+.1p')}, {number_text(gap.high, '+.1p')}]"
+    numbers = (gap.value, gap.low, gap.high, gap.p_value, corrected)
+    return Cell(f"{number_text(gap.value, '+.2p')}, {p}", interval, numbers)
 
 
 @dataclass(frozen=True)
@@ -82,8 +59,22 @@ class Column:
 
     metric: str
     title: str
-    kind: Literal["value", "test"] = "value"
+    test: bool = False
     group: str = ""
+
+    @property
+    def full_title(self) -> str:
+        """The title with the heading above it."""
+        return f"{self.group}: {self.title}" if self.group else self.title
+
+    @property
+    def names(self) -> list[str]:
+        """The columns of a CSV file."""
+        key = f"{self.group} {self.metric}" if self.group else self.metric
+        if self.test:
+            names = ("difference", "difference_low", "difference_high", "p", "p_holm")
+            return [f"{key}_{name}" for name in names]
+        return [key, *(f"{key}_{name}" for name in ("sd", "low", "high"))]
 
 
 @dataclass(frozen=True)
@@ -164,7 +155,7 @@ def build(results: Results, form: str | None = None) -> list[TableData]:
 
 
 def _by_method(results: Results, points: Sequence[int]) -> list[_Place]:
-    """A line for each method; a rule separates the reference and its ablations."""
+    """Return a line for each method; a rule separates the reference and its ablations."""
     rows, key = results.plan.rows, results.plan.reference
     reference = tuple(results.entry(key, p) for p in points)
     own = next((row for row in rows if row.own or row.key == key), None)
@@ -177,7 +168,7 @@ def _by_method(results: Results, points: Sequence[int]) -> list[_Place]:
 
 
 def _by_point(results: Results) -> list[_Place]:
-    """A line for each point of each method, and one for a method that is not swept."""
+    """Return a line for each point of each method, and one for a method that is not swept."""
     plan = results.plan
     lines: list[_Place] = []
     usual = next((i for i, point in enumerate(plan.points) if point.usual), None)
@@ -211,58 +202,35 @@ def _table(
         reference = f"{reference}, {usual}" if usual and "Method" in heads else usual
     columns: list[Column] = []
     cells: list[list[Cell]] = []
+    tests: dict[tuple[int, int], Difference] = {}  # by column and line
     for g, group in enumerate(groups):
         for metric in COLUMNS[form]:
             overall = form == "tiers" and metric == HEADLINE
-            name = "Overall" if overall else METRICS[metric].short
-            columns.append(Column(metric, name, group=group))
-            estimates = [place.entries[g].estimate(metric) for place in places]
-            values: list[Cell] = [Value(one) if one is not None else None for one in estimates]
+            title_of = "Overall" if overall else METRICS[metric].short
+            columns.append(Column(metric, title_of, group=group))
+            values = [_value(place.entries[g].estimate(metric)) for place in places]
             cells.append(_ranked(values, METRICS[metric].higher_is_better))
         gaps = [place.entries[g].difference(place.references[g], HEADLINE) for place in places]
         if any(gaps):
-            columns.append(Column(HEADLINE, f"Δ BACC to {reference}", "test", group))
-            cells.append([Comparison(gap, gap.p_value) if gap else None for gap in gaps])
-    count = _correct(cells)
+            tests |= {(len(columns), i): gap for i, gap in enumerate(gaps) if gap}
+            columns.append(Column(HEADLINE, f"Δ BACC to {reference}", True, group))
+            cells.append([Cell()] * len(places))
+    corrected = holm([gap.p_value for gap in tests.values()]).tolist()
+    for ((column, i), gap), p in zip(tests.items(), corrected, strict=True):
+        cells[column][i] = _test(gap, p)
     lines = tuple(
-        Line(
-            place.heads,
-            tuple(column[i] for column in cells),
-            place.rule,
-            place.row.note,
-            results.tuning(place.row.key),
-        )
-        for i, place in enumerate(places)
+        Line(place.heads, row, place.rule, place.row.note, results.tuning(place.row.key))
+        for place, row in zip(places, zip(*cells, strict=True), strict=True)
     )
-    return TableData(title, heads, tuple(columns), lines, points, reference, count)
-
-
-def _correct(cells: list[list[Cell]]) -> int:
-    """Apply Holm's correction to all tests of the table in place; returns their number."""
-    tests = [
-        (column, i, cell)
-        for column in cells
-        for i, cell in enumerate(column)
-        if isinstance(cell, Comparison)
-    ]
-    corrected = holm([test.difference.p_value for _, _, test in tests])
-    for (column, i, test), p in zip(tests, corrected, strict=True):
-        column[i] = replace(test, holm=float(p))
-    return len(tests)
+    return TableData(title, heads, tuple(columns), lines, points, reference, len(tests))
 
 
 def _ranked(column: list[Cell], higher_is_better: bool) -> list[Cell]:
     """Mark the best and the second best by the digits shown; equal values get the same mark."""
-    shown = {
-        i: round(100 * x.estimate.mean, 2) for i, x in enumerate(column) if isinstance(x, Value)
-    }
-    if len(shown) < 2:
-        return column
-    order = sorted(set(shown.values()), reverse=higher_is_better)
-    marks: dict[float, Mark] = {order[0]: "best"}
-    if len(order) > 1 and len(shown) > 2:
+    shown = [round(100 * c.numbers[0], 2) if c.numbers else None for c in column]
+    values = [value for value in shown if value is not None]
+    order = sorted(set(values), reverse=higher_is_better)
+    marks: dict[float | None, Mark] = {order[0]: "best"} if len(values) > 1 else {}
+    if len(order) > 1 and len(values) > 2:
         marks[order[1]] = "second"
-    return [
-        replace(x, mark=marks.get(shown[i], "")) if isinstance(x, Value) else x
-        for i, x in enumerate(column)
-    ]
+    return [replace(c, mark=marks.get(value, "")) for c, value in zip(column, shown, strict=True)]
