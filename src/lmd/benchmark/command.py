@@ -126,7 +126,8 @@ def table(
     """
     from lmd.base.files import atomic_write, check_output
     from lmd.benchmark.plan import grid_hash, load_grid, read_plan
-    from lmd.benchmark.tables import make_tables, read_results, unpacked
+    from lmd.benchmark.tables.formats import make_tables
+    from lmd.benchmark.tables.results import read_results, unpacked
 
     if out is not None:
         check_output(out, "--out", *TABLES)
@@ -195,7 +196,7 @@ def choose(
     from lmd.benchmark.local import Local
     from lmd.benchmark.planning import identify, plan_grid
     from lmd.benchmark.run import open_board, run_plan
-    from lmd.benchmark.tables import read_results
+    from lmd.benchmark.tables.results import read_results
     from lmd.methods import CANDIDATES
 
     folder = (out or Path("runs") / f"{whole(data).stem}-choose").resolve()
