@@ -310,17 +310,15 @@ def _pair(run: Run, other: Run, resamples: int) -> Values:
     from lmd.scoring.differences import compare
 
     mine, theirs = paired(run, other)
-    labels, tiers = mine.labels, run.record.tiers.assignment
-    probabilities = mine.probabilities, theirs
-    right, right_too = (p.argmax(1) == labels for p in probabilities)
-    a, b = (Sample(labels, p, tiers, mine.groups) for p in probabilities)
+    tiers, pair = run.record.tiers.assignment, (mine.probabilities, theirs)
+    a, b = (Sample(mine.labels, probabilities, tiers, mine.groups) for probabilities in pair)
     gaps = compare(a, b, resamples=resamples)
     return {
         "title": other.record.method.title,
         "name": other.record.name,
-        "only_mine": int((right & ~right_too).sum()),
-        "only_theirs": int((right_too & ~right).sum()),
-        "images": len(labels),
+        "only_mine": int((a.right & ~b.right).sum()),
+        "only_theirs": int((b.right & ~a.right).sum()),
+        "images": len(a.labels),
         "differences": [(METRICS[key], gap) for key, gap in gaps.items() if gap.known],
         "metrics": METRICS,
     }

@@ -46,10 +46,13 @@ def assign_tiers(
         raise LmdError(f"tiers: at least two classes are needed, there are {len(numbers)}")
     if rule.strip() == "thirds":
         return _thirds(numbers)
-    if _LIST.match(rule):
-        return _lists(list(classes), rule)
-    if _THRESHOLD.match(rule):
-        return _thresholds(numbers, rule)
+    try:
+        if _LIST.match(rule):
+            return _lists(list(classes), rule)
+        if _THRESHOLD.match(rule):
+            return _thresholds(numbers, rule)
+    except LmdError as error:
+        raise LmdError(f"tiers = {rule!r}: {error}") from None
     raise LmdError(f"tiers = {rule!r} is not a rule; write {_FORMS}")
 
 
@@ -88,25 +91,22 @@ def _thresholds(counts: list[int], rule: str) -> Tiers:
     for piece in rule.split(","):
         match = _THRESHOLD.fullmatch(piece)
         if match is None:
-            raise LmdError(
-                f"tiers = {rule!r}: {piece.strip()!r} is not a threshold; "
-                "write head>NUMBER,tail<NUMBER"
-            )
+            raise LmdError(f"{piece.strip()!r} is not a threshold; write head>NUMBER,tail<NUMBER")
         name, sign, number = match[1], match[2], int(match[3])
         if (name == "head") != sign.startswith(">"):
             raise LmdError(
-                f"tiers = {rule!r}: head classes are the frequent ones (head>NUMBER) and tail "
-                f"classes the rare ones (tail<NUMBER), not {piece.strip()!r}"
+                "head classes are the frequent ones (head>NUMBER) and tail classes the rare ones "
+                f"(tail<NUMBER), not {piece.strip()!r}"
             )
         if name in bounds:
-            raise LmdError(f"tiers = {rule!r}: {name} has two thresholds; give one")
+            raise LmdError(f"{name} has two thresholds; give one")
         bounds[name] = number + {">": 1, "<": -1}.get(sign, 0)
     if missing := {"head", "tail"} - bounds.keys():
-        raise LmdError(f"tiers = {rule!r}: no threshold for {missing.pop()}; write {_FORMS}")
+        raise LmdError(f"no threshold for {missing.pop()}; write {_FORMS}")
     head, tail = bounds["head"], bounds["tail"]
     if tail >= head:
         raise LmdError(
-            f"tiers = {rule!r}: a class with {head} training images would be head and tail; "
+            f"a class with {head} training images would be head and tail; "
             "the threshold of the tail must be below that of the head"
         )
     assignment = tuple("head" if n >= head else "tail" if n <= tail else "medium" for n in counts)
@@ -123,25 +123,22 @@ def _lists(classes: list[str], rule: str) -> Tiers:
         match = _LIST.fullmatch(piece)
         if match is None:
             raise LmdError(
-                f"tiers = {rule!r}: {piece.strip()!r} is not TIER=CLASS,CLASS with TIER one of "
-                + ", ".join(TIERS)
+                f"{piece.strip()!r} is not TIER=CLASS,CLASS with TIER one of " + ", ".join(TIERS)
             )
         tier = match[1]
         if tier in members:
-            raise LmdError(f"tiers = {rule!r}: {tier} is given twice; join its classes")
+            raise LmdError(f"{tier} is given twice; join its classes")
         members[tier] = _listed(piece)
         for name in members[tier]:
             if name not in classes:
-                raise LmdError(f"tiers = {rule!r}: {unknown('class', name, classes)}")
+                raise LmdError(unknown("class", name, classes))
             if name in assignment:
-                raise LmdError(
-                    f"tiers = {rule!r}: class {name!r} is listed twice ({assignment[name]} and "
-                    f"{tier}); list it once"
-                )
+                tiers = f"{assignment[name]} and {tier}"
+                raise LmdError(f"class {name!r} is listed twice ({tiers}); list it once")
             assignment[name] = tier
     missing = [name for name in classes if name not in assignment]
     if missing:
-        raise LmdError(f"tiers = {rule!r}: no tier for {', '.join(missing)}; list every class once")
+        raise LmdError(f"no tier for {', '.join(missing)}; list every class once")
     named = (
         f"{tier} {', '.join(n for n in classes if assignment[n] == tier) or '(none)'}"
         for tier in TIERS
