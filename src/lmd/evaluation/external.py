@@ -216,7 +216,7 @@ def _refuse_training_images(run: Run, ids: NDArray[np.str_], paths: Sequence[Pat
 
 def _planned(record: Record, data: str) -> Dataset | None:
     """Return the images at ``data`` in the parts of a run; ``None`` if they cannot be the same."""
-    if not record.request.protocol or not Path(data).exists():
+    if not record.request.protocol or not Path(data).expanduser().exists():
         return None
     try:
         protocol = Protocol.model_validate(record.request.protocol)
