@@ -117,14 +117,12 @@ def trial_runs(plan: Plan, trial: Trial) -> list[PlannedRun]:
 
 def undecided(plan: Plan, choices: Choices) -> dict[str, Trial]:
     """Return the rows that wait for a choice, with their trials."""
-    waiting = [trial for trial in plan.trials if trial.method not in choices]
-    return {key: trial for trial in waiting for key in trial.rows}
+    return {key: t for t in plan.trials if t.method not in choices for key in t.rows}
 
 
 def first_phase(plan: Plan, choices: Choices) -> list[PlannedRun]:
     """Return the trial runs of all rows without a choice."""
-    waiting = [trial for trial in plan.trials if trial.method not in choices]
-    return [run for trial in waiting for run in trial_runs(plan, trial)]
+    return [run for t in plan.trials if t.method not in choices for run in trial_runs(plan, t)]
 
 
 def settled(plan: Plan, choices: Choices) -> Plan:
