@@ -117,7 +117,7 @@ class Stage(nn.Module):
     the protocol's. ``balanced`` says that training balances the classes, so that the probabilities
     assume equally frequent ones; by default a stage with ``weights`` does. A stage whose steps
     update no weights has ``updates = False``: its learning rate is not recorded. One that has
-    ``needs_validation`` cannot do without validation images.
+    ``needs_validation`` cannot do without validation images. ``name`` is for progress and history.
     """
 
     views: tuple[str, ...] = ("label",)
@@ -134,17 +134,12 @@ class Stage(nn.Module):
 
     def __init__(self, part: nn.Module | None = None, **options: Unpack[Options]) -> None:
         super().__init__()
-        self.part = part
+        self.part, self.name = part, type(self).__name__
         self.register_buffer("weights", options.pop("weights", None), persistent=False)
         # A class may have values of its own, which only a given value replaces.
         defaults = {} if self.weights is None else {"balanced": True}
         values = {name: value for name, value in options.items() if value is not None}
         vars(self).update(defaults | values)
-
-    @property
-    def name(self) -> str:
-        """The stage as progress and history call it."""
-        return type(self).__name__
 
     def trainable(self) -> ParameterGroups:
         """Parameters, or groups of them with their own ``lr``; empty: the loop trains nothing."""

@@ -300,15 +300,11 @@ class Supervised(Stage):
         super().__init__(model if part is None and average is not None else part, **options)
         self.model, self.criterion, self.draw, self.view = model, criterion, draw, view
         self.views = ("weak", "strong") if view == "both" else (view,)
+        self.name = "Supervised" if rho is None else "Flat"
         self.needs_validation = draw is not None
         self.horizon, self.rho = average, rho
         self.average = None if average is None else RunningAverage(model)
         self.done = self.left = self.total = 0  # steps: of the stage, of the epoch, in all
-
-    @property
-    def name(self) -> str:
-        """A sharpness-aware stage is called flat."""
-        return "Supervised" if self.rho is None else "Flat"
 
     def class_weights(self, epoch: Epoch) -> list[Tensor | None]:
         """One stream."""

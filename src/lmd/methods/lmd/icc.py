@@ -196,6 +196,7 @@ class ICC(Stage):
         super().__init__(balanced=vfc or settings.m_sampling == "balanced")
         self.settings, self.model = settings, model
         self.vfc, self.e_step = vfc, e_step
+        self.name = "ICC" if e_step else "Calibration"  # without an E step nothing is iterated
         self.lambda_e = settings.lambda_e if fdc else 0.0
         self.epochs = settings.iterations if e_step else 1
         self.gaussians = ClassGaussians(
@@ -214,11 +215,6 @@ class ICC(Stage):
         self.register_buffer("regularisers", torch.full((2,), -1.0, dtype=torch.float64))
         self.register_buffer("weight_velocity", torch.zeros_like(weight))
         self.register_buffer("bias_velocity", torch.zeros_like(weight[:, 0]))
-
-    @property
-    def name(self) -> str:
-        """Without an E step nothing is iterated."""
-        return "ICC" if self.e_step else "Calibration"
 
     def _bias(self) -> Tensor:
         assert isinstance(self.model.classifier, nn.Linear)
