@@ -130,16 +130,16 @@ class Laboratory:
     def decide(self) -> None:
         """Go through the changes in their order, and write ``decisions.json`` after each."""
         method, settings = self.plan["method"], dict(self.plan["start"])
-        found = decided(self.plan, self.options.known)
-        for result in found:
+        changes = decided(self.plan, self.options.known)
+        for result in changes:
             settings |= result["settings"] if result["adopted"] else {}
         before = self.scores(method, settings)
         self.start = named(before)
-        self._write(before, found, settings)
-        for change in self.plan["change"][len(found) :]:
+        self._write(before, changes, settings)
+        for change in self.plan["change"][len(changes) :]:
             about = {"name": change["name"], "settings": change["settings"]}
             if not allowed(settings, change.get("needs", {})):
-                found.append(about | {"adopted": False, "passed_over": True})
+                changes.append(about | {"adopted": False, "passed_over": True})
                 print(f"{change['name']}: passed over", flush=True)
                 continue
             trial = settings | change["settings"]
@@ -148,26 +148,26 @@ class Laboratory:
             if change.get("removes"):
                 result |= {"removes": True, "adopted": not gain(after, before)["adopted"]}
             result["scores"] = named(after)
-            found.append(result)
+            changes.append(result)
             tasks = " ".join(f"{v:+.1f}" for v in result["tasks"])
             word = "adopted" if result["adopted"] else "not adopted"
             mean = f"{result['gain']:+.2f} ± {result['error']:.2f}"
             print(f"{change['name']}: {mean} (tasks {tasks}): {word}", flush=True)
             if result["adopted"]:
                 settings, before = trial, after
-            self._write(before, found, settings)
+            self._write(before, changes, settings)
         for reference in self.plan.get("references", []):
             self.references[reference] = named(self.scores(reference, {}))
             mean = 100 * fmean(self.references[reference].values())
             print(
                 f"{reference}: {mean:.2f}; adopted: {100 * fmean(before.values()):.2f}", flush=True
             )
-            self._write(before, found, settings)
+            self._write(before, changes, settings)
 
     def _write(
-        self, scores: Mapping[Block, float], found: Sequence[Any], settings: Mapping[str, Any]
+        self, scores: Mapping[Block, float], changes: Sequence[Any], settings: Mapping[str, Any]
     ) -> None:
-        content = {"settings": settings, "scores": named(scores), "changes": found}
+        content = {"settings": settings, "scores": named(scores), "changes": changes}
         content |= {"start": self.start, "references": self.references}
         path = self.options.out / "decisions.json"
         path.with_suffix(".part").write_text(json.dumps(content, indent=1) + "\n", encoding="utf-8")
@@ -178,27 +178,26 @@ def decided(plan: Mapping[str, Any], known: Path | None) -> list[dict[str, Any]]
     """The decisions of an earlier study, as far as its changes are the first ones of the plan."""
     if known is None:
         return []
-    found = json.loads(known.read_text(encoding="utf-8"))["changes"]
+    changes = json.loads(known.read_text(encoding="utf-8"))["changes"]
     same = 0
-    for old, new in zip(found, plan["change"], strict=False):
+    for old, new in zip(changes, plan["change"], strict=False):
         if any(old[key] != new[key] for key in ("name", "settings")):
             break
         same += 1
-    return list(found[:same])
+    return list(changes[:same])
 
 
-def table(found: Sequence[Mapping[str, Any]]) -> str:
+def table(changes: Sequence[Mapping[str, Any]]) -> str:
     """The decisions as a Markdown table, in points of balanced accuracy."""
     lines = ["| change | gain | tasks | |", "|---|---|---|---|"]
-    for one in found:
-        if one.get("passed_over"):
-            lines.append(f"| {one['name']} | | | passed over |")
+    for change in changes:
+        if change.get("passed_over"):
+            lines.append(f"| {change['name']} | | | passed over |")
             continue
-        tasks = " ".join(f"{value:+.1f}" for value in one["tasks"])
-        word = "**adopted**" if one["adopted"] else "not adopted"
-        lines.append(
-            f"| {one['name']} | {one['gain']:+.2f} ± {one['error']:.2f} | {tasks} | {word} |"
-        )
+        tasks = " ".join(f"{value:+.1f}" for value in change["tasks"])
+        word = "**adopted**" if change["adopted"] else "not adopted"
+        mean = f"{change['gain']:+.2f} ± {change['error']:.2f}"
+        lines.append(f"| {change['name']} | {mean} | {tasks} | {word} |")
     return "\n".join(lines)
 
 

@@ -190,14 +190,14 @@ def summarise(grid: str, target: Path, best: int = 5) -> None:
     if len(plan.rows) == 1:
         return
     with (target / "tiers.csv").open(encoding="utf-8", newline="") as file:
-        found = {row["Method"]: row for row in csv.DictReader(file) if row[HEADLINE]}
-    others = [row.title for row in plan.rows if not row.own and row.title in found]
-    ranked = sorted(others[1:], key=lambda title: -float(found[title][HEADLINE]))[:best]
-    reference = [r.title for r in plan.rows if r.key == plan.reference and r.title in found]
+        rows = {row["Method"]: row for row in csv.DictReader(file) if row[HEADLINE]}
+    others = [row.title for row in plan.rows if not row.own and row.title in rows]
+    ranked = sorted(others[1:], key=lambda title: -float(rows[title][HEADLINE]))[:best]
+    reference = [r.title for r in plan.rows if r.key == plan.reference and r.title in rows]
     lines = [
         "| method | balanced accuracy (95 %) | head | medium | tail |",
         "|---|---|---|---|---|",
-        *(_line(found[title]) for title in (*others[:1], *ranked, *reference)),
+        *(_line(rows[title]) for title in (*others[:1], *ranked, *reference)),
     ]
     (target / "summary.md").write_text("\n".join(lines) + "\n", encoding="utf-8")
 

@@ -201,12 +201,13 @@ def _uploads(service: Service) -> dict[str, tuple[Handler, dict[str, Any]]]:
             form = await read_form(request, limits, field="image", most=1)
             return _json(await service.explain(served, form))
 
-    one, several = _describe("image", schemas.Answer), _describe("images", schemas.Rows)
-    more = _describe("image", schemas.Explained, 409)
+    one = _describe("Predict one image", "image", schemas.Answer)
+    several = _describe("Predict several images", "images", schemas.Rows)
+    heat = _describe("Explain one image", "image", schemas.Explained, 409)
     return {
-        "/api/models/{model}/predict": (predict, {"summary": "Predict one image", **one}),
-        "/api/models/{model}/batch": (batch, {"summary": "Predict several images", **several}),
-        "/api/models/{model}/explain": (explain, {"summary": "Explain one image", **more}),
+        "/api/models/{model}/predict": (predict, one),
+        "/api/models/{model}/batch": (batch, several),
+        "/api/models/{model}/explain": (explain, heat),
     }
 
 
@@ -214,7 +215,7 @@ def _json(answer: BaseModel) -> Response:
     return Response(answer.model_dump_json(), media_type="application/json")
 
 
-def _describe(field: str, answer: type[BaseModel], *more: int) -> dict[str, Any]:
+def _describe(summary: str, field: str, answer: type[BaseModel], *more: int) -> dict[str, Any]:
     """Describe a route that takes images in ``field`` and options."""
     file: dict[str, Any] = {"type": "string", "format": "binary"}
     if field == "images":
@@ -229,6 +230,7 @@ def _describe(field: str, answer: type[BaseModel], *more: int) -> dict[str, Any]
     titles = dict(reversed(KINDS.values()))
     statuses = sorted({400, 404, 408, 413, 415, 422, 503, *more})
     return {
+        "summary": summary,
         "response_model": answer,
         "responses": {of: {**_PROBLEM, "description": titles[of]} for of in statuses},
         "openapi_extra": {

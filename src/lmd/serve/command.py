@@ -118,14 +118,14 @@ def _bound(host: str, port: int) -> socket.socket:
     family = socket.AF_INET6 if ":" in host else socket.AF_INET
     # Named, because asyncio sends small pieces at once only where the protocol is known to be TCP:
     # each answer would wait 40 ms for an acknowledgement.
-    made = socket.socket(family, socket.SOCK_STREAM, socket.IPPROTO_TCP)
+    listening = socket.socket(family, socket.SOCK_STREAM, socket.IPPROTO_TCP)
     try:
-        made.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-        made.bind((host, port))
-        made.listen(1024)
-        return made
+        listening.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        listening.bind((host, port))
+        listening.listen(1024)
+        return listening
     except (OSError, OverflowError) as error:
-        made.close()
+        listening.close()
         why = getattr(error, "strerror", None) or error
         raise LmdError(
             f"--host {host} --port {port} cannot be used ({why}): choose another port or host"

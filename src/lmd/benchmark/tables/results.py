@@ -42,18 +42,18 @@ class RunResult:
     def __init__(self, files: Run, seed: int, resamples: int) -> None:
         self.folder, self.record = files.path, files.record
         self.seed, self.resamples = seed, resamples
-        found = files.predictions.parts.get("test") if files.predictions else None
-        if self.record.part != "test" or found is None:
+        part = files.predictions.parts.get("test") if files.predictions else None
+        if self.record.part != "test" or part is None:
             raise LmdError(
                 f"{files.path} has no test predictions, which a table needs: train the run again"
             )
         # With the same order and seed, the resamples of two runs draw the same images.
-        order = np.argsort(found.ids)
-        self.ids: NDArray[Any] = found.ids[order]
-        self.labels: NDArray[Any] = found.labels[order]
-        self._probabilities: NDArray[Any] = found.probabilities[order]
+        order = np.argsort(part.ids)
+        self.ids: NDArray[Any] = part.ids[order]
+        self.labels: NDArray[Any] = part.labels[order]
+        self._probabilities: NDArray[Any] = part.probabilities[order]
         # Which images show the same patient or lesion, if known.
-        self.groups = None if found.groups is None else found.groups[order]
+        self.groups = None if part.groups is None else part.groups[order]
         self._draws: Draws = {}
 
     def recorded(self, metric: str) -> estimates.Estimate:
@@ -101,21 +101,21 @@ class Entry:
         With one seed, the interval is the record's. With more, it is that of the mean over seeds
         on each resample of the test images.
         """
-        found = [run.recorded(metric) for run in self.runs]
-        values = [each.value for each in found if each.value is not None]
-        if not values or len(values) < len(found):
+        records = [run.recorded(metric) for run in self.runs]
+        values = [e.value for e in records if e.value is not None]
+        if not values or len(values) < len(records):
             return None
         if len(values) == 1:
-            return Estimate(values[0], found[0].low, found[0].high, None)
+            return Estimate(values[0], records[0].low, records[0].high, None)
         mean = fmean(values)
         low, high = interval(_mean_draws(self.runs, metric), mean)
         if low == high or self.runs[0].combines(metric):
             # A bootstrap of small classes is too narrow: the records have combined limits.
             # A record without limits knows none: all resamples agree, or it is that of AUC.
-            low = fmean(math.nan if each.low is None else each.low for each in found)
-            high = fmean(math.nan if each.high is None else each.high for each in found)
-        known = math.isfinite(low) and math.isfinite(high)
-        return Estimate(mean, low if known else None, high if known else None, stdev(values))
+            low = fmean(math.nan if e.low is None else e.low for e in records)
+            high = fmean(math.nan if e.high is None else e.high for e in records)
+        finite = math.isfinite(low) and math.isfinite(high)
+        return Estimate(mean, low if finite else None, high if finite else None, stdev(values))
 
     def difference(self, other: "Entry", metric: str) -> Difference | None:
         """This entry minus the other, averaged over their common seeds, on paired resamples.
@@ -150,7 +150,7 @@ class Results:
 
     def tuning(self, method: str) -> str:
         """What was chosen for a row on the validation part; empty if the grid has no trials."""
-        trial = next((each for each in self.plan.trials if method in each.rows), None)
+        trial = next((t for t in self.plan.trials if method in t.rows), None)
         if trial is None:
             return "not tuned" if self.plan.trials else ""
         if trial.method not in self.choices:
@@ -213,7 +213,7 @@ def read_results(plan: Plan, folder: Path, *, resamples: int | None = None) -> R
     resamples = resamples or (1000 if len(plan.rows) <= 3 else 10_000)
     choices = read_choices(plan, folder)
     plan = settled(plan, choices)
-    found: dict[tuple[str, int], list[RunResult]] = {}
+    finished: dict[tuple[str, int], list[RunResult]] = {}
     missing = []
     for planned in plan.runs:
         files = Run(folder / planned.name)
@@ -227,9 +227,9 @@ def read_results(plan: Plan, folder: Path, *, resamples: int | None = None) -> R
                 "change of the grid"
             )
         result = RunResult(files, planned.seed, resamples)
-        found.setdefault((planned.method, planned.point), []).append(result)
+        finished.setdefault((planned.method, planned.point), []).append(result)
     for point in range(len(plan.points)):
-        here = [run for key, runs in found.items() if key[1] == point for run in runs]
+        here = [run for key, runs in finished.items() if key[1] == point for run in runs]
         for run in here[1:]:
             tested = run.same_images(here[0])
             if not tested or not run.record.data.same_as(here[0].record.data):
@@ -238,12 +238,12 @@ def read_results(plan: Plan, folder: Path, *, resamples: int | None = None) -> R
                     f"{run.folder} and {here[0].folder} were not {what} on the same images, so one "
                     "table cannot show both: delete one of them and train it again on the same data"
                 )
-    entries = {key: Entry(runs) for key, runs in found.items()}
+    entries = {key: Entry(runs) for key, runs in finished.items()}
     results = Results(plan, resamples, entries, missing, choices)
     if not results.grouped:
         # Older runs lack the groups, but the resamples of all runs must draw the same images.
-        for one in results.runs:
-            one.groups = None
+        for run in results.runs:
+            run.groups = None
     return results
 
 
