@@ -166,7 +166,7 @@ def ham() -> Examination:
 def test_ham10000_has_two_duplicates_and_leaks_if_split_by_image(ham: Examination) -> None:
     found = {each.kind: each for each in ham.findings}
     assert exit_code(ham) == 3
-    assert ham.images == len(ham.scan.usable()) == 10015
+    assert len(ham.looks) == len(ham.scan.usable()) == 10015
     pairs = {tuple(sorted(ham.scan.cases[i].name for i in same)) for same in ham.exact}
     assert pairs == {("ISIC_0024366", "ISIC_0029861"), ("ISIC_0024777", "ISIC_0029938")}
     assert len(found["duplicate"].sets) == 2

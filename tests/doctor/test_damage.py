@@ -53,7 +53,7 @@ def test_a_healthy_set_has_notes_and_small_test_classes_alone(healthy: Patient) 
     found = examine(healthy.manifest)
     assert kinds(found) == {"counts", "groups", "tiny_test"}
     assert exit_code(found) == 3
-    assert len(found.scan.usable()) == found.images == 70
+    assert len(found.scan.usable()) == len(found.looks) == 70
 
 
 @pytest.mark.parametrize(
@@ -118,7 +118,7 @@ def test_the_cleaned_manifest_of_a_ruin_trains(patient: Patient, tmp_path: Path)
     clean, _, bad = decode(table, 16, Display(quiet=True))
     assert len(clean) == len(cleaned.cases)
     assert bad == table.skipped == ()
-    assert len(cleaned.cases) + len(cleaned.removed) == found.images
+    assert len(cleaned.cases) + len(cleaned.removed) == len(found.looks)
     again = examine(fixed, columns=Columns(root=cleaned.root))
     left = {f.kind for f in again.findings if f.severity == "error"}
     assert not left
@@ -232,7 +232,7 @@ def test_arrays_whole_and_cut_off(tmp_path: Path) -> None:
     file = tmp_path / "data.npz"
     file.write_bytes(npz_bytes(damaged=False))
     found = examine(file)
-    assert found.images == 24
+    assert len(found.looks) == 24
     assert not any(f.severity == "error" for f in found.findings)
     file.write_bytes(npz_bytes(damaged=True))
     assert kinds(examine(file)) == {"source", "refused"}

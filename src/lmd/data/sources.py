@@ -187,23 +187,20 @@ def scan_arrays(path: Path) -> Scan:
     """
     scan = Scan(str(path), "arrays")
     try:
-        _fill(scan, _load(path))
+        _fill(scan, path)
     except LmdError as error:
         scan.findings.append(Finding.of("source", f"{error}.", remedy=""))
     return scan
 
 
-def _load(path: Path) -> dict[str, NDArray[Any]]:
+def _fill(scan: Scan, path: Path) -> None:
     try:
-        return read_npz(path)
+        arrays = read_npz(path)
     except LmdError as error:
         raise LmdError(
             f"The file cannot be read as .npz ({error}): arrays of Python objects are refused, "
             "because loading them could run code; save plain arrays with numpy.savez"
         ) from error
-
-
-def _fill(scan: Scan, arrays: Mapping[str, NDArray[Any]]) -> None:
     prefixes = {f"{word}_": part for word, part in MEDMNIST.items() if f"{word}_images" in arrays}
     if "images" in arrays:
         prefixes = {"": ""}

@@ -102,7 +102,7 @@ def _print(examination: "Examination") -> None:
         typer.echo("\n".join(rest) + "\n")
     counts = examination.severities()
     listed = ", ".join(f"{n} {word}{'' if n == 1 else 's'}" for word, n in counts.items())
-    typer.secho(f"{examination.images} images examined: {listed}.", bold=True)
+    typer.secho(f"{len(examination.looks)} images examined: {listed}.", bold=True)
 
 
 def _finding_lines(examination: "Examination", finding: "Finding") -> list[str]:
@@ -141,7 +141,7 @@ def as_json(examination: "Examination", cleaned: "Cleaned | None" = None) -> dic
         "format": 1,
         "source": examination.scan.source,
         "kind": examination.scan.kind,
-        "images": examination.images,
+        "images": len(examination.looks),
         "usable": len(examination.scan.usable()),
         "classes": [
             {"name": name, "images": sizes[name]} | {part: n for part, n in parts.items() if part}

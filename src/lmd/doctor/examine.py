@@ -38,11 +38,6 @@ class Examination:
     near: Sets
     ratios: Sequence[float]
 
-    @property
-    def images(self) -> int:
-        """The number of images (or lines of a manifest) that were examined."""
-        return len(self.scan.cases)
-
     def severities(self) -> dict[str, int]:
         """Count the findings of each severity."""
         counts = Counter(finding.severity for finding in self.findings)
