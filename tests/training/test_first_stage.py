@@ -8,6 +8,7 @@ import pytest
 from grids import bytes_of, quiet_board, write_grid
 from toys import MakeTrainer, assert_same, quick, weights_of
 
+from lmd.base.files import waiting_for
 from lmd.benchmark.local import Local, first_stages
 from lmd.benchmark.planning import plan_grid
 from lmd.benchmark.run import run_plan
@@ -61,7 +62,7 @@ def test_a_run_waits_for_the_one_that_trains_its_first_stage(
     other = make_trainer(METHODS["decoupling"], folder="crt", first_stages=shared)
     place = shared.place(next(first.stages()), first.model)
     assert place is not None
-    with shared.claim(place):
+    with waiting_for(place.with_suffix(".lock")):
         waiting = Thread(target=other.fit)
         waiting.start()
         waiting.join(0.5)

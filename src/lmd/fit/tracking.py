@@ -8,7 +8,7 @@ import threading
 import time
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any
 
 from rich.markup import escape
 
@@ -19,16 +19,6 @@ PROJECT = __name__.partition(".")[0]
 _NO_CURVES = ("stage", "stage_name", "epoch", "seconds")  # columns of a history
 PATIENCE = 120.0  # seconds at the end of a run for what a tracker has not written yet
 HURRY = 5.0  # the same after an error or an interruption
-
-
-class Tracker(Protocol):
-    """Keeps the numbers of one run; each call may fail, and training goes on."""
-
-    def epoch(self, step: int, numbers: Mapping[str, float]) -> None:
-        """Log the numbers of one epoch; ``step`` counts the epochs of all stages from 1."""
-
-    def end(self, numbers: Mapping[str, float] | None) -> None:
-        """End, with the numbers of the test part if the run is finished."""
 
 
 class TensorBoard:
@@ -125,6 +115,8 @@ class Wandb:
         self._run.finish(exit_code=1 if numbers is None else 0)
 
 
+# Each call may fail; then training goes on without it. Steps count the epochs of all stages from 1.
+Tracker = TensorBoard | Mlflow | Wandb
 # By the name that ``--log`` takes: how to start it for a run with so many epochs, and its package.
 TRACKERS: dict[str, tuple[Callable[[Path, Record, int], Tracker], str]] = {
     "tensorboard": (TensorBoard, "tensorboard"),

@@ -211,7 +211,13 @@ class Record(Plain):
     def _history(cls, rows: Any, validate: ValidatorFunctionWrapHandler) -> list[HistoryRow]:
         """Replace numbers that are not finite by null: JSON has no NaN."""
         if isinstance(rows, list) and all(isinstance(row, Mapping) for row in rows):
-            rows = [{key: _finite(value) for key, value in row.items()} for row in rows]
+            rows = [
+                {
+                    key: value if not isinstance(value, float) or math.isfinite(value) else None
+                    for key, value in row.items()
+                }
+                for row in rows
+            ]
         history: list[HistoryRow] = validate(rows)
         check_numbers(history)
         return history
@@ -243,10 +249,6 @@ class Record(Plain):
             if not getattr(self, name).keys() >= self.metrics.keys():
                 raise ValueError(f"{name} must have all parts of metrics")
         return self
-
-
-def _finite(value: Any) -> Any:
-    return None if isinstance(value, float) and not math.isfinite(value) else value
 
 
 def check_numbers(history: Sequence[HistoryRow]) -> None:

@@ -10,7 +10,7 @@ import json
 import os
 import time
 from collections.abc import Iterator, Mapping
-from contextlib import AbstractContextManager, contextmanager, suppress
+from contextlib import contextmanager, suppress
 from dataclasses import asdict, dataclass
 from functools import partial
 from pathlib import Path
@@ -24,7 +24,7 @@ from torch import Tensor, nn
 from torch.optim import Optimizer
 
 from lmd.base.errors import LmdError
-from lmd.base.files import atomic_write, waiting_for
+from lmd.base.files import atomic_write
 from lmd.base.text import shorten
 from lmd.methods.method import Settings
 from lmd.methods.stage import Rate, Stage
@@ -212,10 +212,6 @@ class FirstStages:
         for name, tensor in (*stage.named_parameters(), *stage.named_buffers()):
             sha.update(f"{name}{_describe_value(tensor, {})}".encode())
         return self.folder / f"{sha.hexdigest()[:32]}.safetensors"
-
-    def claim(self, place: Path) -> AbstractContextManager[None]:
-        """Hold the place of a first stage; another run that needs the stage waits here for it."""
-        return waiting_for(place.with_suffix(".lock"))
 
     def keep(self, checkpoint: Path, place: Path) -> None:
         """Keep the checkpoint of a finished first stage for other runs, as a hard link."""

@@ -5,7 +5,7 @@ import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext
 from copy import deepcopy
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from itertools import count
 from math import cos, isfinite, pi
 from pathlib import Path
@@ -19,6 +19,7 @@ from torch.utils.data import DataLoader
 
 from lmd.base.distributed import agree, all_reduce, check_same, derive_seed, in_turn, rank, world
 from lmd.base.errors import DivergedError
+from lmd.base.files import waiting_for
 from lmd.base.progress import Display
 from lmd.data import loaders
 from lmd.data.table import Part
@@ -95,7 +96,7 @@ class Trainer:
         with ExitStack() as stack:
             if rank() == 0:
                 # Whichever run comes first trains the stage; the others wait here and take it over.
-                stack.enter_context(shared.claim(path))
+                stack.enter_context(waiting_for(path.with_suffix(".lock")))
             if saved is None and (saved := in_turn(lambda: Checkpoint.load(path))) is not None:
                 self.progress.taken_from = saved.progress.run
                 self.display.say(f"stage 1 has been trained by {saved.progress.run} and is reused")
@@ -299,11 +300,8 @@ class StageTraining:
         trainer, labels = self.trainer, raw.labels
         trainer.progress.add_time("views", raw.seconds)
         normal = {name: trainer.normalise(view) for name, view in raw.views.items()}
-        return Batch(
-            {name: normal[made] for name, made in self.views.items()},
-            labels.to(trainer.device, non_blocking=True),
-            labels,
-        )
+        views = {name: normal[made] for name, made in self.views.items()}
+        return Batch(views, labels.to(trainer.device, non_blocking=True), labels)
 
     def _summarise(self) -> None:
         """Renew what the progress has of this stage."""
@@ -395,15 +393,16 @@ class StageEpoch:
             return features.to(trainer.device)[rows], labels
 
 
+@dataclass
 class LossTerms:
     """Sums and checks the loss terms of an epoch without waiting for the device in each step."""
 
-    def __init__(self, epoch: int, checkpoint: Path) -> None:
-        self.epoch, self.checkpoint = epoch, checkpoint
-        self.batches = 0  # that have been read
-        self.sums: dict[str, float] = {}
-        self._unread: list[dict[str, Tensor]] = []
-        self._newest: dict[str, Tensor] = {}
+    epoch: int
+    checkpoint: Path
+    batches: int = 0  # that have been read
+    sums: dict[str, float] = field(default_factory=dict)
+    _unread: list[dict[str, Tensor]] = field(default_factory=list)
+    _newest: dict[str, Tensor] = field(default_factory=dict)
 
     def add(self, terms: Terms) -> None:
         """Add the terms of the next batch; the loss comes first."""
