@@ -16,15 +16,7 @@ from PIL.Image import Image as PillowImage
 from lmd.base.errors import LmdError
 from lmd.base.files import FOLDER, MISSING, atomic_write, what_is
 from lmd.base.text import csv_text, no_formula, printable, shorten
-from lmd.data.images import (
-    Decoded,
-    frames_note,
-    open_image,
-    quiet_decoders,
-    resize,
-    rgb_pixels,
-    unreadable,
-)
+from lmd.data import images as decoding
 from lmd.data.walk import images_of, tree_below
 from lmd.decisions.decide import CostTable, Decide, Prevalence
 from lmd.decisions.policy import Decided, Policy, extra_columns, policy_of
@@ -60,7 +52,9 @@ def find_images(
         state = what_is(path)
         if state == FOLDER:
             tree = tree_below(path)
-            refused = [unreadable(at, why) for at, why in (tree.unlisted | tree.special).items()]
+            refused = [
+                decoding.unreadable(at, why) for at, why in (tree.unlisted | tree.special).items()
+            ]
             inside = images_of(tree.files, path)
             rest = sorted({*tree.files} - {*inside})
             if not inside and not refused:
@@ -101,12 +95,12 @@ def _listed(images: Input | Sequence[Input], others: list[Path]) -> list[Input]:
     return singles
 
 
-def fitted(image: Image, name: str, size: int) -> Decoded:
+def fitted(image: Image, name: str, size: int) -> decoding.Decoded:
     """Return pixels ``(size, size, 3)`` as in training, and the number of frames."""
     if not isinstance(image, str | Path):
-        return Decoded(resize(rgb_pixels(image, name), size))
-    with open_image(image) as full:
-        return Decoded(resize(full.pixels, size), full.frames)
+        return decoding.Decoded(decoding.resize(decoding.rgb_pixels(image, name), size))
+    with decoding.open_image(image) as full:
+        return decoding.Decoded(decoding.resize(full.pixels, size), full.frames)
 
 
 @dataclass
@@ -126,7 +120,7 @@ class _Reading:
 
     def batches(self, batch_size: int, tick: Tick | None) -> Iterator[Pixels]:
         """Yield the pixels ``(B, S, S, 3)`` of readable images, which are read one batch ahead."""
-        with quiet_decoders(), ThreadPoolExecutor() as pool:
+        with decoding.quiet_decoders(), ThreadPoolExecutor() as pool:
             numbers, done = iter(range(len(self.images))), 0
             waiting = [pool.submit(self._read, i) for i in islice(numbers, batch_size)]
             while waiting:
@@ -315,7 +309,7 @@ class Predictor:
             policy,
             tuple(reading.skipped),
             None if self.novelty is None else answers.unlike,
-            (frames_note(frames),) if frames else (),
+            (decoding.frames_note(frames),) if frames else (),
             tuple(map(str, others)),
         )
 
