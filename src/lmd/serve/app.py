@@ -33,6 +33,13 @@ _PROBLEM: dict[str, Any] = {
     "model": schemas.ProblemDetails,
     "content": {PROBLEM_TYPE: {"schema": {"$ref": "#/components/schemas/ProblemDetails"}}},
 }
+_TEMPLATES = Environment(
+    loader=PackageLoader("lmd.serve", "templates"),
+    autoescape=True,
+    undefined=StrictUndefined,
+    trim_blocks=True,
+    lstrip_blocks=True,
+)
 _FRONT_MATTER = re.compile(r"\A---\n.*?\n---\n", re.DOTALL)  # metadata for model hubs
 
 
@@ -110,17 +117,6 @@ def _source(name: str) -> tuple[str, str]:
     return text, f"'sha256-{digest}'"
 
 
-@lru_cache(maxsize=1)
-def _environment() -> Environment:
-    return Environment(
-        loader=PackageLoader("lmd.serve", "templates"),
-        autoescape=True,
-        undefined=StrictUndefined,
-        trim_blocks=True,
-        lstrip_blocks=True,
-    )
-
-
 def _page(template: str, script: str | None = None, **values: Any) -> HTMLResponse:
     """Fill in a page, which may run nothing but its own script."""
     values["style"], style_source = _source("serve.css")
@@ -132,7 +128,7 @@ def _page(template: str, script: str | None = None, **values: Any) -> HTMLRespon
         "img-src data:; connect-src 'self'; base-uri 'none'; form-action 'none'; "
         "frame-ancestors 'none'"
     )
-    text = _environment().get_template(template).render(values, version=__version__)
+    text = _TEMPLATES.get_template(template).render(values, version=__version__)
     return HTMLResponse(text, headers={"Content-Security-Policy": policy})
 
 
@@ -147,10 +143,6 @@ def _as_html(card: str) -> Markup:
 
 
 def _add_information(app: FastAPI, service: Service) -> None:
-    wrong: dict[int | str, dict[str, Any]] = {
-        404: {**_PROBLEM, "description": "There is no such model."}
-    }
-
     @app.get("/health", summary="Whether the server answers")
     async def health() -> schemas.Health:
         return schemas.Health(models=list(service.models))
@@ -172,7 +164,9 @@ def _add_information(app: FastAPI, service: Service) -> None:
     async def models() -> list[schemas.ModelInfo]:
         return [served.info() for served in service.models.values()]
 
-    @app.get("/api/models/{model}", summary="One model", responses=wrong)
+    wrong = {**_PROBLEM, "description": "There is no such model."}
+
+    @app.get("/api/models/{model}", summary="One model", responses={404: wrong})
     async def model_info(model: str) -> schemas.ModelInfo:
         return service.model(model).info()
 
