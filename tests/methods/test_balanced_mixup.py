@@ -5,7 +5,7 @@ import torch
 from torch.nn import functional as F
 from toys import World, gradient, inputs
 
-from lmd.methods.sampling import draw_share, mix, mixed_cross_entropy
+from lmd.methods.balanced_mixup import draw_share, mix, mixed_cross_entropy
 from lmd.methods.stage import Batch, prepare
 
 

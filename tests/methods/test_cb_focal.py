@@ -7,7 +7,7 @@ from torch.nn import functional as F
 from torch.optim import SGD
 from toys import World, gradient, inputs
 
-from lmd.methods.losses import sigmoid_focal_loss
+from lmd.methods.cb_focal import sigmoid_focal_loss
 from lmd.methods.stage import prepare
 from lmd.methods.supervised import class_balanced_weights
 

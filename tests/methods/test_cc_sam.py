@@ -9,8 +9,8 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 from toys import COUNTS, LABELS, World, close, gradient
 
-from lmd.methods import perturbation
-from lmd.methods.perturbation import (
+from lmd.methods import cc_sam
+from lmd.methods.cc_sam import (
     class_radius,
     draw_mixup,
     flat_loss,
@@ -159,7 +159,7 @@ def test_mixup_keeps_the_larger_share_of_the_image_whose_label_it_bears(monkeypa
     order = torch.arange(len(labels)).flip(0)
     losses = []
     for share in (0.2, 0.8):
-        monkeypatch.setattr(perturbation, "draw_mixup", lambda _alpha, _batch, s=share: (s, order))
+        monkeypatch.setattr(cc_sam, "draw_mixup", lambda _alpha, _batch, s=share: (s, order))
         losses.append(stage.loss(Batch({"label": images}, labels))["loss"].item())
     assert losses[0] == pytest.approx(losses[1], rel=1e-5)
 

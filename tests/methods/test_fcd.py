@@ -9,7 +9,7 @@ from torch.optim import SGD
 from toys import LOGITS, World, close, gradient, same, state
 
 from lmd.methods import METHODS
-from lmd.methods.decoupling import distillation_loss
+from lmd.methods.fcd import distillation_loss
 from lmd.methods.stage import Batch, prepare
 
 

@@ -5,7 +5,7 @@ import torch
 from toys import World, close, same, state
 
 from lmd.methods import METHODS
-from lmd.methods.sampling import difficulty_weights
+from lmd.methods.flexible_sampling import difficulty_weights
 from lmd.methods.stage import Rate
 
 

@@ -4,7 +4,7 @@ import pytest
 import torch
 from toys import gradient
 
-from lmd.methods.losses import focal_loss
+from lmd.methods.focal import focal_loss
 
 
 @pytest.mark.parametrize("gamma", [0.0, 0.5, 2.0])

@@ -9,7 +9,7 @@ from toys import COSINE, COUNTS, LABELS, World, close, gradient, small_model
 
 from lmd.base.errors import LmdError
 from lmd.methods import METHODS
-from lmd.methods.perturbation import cloud_sizes, draw_noise, gcl_angular_loss, gcl_loss
+from lmd.methods.gcl import cloud_sizes, draw_noise, gcl_angular_loss, gcl_loss
 from lmd.methods.stage import Batch, Rate, prepare
 
 NOISE = torch.tensor(

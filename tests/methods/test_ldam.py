@@ -7,7 +7,7 @@ from toys import COSINE, COUNTS, World, inputs, small_model
 
 from lmd.base.errors import LmdError
 from lmd.methods import METHODS
-from lmd.methods.losses import LDAM, ldam_loss, ldam_margins
+from lmd.methods.ldam import LDAM, ldam_loss, ldam_margins
 from lmd.methods.stage import Task
 from lmd.methods.supervised import class_balanced_weights
 from lmd.model import CosineClassifier

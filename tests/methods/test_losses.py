@@ -10,9 +10,12 @@ from torch import Tensor
 from torch.nn import functional as F
 from toys import COSINE, COUNTS, LOGITS, gradient, inputs
 
+from lmd.methods.balanced_mixup import mixed_cross_entropy
+from lmd.methods.cb_focal import sigmoid_focal_loss
+from lmd.methods.focal import focal_loss
+from lmd.methods.ldam import ldam_loss, ldam_margins
 from lmd.methods.logit_adjustment import vs_loss
-from lmd.methods.losses import focal_loss, ldam_loss, ldam_margins, seesaw_loss, sigmoid_focal_loss
-from lmd.methods.sampling import mixed_cross_entropy
+from lmd.methods.seesaw import seesaw_loss
 from lmd.methods.supervised import balanced_softmax_loss, class_balanced_weights
 
 Loss = Callable[[Tensor, Tensor, Tensor], Tensor]

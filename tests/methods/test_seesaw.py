@@ -6,7 +6,7 @@ from torch.nn import functional as F
 from toys import COUNTS, LABELS, LOGITS, World, gradient, inputs
 
 from lmd.base.errors import LmdError
-from lmd.methods.losses import Seesaw, seesaw_loss
+from lmd.methods.seesaw import Seesaw, seesaw_loss
 from lmd.methods.supervised import Supervised
 from lmd.model import CosineClassifier
 

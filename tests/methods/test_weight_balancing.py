@@ -7,10 +7,10 @@ import torch
 from torch.nn import functional as F
 from toys import COUNTS, LABELS, LOGITS, WEIGHT, World, close, gradient, optimise
 
-from lmd.methods import decoupling
-from lmd.methods.decoupling import max_norm, max_norm_radius, softmax_bce_loss
+from lmd.methods import weight_balancing
 from lmd.methods.stage import Batch, Rate
 from lmd.methods.supervised import class_balanced_weights
+from lmd.methods.weight_balancing import max_norm, max_norm_radius, softmax_bce_loss
 
 
 def test_max_norm_naively_and_at_its_limits():
@@ -79,7 +79,7 @@ def test_rows_are_projected_at_the_end_of_an_epoch_onto_a_radius_that_stays():
     world = World([14, 5, 3])
     stage = world.to_stage("cb_wd_max", 1)
     classifier = world.model.classifier
-    expected = decoupling.max_norm_radius(classifier.weight.detach(), 0.1)
+    expected = weight_balancing.max_norm_radius(classifier.weight.detach(), 0.1)
     optimizer = optimise(stage)
     epoch = world.at(0)
     assert stage.start_epoch(epoch) == {"radius": pytest.approx(expected.item())}

@@ -6,7 +6,7 @@ from typing import Any
 import pytest
 import torch
 
-from lmd.methods.losses import deferred
+from lmd.methods.ldam import deferred
 from lmd.methods.supervised import class_balanced_weights, image_weights, log_priors
 
 COUNTS = torch.tensor([100, 40, 10, 4])

@@ -336,3 +336,9 @@ class Supervised(Stage):
             if self.left == 0:
                 self.average.exchange(self.model)
         return terms
+
+
+def draw_mixup(alpha: float, batch: int) -> tuple[float, Tensor]:
+    """Draw a share λ ~ Beta(α, α) and a partner for each image ``(B,)``."""
+    share = float(torch.distributions.Beta(alpha, alpha).sample())
+    return share, torch.randperm(batch)
