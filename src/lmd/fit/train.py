@@ -16,15 +16,7 @@ from numpy.typing import NDArray
 from torch.nn import BatchNorm2d
 
 from lmd import __file__ as package
-from lmd.base.distributed import (
-    NotShareable,
-    choose_device,
-    derive_seed,
-    in_turn,
-    joined,
-    own_device,
-    rank,
-)
+from lmd.base import distributed as dist
 from lmd.base.errors import LmdError
 from lmd.base.progress import Display
 from lmd.base.text import counted
@@ -113,24 +105,24 @@ def train_spec(
 ) -> Run:
     """Train what is specified; ``model_only`` leaves out all numbers, pages and pictures."""
     folder = spec.folder if out is None else Path(out)
-    here = own_device(choose_device(device))
-    with joined(here), ExitStack() as stack:
-        run, spec, begun = in_turn(
+    here = dist.own_device(dist.choose_device(device))
+    with dist.joined(here), ExitStack() as stack:
+        run, spec, begun = dist.in_turn(
             partial(open_run, stack, folder, spec, resume=resume, overwrite=overwrite)
         )
-        if begun and in_turn(partial(_complete, run)):
+        if begun and dist.in_turn(partial(_complete, run)):
             return run
-        display = stack.enter_context(Display(quiet=quiet or rank() > 0))
-        dataset = in_turn(partial(_plan, spec))
+        display = stack.enter_context(Display(quiet=quiet or dist.rank() > 0))
+        dataset = dist.in_turn(partial(_plan, spec))
         if not begun:
-            spec = in_turn(spec.with_available_weights)
+            spec = dist.in_turn(spec.with_available_weights)
         if command is None:
             command = shlex.join(spec.command() + ([] if out is None else ["--out", str(out)]))
         ready = prepare(spec, dataset, here, display)
-        record = in_turn(partial(_start, run, ready, command, begun=begun))
+        record = dist.in_turn(partial(_start, run, ready, command, begun=begun))
         _announce(ready, record, display)
         tracking = None
-        if trackers and rank() == 0:
+        if trackers and dist.rank() == 0:
             from lmd.fit.tracking import Tracking
 
             reported = len(run.read_history()) if resume else 0
@@ -144,7 +136,7 @@ def train_spec(
         features, predictions, temperature = _predict(ready, record, trainer)
         display.step(1)
         record = recording.trained_record(record, trainer, temperature)
-        record = in_turn(
+        record = dist.in_turn(
             partial(_finish, run, ready, record, features, predictions, model_only=model_only)
         )
         if tracking is not None:
@@ -164,7 +156,7 @@ def _complete(run: Run) -> bool:
     missing = run.missing_files()
     if missing - WRITTEN_AGAIN:
         return False
-    if missing and rank() == 0:
+    if missing and dist.rank() == 0:
         run.write_history(run.record.history)
         write_report(run)
         write_card(run.record, run.path)
@@ -201,14 +193,14 @@ class Ready:
 def prepare(spec: Spec, dataset: Dataset, device: torch.device, display: Display) -> Ready:
     """Build the model, then decode the images; several processes take turns."""
     protocol = spec.protocol
-    model, preprocessing = in_turn(
+    model, preprocessing = dist.in_turn(
         lambda: build_model(
             protocol.backbone,
             protocol.weights,
             len(dataset.table.classes),
             head=spec.method.head,
             image_size=protocol.image_size,
-            seed=derive_seed(protocol.seed, "model"),
+            seed=dist.derive_seed(protocol.seed, "model"),
         )
     )
     if protocol.batch_size == 1 and any(isinstance(m, BatchNorm2d) for m in model.modules()):
@@ -217,7 +209,7 @@ def prepare(spec: Spec, dataset: Dataset, device: torch.device, display: Display
             "BatchNorm needs several images; it is 1"
         )
     started = time.perf_counter()
-    data = in_turn(lambda: dataset.decode(display))
+    data = dist.in_turn(lambda: dataset.decode(display))
     return Ready(spec, data, model, preprocessing, device, time.perf_counter() - started)
 
 
@@ -236,7 +228,7 @@ def _start(run: Run, ready: Ready, command: str, *, begun: bool) -> Record:
         record = record.replaced(
             created=before.created, command=before.command, method=before.method
         )
-    if rank() == 0:
+    if dist.rank() == 0:
         if not begun:
             Run.create(run.path, overwrite=True)
         run.write_record(record)
@@ -309,7 +301,7 @@ def fit(
     trainer.progress.timings["decode"] = ready.seconds
     try:
         trainer.fit(resume=resume)
-    except NotShareable as error:
+    except dist.NotShareable as error:
         raise LmdError(f"method {record.method.key!r} with these settings: {error}") from error
     return trainer
 
@@ -372,7 +364,7 @@ def _finish(
     model_only: bool,
 ) -> Record:
     """Score the predictions, and write the files of a finished run, the record and pages last."""
-    if rank() > 0:
+    if dist.rank() > 0:
         return record
     spec, data = ready.spec, ready.data
     train, test = data.table.part("train"), predictions.parts.get("test")

@@ -13,15 +13,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from lmd.base.distributed import (
-    TOGETHER,
-    NotShareable,
-    all_gather,
-    all_reduce,
-    cut,
-    rank,
-    world,
-)
+from lmd.base import distributed as dist
 from lmd.base.errors import LmdError
 
 _NORMS = (nn.BatchNorm1d, nn.BatchNorm2d, nn.BatchNorm3d, nn.SyncBatchNorm)
@@ -33,14 +25,14 @@ _sizes: ContextVar[tuple[int, ...] | None] = ContextVar("sizes", default=None)
 @contextmanager
 def sharing(size: int) -> Iterator[None]:
     """In this context the encoder works on this process's slice of a batch of ``size``."""
-    n = world()
-    cuts = [cut(size, p, n) for p in range(n)]
+    n = dist.world()
+    cuts = [dist.cut(size, p, n) for p in range(n)]
     token = _sizes.set(tuple(c.stop - c.start for c in cuts))
     try:
         yield
     except IndexError as error:
         # Indexing the images by labels of the whole batch fails: images are a slice of it.
-        raise NotShareable(TOGETHER.format(n)) from error
+        raise dist.NotShareable(dist.TOGETHER.format(n)) from error
     finally:
         _sizes.reset(token)
 
@@ -89,13 +81,13 @@ def _gather(_module: nn.Module, _inputs: object, rows: Tensor) -> Tensor:
     sizes = _sizes.get()
     if sizes is None:
         return rows
-    images = sizes[rank()]
+    images = sizes[dist.rank()]
     blocks = len(rows) // images if images else 0
     if min(sizes) == 0:
         # A process without images cannot count the blocks.
-        blocks = max(int(number) for number in all_gather(torch.tensor(blocks)))
+        blocks = max(int(number) for number in dist.all_gather(torch.tensor(blocks)))
     if len(rows) != blocks * images:
-        raise NotShareable(TOGETHER.format(len(sizes)))
+        raise dist.NotShareable(dist.TOGETHER.format(len(sizes)))
     gathered: Tensor = _Gather.apply(rows, sizes, blocks)  # type: ignore[no-untyped-call]
     return gathered
 
@@ -109,16 +101,16 @@ class _Gather(torch.autograd.Function):
         padded[: len(rows)] = rows
         slices = [
             part[: blocks * n].unflatten(0, (blocks, n))
-            for part, n in zip(all_gather(padded), sizes, strict=True)
+            for part, n in zip(dist.all_gather(padded), sizes, strict=True)
         ]
         return torch.cat(slices, 1).flatten(0, 1)
 
     @staticmethod
     def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor, None, None]:
         # Every process has the same loss of all features and needs the gradient of its rows.
-        start = sum(ctx.sizes[: rank()])
+        start = sum(ctx.sizes[: dist.rank()])
         blocks = gradient.unflatten(0, (ctx.blocks, sum(ctx.sizes)))
-        rows = blocks[:, start : start + ctx.sizes[rank()]].flatten(0, 1)
+        rows = blocks[:, start : start + ctx.sizes[dist.rank()]].flatten(0, 1)
         return rows * len(ctx.sizes), None, None
 
 
@@ -160,7 +152,7 @@ class _Normalise(torch.autograd.Function):
             var, mean = torch.var_mean(_full(x), dims, correction=0)
             own = torch.stack([mean, var]).double()
         packed = torch.cat([own.flatten(), own.new_tensor([float(count)])])
-        everyone = torch.stack(all_gather(packed))
+        everyone = torch.stack(dist.all_gather(packed))
         counts = everyone[:, -1:]
         means, variances = everyone[:, :-1].unflatten(1, (2, -1)).unbind(1)
         total = counts.sum()
@@ -183,7 +175,7 @@ class _Normalise(torch.autograd.Function):
         deviation = _full(x) - mean.view(shape)
         sums = torch.stack([dy.sum(dims), (dy * deviation).sum(dims) * inverse])
         own_bias, own_weight = sums.clone()
-        all_reduce(sums)
+        dist.all_reduce(sums)
         first, second = (sums / total).to(dy.dtype)
         scale = inverse if weight is None else inverse * _full(weight)
         # dx = scale (dy - mean(dy) - x̂ mean(dy x̂)), with x̂ = deviation · inverse.
