@@ -28,7 +28,7 @@ from lmd.methods.lmd.rrl import RRL, RRLSettings
 from lmd.methods.stage import Task
 from lmd.model import Normalise, build_model, channels_last
 from lmd.runs.protocol import Protocol
-from lmd.training import Trainer
+from lmd.training.loop import Trainer
 
 SIZE, BATCH, CLASSES = 64, 64, 8
 
@@ -75,7 +75,7 @@ def real(backbone: str, images: Part) -> dict[str, float]:
             display=Display(quiet=True),
         )
         trainer.fit()
-    return dict(trainer.timings.seconds)
+    return dict(trainer.progress.timings)
 
 
 def loader_rate(size: int, view: str, images: int = 512) -> float:
