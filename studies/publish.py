@@ -163,9 +163,8 @@ def make_tables(grid: str, target: Path) -> None:
     """Write every form of the grid's table in every format, as `lmd table` does."""
     from lmd.benchmark.plan import load_grid
     from lmd.benchmark.planning import plan_grid
-    from lmd.benchmark.tables.formats import make_tables
-    from lmd.benchmark.tables.forms import drawn_metrics
-    from lmd.benchmark.tables.results import read_results, unpacked
+    from lmd.benchmark.results import read_results, unpacked
+    from lmd.benchmark.tables import drawn_metrics, make_tables
 
     results = read_results(plan_grid(grid), unpacked(target / ARCHIVE))
     forms = ("sweep",) if load_grid(grid).form == "sweep" else ("tiers", "metrics")

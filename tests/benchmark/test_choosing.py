@@ -14,7 +14,7 @@ from lmd.base.errors import LmdError
 from lmd.benchmark.choose import ChoiceGrid, compare, write_study
 from lmd.benchmark.plan import Plan
 from lmd.benchmark.planning import plan_grid
-from lmd.benchmark.tables.results import read_results
+from lmd.benchmark.results import read_results
 from lmd.cli.commands import app
 from lmd.data.source import Columns, Source
 from lmd.runs.folder import PartPredictions, Predictions

@@ -12,8 +12,8 @@ from toys import ROOT
 from lmd.base.errors import LmdError
 from lmd.benchmark.plan import Plan, read_plan, write_plan
 from lmd.benchmark.planning import plan_grid
-from lmd.benchmark.tables.formats import make_tables
-from lmd.benchmark.tables.results import read_results
+from lmd.benchmark.results import read_results
+from lmd.benchmark.tables import make_tables
 from lmd.benchmark.trials import (
     RULE,
     Score,

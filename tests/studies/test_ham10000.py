@@ -12,7 +12,7 @@ import pytest
 from scripts import script
 
 from lmd.base.errors import LmdError
-from lmd.benchmark.tables.results import unpacked
+from lmd.benchmark.results import unpacked
 from lmd.runs.folder import PartPredictions, Predictions, Run
 from lmd.scoring.metrics import Sample
 from lmd.scoring.scores import bootstrap
@@ -216,7 +216,7 @@ def test_a_grid_of_one_method_has_no_summary(publishing: ModuleType, tmp_path: P
 @pytest.mark.parametrize("grid", ["synthetic-sampling", "ham10000-natural", "ham10000-ablations"])
 def test_published_runs_are_those_of_the_grid(grid: str, publishing: ModuleType) -> None:
     from lmd.benchmark.planning import plan_grid
-    from lmd.benchmark.tables.results import read_results
+    from lmd.benchmark.results import read_results
 
     found = read_results(
         plan_grid(grid), unpacked(publishing.RESULTS / grid / "runs.tar.xz"), resamples=10

@@ -11,13 +11,15 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from statistics import fmean
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 
 from lmd.base.errors import LmdError
 from lmd.base.files import atomic_write, check_output, check_outside, whole
 from lmd.base.text import as_toml, csv_text
+from lmd.benchmark.results import Results, RunResult, mean_draws
+from lmd.benchmark.trials import HEADLINE
 from lmd.data.dataset import fingerprint
 from lmd.data.manifest import common_root, written_path
 from lmd.data.source import Source
@@ -25,12 +27,8 @@ from lmd.data.sources import scan_source
 from lmd.data.splits import draw_groups, split, units_of
 from lmd.data.table import PARTS, FileImages, Table
 from lmd.runs.protocol import Protocol, load_protocol
-from lmd.scoring.proportions import Floats, interval
+from lmd.scoring.proportions import interval
 
-if TYPE_CHECKING:
-    from lmd.benchmark.tables.results import Results, RunResult
-
-METRIC = "balanced_accuracy"
 # With fewer held-out images a recall says little: one image of forty changes it by 2.5 points.
 HELD_OUT = 40
 TASKS = 3
@@ -321,7 +319,7 @@ class Candidate:
     minutes: float
 
 
-def compare(results: "Results", *, seed: int = 0) -> tuple[list[Candidate], Blocks]:
+def compare(results: Results, *, seed: int = 0) -> tuple[list[Candidate], Blocks]:
     """Return the candidates, best first, and the complete blocks that they were compared on.
 
     A mean is taken over the seeds of each task, then over tasks. Every resample draws tasks with
@@ -342,8 +340,8 @@ def compare(results: "Results", *, seed: int = 0) -> tuple[list[Candidate], Bloc
     tasks = sorted({task for task, _ in blocks})
     seeds = [[[r[k] for (t, _), r in blocks.items() if t == task] for task in tasks] for k in keys]
     # The means over the seeds of each method and task, of the values and of each resample.
-    values = np.array([[_mean_value(runs) for runs in row] for row in seeds]).mean(axis=1)
-    draws = np.array([[_mean_draws(runs) for runs in row] for row in seeds])
+    values = np.array([[_mean(runs) for runs in row] for row in seeds]).mean(axis=1)
+    draws = np.array([[mean_draws(runs, HEADLINE) for runs in row] for row in seeds])
     count = draws.shape[2]
     chosen = np.random.default_rng(seed).integers(len(tasks), size=(count, len(tasks)))
     resampled = draws[:, chosen, np.arange(count)[:, None]].mean(axis=2)
@@ -363,14 +361,9 @@ def compare(results: "Results", *, seed: int = 0) -> tuple[list[Candidate], Bloc
     return sorted(candidates, key=lambda candidate: -candidate.mean), sorted(blocks)
 
 
-def _mean_value(runs: "Sequence[RunResult]") -> float:
-    values = (run.recorded(METRIC).value for run in runs)
+def _mean(runs: Sequence[RunResult]) -> float:
+    values = (run.recorded(HEADLINE).value for run in runs)
     return fmean(value for value in values if value is not None)
-
-
-def _mean_draws(runs: "Sequence[RunResult]") -> Floats:
-    mean: Floats = np.stack([run.draws(METRIC) for run in runs]).mean(axis=0)
-    return mean
 
 
 def write_answer(
@@ -379,7 +372,7 @@ def write_answer(
     """Write what the study says so far to ``choice.json``: every candidate, the best first."""
     answer = {
         "use": candidates[0].key,
-        "metric": METRIC,
+        "metric": HEADLINE,
         "blocks": len(blocks),
         "planned": planned,
         "tasks": len({task for task, _ in blocks}),

@@ -15,7 +15,7 @@ from lmd.data.source import Columns, Source
 
 if TYPE_CHECKING:
     from lmd.benchmark.choose import Blocks, Candidate
-    from lmd.benchmark.tables.results import Results
+    from lmd.benchmark.results import Results
 
 GridFile = Annotated[
     str, typer.Argument(metavar="FILE", help="Grid file (TOML), or the name of a shipped grid.")
@@ -126,8 +126,8 @@ def table(
     """
     from lmd.base.files import atomic_write, check_output
     from lmd.benchmark.plan import grid_hash, load_grid, read_plan
-    from lmd.benchmark.tables.formats import make_tables
-    from lmd.benchmark.tables.results import read_results, unpacked
+    from lmd.benchmark.results import read_results, unpacked
+    from lmd.benchmark.tables import make_tables
 
     if out is not None:
         check_output(out, "--out", *TABLES)
@@ -153,7 +153,7 @@ def _resample(results: "Results", form: str | None) -> None:
     """Draw the resamples that a table needs, which may take minutes, with a bar on a terminal."""
     from rich.progress import Progress
 
-    from lmd.benchmark.tables.forms import drawn_metrics
+    from lmd.benchmark.tables import drawn_metrics
 
     console = Console(stderr=True)
     with Progress(console=console, transient=True, disable=not console.is_terminal) as bar:
@@ -195,8 +195,8 @@ def choose(
     from lmd.benchmark.choose import compare, write_answer, write_study
     from lmd.benchmark.local import Local
     from lmd.benchmark.planning import identify, plan_grid
+    from lmd.benchmark.results import read_results
     from lmd.benchmark.run import open_board, run_plan
-    from lmd.benchmark.tables.results import read_results
     from lmd.methods import CANDIDATES
 
     folder = (out or Path("runs") / f"{whole(data).stem}-choose").resolve()

@@ -17,7 +17,7 @@ from lmd.runs.folder import Run, paired
 from lmd.scoring.metrics import Sample
 from lmd.scoring.scores import bootstrap
 
-METRIC = "balanced_accuracy"
+HEADLINE = "balanced_accuracy"
 RESAMPLES = 1000
 RULE = (
     "The default stays unless the balanced accuracy of another value on the validation part is "
@@ -103,7 +103,7 @@ def gain(run: Run, default: Run) -> tuple[float, float]:
         Sample(mine.labels, probabilities, groups=mine.groups)
         for probabilities in (mine.probabilities, theirs)
     ]
-    a, b = (bootstrap(sample, [METRIC], resamples=RESAMPLES)[METRIC] for sample in samples)
+    a, b = (bootstrap(sample, [HEADLINE], resamples=RESAMPLES)[HEADLINE] for sample in samples)
     return value, float(np.std(a - b, ddof=1))
 
 
@@ -205,7 +205,7 @@ def _choose(plan: Plan, trial: Trial, folder: Path, diverged: Collection[str]) -
 
 
 def _score(run: Run) -> float:
-    estimate = run.record.metrics.get("validation", {}).get(METRIC)
+    estimate = run.record.metrics.get("validation", {}).get(HEADLINE)
     if estimate is None or estimate.value is None:
         raise LmdError(
             f"{run.path} has no balanced accuracy on a validation part, which [trials] needs: "

@@ -15,7 +15,8 @@ from lmd.base.errors import LmdError
 from lmd.benchmark.figures import style
 from lmd.benchmark.figures.series import RESAMPLES, Request, Series, common_device, family_of
 from lmd.benchmark.figures.style import COLOURS, GREY, Drawn, Style, new_figure
-from lmd.benchmark.tables.forms import COLUMNS, HEADLINE
+from lmd.benchmark.tables import COLUMNS
+from lmd.benchmark.trials import HEADLINE
 from lmd.scoring.metrics import METRICS
 from lmd.scoring.proportions import Floats
 

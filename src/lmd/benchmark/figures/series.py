@@ -13,9 +13,8 @@ from typing import Any, NamedTuple
 from lmd.base.errors import LmdError
 from lmd.base.text import shorten, unknown
 from lmd.benchmark.plan import Plan, load_grid, read_plan
-from lmd.benchmark.tables.forms import HEADLINE
-from lmd.benchmark.tables.results import Entry, Estimate, RunResult, unpacked
-from lmd.benchmark.trials import choices_path, read_choices, settled
+from lmd.benchmark.results import Entry, Estimate, RunResult, unpacked
+from lmd.benchmark.trials import HEADLINE, choices_path, read_choices, settled
 from lmd.runs.folder import Run, read_record
 from lmd.runs.record import Record, training_minutes
 from lmd.scoring.differences import Difference

@@ -13,7 +13,7 @@ from lmd.base.errors import LmdError
 from lmd.benchmark.figures import style
 from lmd.benchmark.figures.series import ClassRecall, Request, Series, common_device
 from lmd.benchmark.figures.style import COLOURS, GREY, MOST, Drawn, Style, legend_name, new_figure
-from lmd.benchmark.tables.forms import HEADLINE
+from lmd.benchmark.trials import HEADLINE
 from lmd.scoring.metrics import METRICS
 from lmd.scoring.tiers import TIERS
 

@@ -13,9 +13,8 @@ from runs_on_disk import as_planned, begun, edited, make_run, write_run
 
 from lmd.base.errors import LmdError
 from lmd.benchmark.planning import plan_grid
-from lmd.benchmark.tables.formats import make_tables
-from lmd.benchmark.tables.forms import drawn_metrics
-from lmd.benchmark.tables.results import Results, read_results
+from lmd.benchmark.results import Results, read_results
+from lmd.benchmark.tables import drawn_metrics, make_tables
 from lmd.runs.folder import PartPredictions, Predictions
 
 CLASSES = ("nevus", "melanoma", "wart")
@@ -120,7 +119,7 @@ def test_runs_with_other_settings_are_not_the_grids(tmp_path: Path) -> None:
 
 
 def test_tables_need_no_torch() -> None:
-    code = "import sys, lmd.benchmark.tables.formats, lmd.benchmark.plan, lmd.benchmark.command; "
+    code = "import sys, lmd.benchmark.tables, lmd.benchmark.plan, lmd.benchmark.command; "
     code += "assert not {'torch', 'cv2'} & set(sys.modules), 'heavy'"
     subprocess.run([sys.executable, "-c", code], check=True)
 

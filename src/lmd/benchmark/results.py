@@ -24,6 +24,7 @@ from lmd.scoring.differences import Difference, difference, paired_limits
 from lmd.scoring.metrics import METRICS, Sample
 from lmd.scoring.proportions import Floats, interval
 from lmd.scoring.scores import Draws, bootstrap, bootstrap_all, too_small
+from lmd.scoring.tiers import TIERS
 
 
 @dataclass(frozen=True)
@@ -54,7 +55,7 @@ class RunResult:
         self._probabilities: NDArray[Any] = part.probabilities[order]
         # Which images show the same patient or lesion, if known.
         self.groups = None if part.groups is None else part.groups[order]
-        self._draws: Draws = {}
+        self.resampled: Draws = {}  # by metric
 
     def recorded(self, metric: str) -> estimates.Estimate:
         """The record's value and interval."""
@@ -62,13 +63,9 @@ class RunResult:
 
     def draws(self, metric: str) -> Floats:
         """A metric on the resamples, ``(R,)``."""
-        if metric not in self._draws:
-            self._draws |= bootstrap(self.sample, [metric], resamples=self.resamples)
-        return self._draws[metric]
-
-    def keep(self, draws: Draws) -> None:
-        """Use these resamples, which were drawn from the same images as ``sample``."""
-        self._draws |= draws
+        if metric not in self.resampled:
+            self.resampled |= bootstrap(self.sample, [metric], resamples=self.resamples)
+        return self.resampled[metric]
 
     @property
     def sample(self) -> Sample:
@@ -87,6 +84,35 @@ class RunResult:
             and np.array_equal(self.ids, other.ids)
             and np.array_equal(self.labels, other.labels)
         )
+
+    @property
+    def sentence(self) -> str:
+        """Tiers, and how much one image of the smallest class counts, as a table says it."""
+        classes, tiers = self.record.data.classes, self.record.tiers
+        members = {
+            tier: [k for k, t in zip(classes, tiers.assignment, strict=True) if t == tier]
+            for tier in TIERS
+        }
+        named = "; ".join(f"{tier}: {', '.join(k) or 'none'}" for tier, k in members.items())
+        counts = np.bincount(self.labels, minlength=len(classes))
+        present = np.flatnonzero(counts)
+        least = int(present[np.argmin(counts[present])])
+        points = 100 / (len(present) * int(counts[least]))
+        absent = [name for name, n in zip(classes, counts, strict=True) if n == 0]
+        without = f" No test images of {', '.join(absent)}." if absent else ""
+        factor = self.record.data.imbalance_factor
+        ratio = f"; imbalance factor of the training part {factor:.0f}" if factor else ""
+        return (
+            f"Tiers: {tiers.rule} ({named}). {int(counts.sum())} test images; {classes[least]} has "
+            f"the fewest ({int(counts[least])}), so that one image changes balanced accuracy by up "
+            f"to {points:.2f} points{ratio}.{without}"
+        )
+
+
+def mean_draws(runs: Sequence[RunResult], metric: str) -> Floats:
+    """Return the mean of a metric over runs on each resample, ``(R,)``."""
+    mean: Floats = np.stack([run.draws(metric) for run in runs]).mean(axis=0)
+    return mean
 
 
 @dataclass(frozen=True)
@@ -108,13 +134,13 @@ class Entry:
         if len(values) == 1:
             return Estimate(values[0], records[0].low, records[0].high, None)
         mean = fmean(values)
-        low, high = interval(_mean_draws(self.runs, metric), mean)
+        low, high = interval(mean_draws(self.runs, metric), mean)
         if low == high or self.runs[0].combines(metric):
             # A bootstrap of small classes is too narrow: the records have combined limits.
             # A record without limits knows none: all resamples agree, or it is that of AUC.
             low = fmean(math.nan if e.low is None else e.low for e in records)
             high = fmean(math.nan if e.high is None else e.high for e in records)
-        finite = math.isfinite(low) and math.isfinite(high)
+        finite = math.isfinite(low + high)
         return Estimate(mean, low if finite else None, high if finite else None, stdev(values))
 
     def difference(self, other: "Entry", metric: str) -> Difference | None:
@@ -122,20 +148,18 @@ class Entry:
 
         ``None`` without a common seed, or if their test images differ.
         """
-        mine = {run.seed: run for run in self.runs}
-        theirs = {run.seed: run for run in other.runs}
-        seeds = [seed for seed in mine if seed in theirs]
-        if not seeds or not self.runs[0].same_images(other.runs[0]):
+        others = {run.seed: run for run in other.runs}
+        pairs = [(run, others[run.seed]) for run in self.runs if run.seed in others]
+        if not pairs or not self.runs[0].same_images(other.runs[0]):
             return None
-        pairs = [(mine[s].recorded(metric).value, theirs[s].recorded(metric).value) for s in seeds]
-        gaps = [a - b for a, b in pairs if a is not None and b is not None]
-        draws = _mean_draws([mine[s] for s in seeds], metric)
-        draws -= _mean_draws([theirs[s] for s in seeds], metric)
-        if len(gaps) < len(seeds) or np.isnan(draws).any():
+        values = [(a.recorded(metric).value, b.recorded(metric).value) for a, b in pairs]
+        gaps = [a - b for a, b in values if a is not None and b is not None]
+        first, second = zip(*pairs, strict=True)
+        draws = mean_draws(first, metric) - mean_draws(second, metric)
+        if len(gaps) < len(pairs) or np.isnan(draws).any():
             return None
-        first, second = ([runs[s].sample for s in seeds] for runs in (mine, theirs))
-        drawn = difference(fmean(gaps), draws)
-        return paired_limits(first, second, METRICS[metric], drawn)
+        a, b = ([run.sample for run in runs] for runs in (first, second))
+        return paired_limits(a, b, METRICS[metric], difference(fmean(gaps), draws))
 
 
 @dataclass(frozen=True)
@@ -190,7 +214,7 @@ class Results:
             samples = [run.sample for run in runs]
             drawn = bootstrap_all(samples, metrics, resamples=self.resamples, tick=tick)
             for run, draws in zip(runs, drawn, strict=True):
-                run.keep(draws)
+                run.resampled |= draws
 
 
 def unpacked(runs: Path) -> Path:
@@ -245,10 +269,3 @@ def read_results(plan: Plan, folder: Path, *, resamples: int | None = None) -> R
         for run in results.runs:
             run.groups = None
     return results
-
-
-def _mean_draws(runs: Sequence[RunResult], metric: str) -> NDArray[np.float64]:
-    total = np.zeros(runs[0].resamples)
-    for run in runs:
-        total += run.draws(metric)
-    return total / len(runs)

@@ -15,9 +15,8 @@ from toys import toy_probabilities
 from lmd.base.errors import LmdError
 from lmd.benchmark.plan import Plan
 from lmd.benchmark.planning import plan_grid
-from lmd.benchmark.tables.formats import make_tables
-from lmd.benchmark.tables.forms import build
-from lmd.benchmark.tables.results import read_results
+from lmd.benchmark.results import read_results
+from lmd.benchmark.tables import build, make_tables
 from lmd.runs.folder import PartPredictions, Predictions
 from lmd.scoring import metrics
 from lmd.scoring.differences import compare, holm, paired_limits

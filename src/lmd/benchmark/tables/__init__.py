@@ -1,1 +1,0 @@
-"""The paper's tables, from records and predictions; no torch."""
