@@ -129,9 +129,9 @@ def resolve(
     Keys of the protocol override its file; all other keys must be settings of the method.
     """
     shared = {k: v for k, v in overrides.items() if k in Protocol.model_fields}
-    own = {k: v for k, v in overrides.items() if k not in Protocol.model_fields}
+    special = {k: v for k, v in overrides.items() if k not in Protocol.model_fields}
     defaults = method.settings()
-    for key in own:
+    for key in special:
         if key not in defaults:
             there_are = f"the protocol and method {method.key!r} have"
             names = [*sorted(Protocol.model_fields), *sorted(defaults)]
@@ -146,11 +146,11 @@ def resolve(
                     f"[methods.{name}] of the protocol: {unknown('method', name, names)}"
                 )
     family, row = (complete.methods.get(name, {}) for name in (method.family, method.key))
-    settings = method.check({**row, **own}, profile, family)
+    settings = method.check({**row, **special}, profile, family)
     values = settings.model_dump(mode="json")
     notes = []
     unused = method.unused(values)
-    for key in filter(unused.__contains__, own):
+    for key in filter(unused.__contains__, special):
         needs = " and ".join(f"{name}={as_typed(value)}" for name, value in unused[key].items())
         notes.append(f"Setting {key} has no effect here: it needs {needs}.")
     if profile != "default":

@@ -24,12 +24,12 @@ HURRY = 5.0  # the same after an error or an interruption
 class TensorBoard:
     """Event files in ``RUN/tensorboard``."""
 
-    def __init__(self, run: Path, record: Record, known: int = 0) -> None:
+    def __init__(self, run: Path, record: Record, reported: int = 0) -> None:
         from torch.utils.tensorboard import SummaryWriter
 
         # Hides what an earlier run in this folder has written from here on; the numbers of the
         # test part are at step 0.
-        purge = known + 1 if known else 0
+        purge = reported + 1 if reported else 0
         self._writer: Any = SummaryWriter(str(run / "tensorboard"), purge_step=purge)
         rows = "\n".join(f"| {k} | {v} |" for k, v in parameters(record).items())
         self._writer.add_text("settings", f"| setting | value |\n|---|---|\n{rows}")
@@ -49,7 +49,7 @@ class TensorBoard:
 class Mlflow:
     """A run in MLflow: in ``mlflow.db`` beside the run, or where ``MLFLOW_TRACKING_URI`` says."""
 
-    def __init__(self, run: Path, record: Record, known: int = 0) -> None:
+    def __init__(self, run: Path, record: Record, reported: int = 0) -> None:
         # No messages about new tables, and no report of the use to the makers of MLflow.
         os.environ.setdefault("MLFLOW_DISABLE_TELEMETRY", "true")
         for name in ("mlflow", "alembic"):
@@ -90,7 +90,7 @@ class Mlflow:
 class Wandb:
     """A run of Weights & Biases in ``RUN/wandb``, offline unless ``WANDB_MODE`` says otherwise."""
 
-    def __init__(self, run: Path, record: Record, known: int = 0) -> None:
+    def __init__(self, run: Path, record: Record, reported: int = 0) -> None:
         import wandb
 
         mode: Any = os.environ.get("WANDB_MODE", "offline")

@@ -274,9 +274,9 @@ def training_minutes(record: Record) -> float:
     """
     used = record.machine.processes
     spent = [record.timings.get(processor_time(i + 1)) for i in range(len(record.stages))]
-    known = [seconds for seconds in spent if seconds is not None]
-    if len(known) == len(spent):
-        return used * sum(known) / 60
+    measured = [seconds for seconds in spent if seconds is not None]
+    if len(measured) == len(spent):
+        return used * sum(measured) / 60
     if record.machine.device == "cpu":
         used *= record.machine.threads
     return used * sum(stage.seconds for stage in record.stages) / 60

@@ -147,11 +147,11 @@ class _Normalise(torch.autograd.Function):
     ) -> tuple[Tensor, Tensor, Tensor, Tensor]:
         dims = [d for d in range(x.ndim) if d != 1]
         count = x.numel() // x.shape[1]
-        own = torch.zeros(2, x.shape[1], dtype=torch.float64, device=x.device)
+        local = torch.zeros(2, x.shape[1], dtype=torch.float64, device=x.device)
         if count:
             var, mean = torch.var_mean(_full(x), dims, correction=0)
-            own = torch.stack([mean, var]).double()
-        packed = torch.cat([own.flatten(), own.new_tensor([float(count)])])
+            local = torch.stack([mean, var]).double()
+        packed = torch.cat([local.flatten(), local.new_tensor([float(count)])])
         everyone = torch.stack(dist.all_gather(packed))
         counts = everyone[:, -1:]
         means, variances = everyone[:, :-1].unflatten(1, (2, -1)).unbind(1)
