@@ -10,7 +10,7 @@ from grids import quiet_board, write_grid
 from runs_on_disk import edited, write_hits
 from typer.testing import CliRunner
 
-from lmd.benchmark.local import DIVERGED, Local
+from lmd.benchmark.backends import DIVERGED, Local
 from lmd.benchmark.plan import Plan, PlannedRun
 from lmd.benchmark.planning import plan_grid
 from lmd.benchmark.run import run_plan

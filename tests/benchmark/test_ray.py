@@ -11,8 +11,7 @@ from rich.console import Console
 from toys import write_npz
 
 from lmd.base.errors import LmdError
-from lmd.benchmark.local import Local
-from lmd.benchmark.on_ray import OnRay, import_ray
+from lmd.benchmark.backends import Local, OnRay, import_ray
 from lmd.benchmark.plan import Plan
 from lmd.benchmark.planning import plan_grid
 from lmd.benchmark.run import open_board, progress, run_plan

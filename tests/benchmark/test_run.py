@@ -20,7 +20,7 @@ from typer.testing import CliRunner
 
 from lmd.base.errors import LmdError
 from lmd.base.files import locked
-from lmd.benchmark.local import Local, environment
+from lmd.benchmark.backends import Local, environment
 from lmd.benchmark.plan import Plan, PlannedRun, inspect, write_plan
 from lmd.benchmark.planning import identify, plan_grid
 from lmd.benchmark.run import (

@@ -18,8 +18,8 @@ from typer.testing import CliRunner
 
 import lmd
 from lmd.base.errors import LmdError
+from lmd.benchmark.backends import environment
 from lmd.benchmark.figures.embedding import read_records
-from lmd.benchmark.local import environment
 from lmd.cli.commands import app
 from lmd.crossval.folds import cross_validate, write_pooled
 from lmd.explain.command import index

@@ -9,7 +9,7 @@ from grids import bytes_of, quiet_board, write_grid
 from toys import MakeTrainer, assert_same, quick, weights_of
 
 from lmd.base.files import waiting_for
-from lmd.benchmark.local import Local, first_stages
+from lmd.benchmark.backends import Local, first_stages
 from lmd.benchmark.planning import plan_grid
 from lmd.benchmark.run import run_plan
 from lmd.methods import METHODS

@@ -26,7 +26,7 @@ def main() -> int:
     threading.Thread(target=_watch, args=(job["parent"],), daemon=True).start()
     try:
         from lmd.base.errors import DivergedError, LmdError
-        from lmd.benchmark.local import DIVERGED
+        from lmd.benchmark.backends import DIVERGED
 
         try:
             _train(job)

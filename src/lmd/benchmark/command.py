@@ -56,7 +56,7 @@ def benchmark(
         dry_run: List the runs and their state without training.
     """
     from lmd.base.files import locked
-    from lmd.benchmark.local import Backend, Local
+    from lmd.benchmark.backends import Backend, Local
     from lmd.benchmark.planning import identify, plan_grid
     from lmd.benchmark.run import open_board, preview, run_plan
     from lmd.benchmark.trials import read_choices, settled, undecided
@@ -74,7 +74,7 @@ def benchmark(
             def start() -> Backend:
                 if ray is None:
                     return Local(folder, workers, keep=(lock,), share=share)
-                from lmd.benchmark.on_ray import OnRay
+                from lmd.benchmark.backends import OnRay
 
                 return OnRay(folder, ray, workers, share=share)
 
@@ -192,8 +192,8 @@ def choose(
         workers: Trainings at once; default one for each core or GPU.
     """
     from lmd.base.files import locked, whole
+    from lmd.benchmark.backends import Local
     from lmd.benchmark.choose import compare, write_answer, write_study
-    from lmd.benchmark.local import Local
     from lmd.benchmark.planning import identify, plan_grid
     from lmd.benchmark.results import read_results
     from lmd.benchmark.run import open_board, run_plan

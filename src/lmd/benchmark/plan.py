@@ -192,16 +192,16 @@ def _resolve_paths(grid: Grid, base: Path) -> None:
     if grid.data is not None:
         grid.data = absolute(grid.data)
     if (data := grid.sweep.get("data")) is not None:
-        pairs = sweep_values(data)
-        if isinstance(data, list):
-            pairs = [(Path(label).stem, path) for label, path in pairs]
-        labels = [label for label, _ in pairs]
-        if twice := next((label for label in labels if labels.count(label) > 1), None):
-            raise LmdError(
-                f"[sweep] data: more than one is called {twice!r}: give each a label, as in "
-                '`[sweep.data]`, `"r = 100" = "a/data.csv"`'
-            )
-        grid.sweep["data"] = {label: absolute(path) for label, path in pairs}
+        paths: dict[str, str] = {}
+        for text, path in sweep_values(data):
+            label = Path(text).stem if isinstance(data, list) else text
+            if label in paths:
+                raise LmdError(
+                    f"[sweep] data: more than one is called {label!r}: give each a label, as in "
+                    '`[sweep.data]`, `"r = 100" = "a/data.csv"`'
+                )
+            paths[label] = absolute(path)
+        grid.sweep["data"] = paths
     if "root" in grid.columns:
         grid.columns["root"] = absolute(grid.columns["root"])
     inline = grid.protocol if isinstance(grid.protocol, dict) else {}

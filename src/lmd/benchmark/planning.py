@@ -28,8 +28,6 @@ from lmd.methods.method import Method
 from lmd.runs.folder import Run
 from lmd.runs.protocol import Protocol
 
-Changes = Mapping[str, tuple[str, Any]]  # label and value of what differs from the grid
-
 
 def plan_grid(name: str | Path) -> Plan:
     """Plan all runs of a grid, seed by seed, so that tables fill early."""
@@ -174,39 +172,35 @@ def _runs(
             yield replace(_run(grid, method, index, seed, swept | tuned), tuned=label)
 
 
-def _run(grid: Grid, method: Method, index: int, seed: int, changes: Changes) -> PlannedRun:
-    """Plan one run of a point."""
-    values: dict[str, Any] = {key: value for key, (_, value) in changes.items()}
-    data = str(values.pop("data", grid.data))
-    profile = _profile(values.pop("profile", grid.profile), method)
-    source = Source(data, Columns.of(grid.columns), grid.skip_bad)
-    spec = resolve(method, *_settings(grid, method, values | {"seed": seed}), profile, source)
-    profiles = [] if profile == "default" or "profile" in changes else [profile]
+def _run(
+    grid: Grid, method: Method, index: int, seed: int, changes: Mapping[str, tuple[str, Any]]
+) -> PlannedRun:
+    """Plan one run of a point; ``changes`` are labels and values of what differs from the grid."""
+    spec = _spec(grid, method, {key: value for key, (_, value) in changes.items()} | {"seed": seed})
+    profiles = [] if spec.profile == "default" or "profile" in changes else [spec.profile]
     marks = [f"{key}={label}" for key, (label, _) in changes.items()]
     name = "-".join([method.key, *profiles, *marks, f"seed{seed}"])
     return plan_run(re.sub(r"[^A-Za-z0-9_.=+-]+", "_", name), spec, index)
 
 
+def _spec(grid: Grid, method: Method, changes: Mapping[str, Any]) -> Spec:
+    """Complete the settings of one run, with the values that differ from the grid."""
+    values = {k: v for k, v in grid.settings.items() if _applies(k, method)} | dict(changes)
+    data, profile = (values.pop(key, getattr(grid, key)) for key in ("data", "profile"))
+    # Profiles belong to one family of methods; the other rows keep their defaults.
+    profile = profile if profile in method.profiles else "default"
+    protocol = grid.protocol
+    if isinstance(protocol, dict):
+        values = {k: v for k, v in protocol.items() if k != "base"} | values
+        protocol = protocol.get("base")
+    source = Source(str(data), Columns.of(grid.columns), grid.skip_bad)
+    return resolve(method, protocol, values, profile, source)
+
+
 def _usual(grid: Grid, method: Method) -> dict[str, Any]:
     """Return every setting of a method's runs without a sweep and without trials."""
-    spec = resolve(method, *_settings(grid, method, {}), _profile(grid.profile, method))
+    spec = _spec(grid, method, {})
     return spec.request.protocol | spec.values
-
-
-def _profile(name: str, method: Method) -> str:
-    # Profiles belong to one family of methods; the other rows keep their defaults.
-    return name if name in method.profiles else "default"
-
-
-def _settings(
-    grid: Grid, method: Method, extra: Mapping[str, Any]
-) -> tuple[str | None, dict[str, Any]]:
-    """Return the name of the protocol, and every setting of the method on top of it."""
-    settings = {k: v for k, v in grid.settings.items() if _applies(k, method)} | dict(extra)
-    if isinstance(grid.protocol, dict):
-        inline = {k: v for k, v in grid.protocol.items() if k != "base"}
-        return grid.protocol.get("base"), inline | settings
-    return grid.protocol, settings
 
 
 def _applies(key: str, method: Method) -> bool:
@@ -235,12 +229,13 @@ def identify(plan: Plan, folder: Path | None = None) -> Plan:
                 fingerprints[key] = _fingerprint(plan, run.request)
             except LmdError as error:
                 fingerprints[key] = error
-        fingerprint = fingerprints[key]
-        if isinstance(fingerprint, LmdError):
-            if folder is not None and not Run(folder / run.name).is_finished():
-                raise fingerprint
-            fingerprint = ""
-        runs.append(replace(run, fingerprint=fingerprint))
+        result = fingerprints[key]
+        if isinstance(result, str):
+            runs.append(replace(run, fingerprint=result))
+        elif folder is None or Run(folder / run.name).is_finished():
+            runs.append(replace(run, fingerprint=""))
+        else:
+            raise result
     return replace(plan, runs=runs)
 
 

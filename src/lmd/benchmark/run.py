@@ -21,7 +21,7 @@ from rich.table import Table
 from rich.text import Text
 
 from lmd.base.files import clear_leftovers
-from lmd.benchmark.local import DIVERGED, STARTED, Backend, first_stages, log_path
+from lmd.benchmark.backends import DIVERGED, STARTED, Backend, first_stages, log_path
 from lmd.benchmark.plan import Plan, PlannedRun, inspect, write_plan
 from lmd.benchmark.trials import (
     RULE,

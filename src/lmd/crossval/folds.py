@@ -15,7 +15,7 @@ from lmd.base.distributed import world
 from lmd.base.errors import LmdError
 from lmd.base.files import atomic_write, check_outside, locked, whole
 from lmd.base.text import complaints
-from lmd.benchmark.local import Local
+from lmd.benchmark.backends import Local
 from lmd.benchmark.plan import Plan, Point, Row
 from lmd.benchmark.planning import plan_run
 from lmd.benchmark.run import open_board, run_plan

@@ -1,13 +1,13 @@
-"""Runs as processes on this machine, which share its cores or GPUs."""
+"""Runs as processes on this machine, or as tasks of a Ray cluster with a shared file system."""
 
 import contextlib
 import json
 import os
 import signal
+import socket
 import subprocess
 import sys
 import time
-from abc import ABC, abstractmethod
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -18,33 +18,18 @@ from lmd.benchmark.plan import PlannedRun
 DIVERGED = 3  # exit code of a run whose loss became infinite or undefined
 STARTED = "=== started"  # the first words in the log of each start of a run
 POLITE = 15.0  # seconds between asking a run to end and killing it
+RETRIES = 5  # how often Ray restarts a run after its node or its worker was lost
 
 
-class Backend(ABC):
-    """Starts runs in a folder, reports how they ended, and stops them.
+class _Runs:
+    """Runs in a folder that are under way.
 
     With ``share``, a first stage that several runs have in common is trained once: the others wait
     for the run that trains it.
     """
 
-    def __init__(self, folder: Path, *, share: bool = True) -> None:
+    def __init__(self, folder: Path, share: bool) -> None:
         self.folder, self.share = folder, share
-
-    @abstractmethod
-    def slots(self) -> int:
-        """Return how many runs may be under way at once."""
-
-    @abstractmethod
-    def start(self, run: PlannedRun) -> None:
-        """Start or continue a run."""
-
-    @abstractmethod
-    def ended(self) -> dict[str, int]:
-        """Return exit codes of the runs that ended since the last call; negative for a signal."""
-
-    @abstractmethod
-    def stop(self) -> None:
-        """Stop all runs and wait until they have ended."""
 
     def job(
         self, run: PlannedRun, threads: int, device: str, loaders: int | None
@@ -62,7 +47,7 @@ class Backend(ABC):
         }
 
 
-class Local(Backend):
+class Local(_Runs):
     """``workers`` processes at once; by default one for each GPU, or else for each core.
 
     The processes hold the lock of the file descriptors in ``keep``.
@@ -78,7 +63,7 @@ class Local(Backend):
     ) -> None:
         import torch
 
-        super().__init__(folder, share=share)
+        super().__init__(folder, share)
         self.keep = keep
         affinity = getattr(os, "sched_getaffinity", None)
         cores = len(affinity(0)) if affinity is not None else os.cpu_count() or 1
@@ -93,18 +78,18 @@ class Local(Backend):
         self._running: dict[str, tuple[subprocess.Popen[bytes], int]] = {}
 
     def slots(self) -> int:
-        """Return the number of workers."""
+        """Return how many runs may be under way at once."""
         return self.workers
 
     def start(self, run: PlannedRun) -> None:
-        """Start a process on the first free device."""
+        """Start or continue a run on the first free device."""
         taken = {slot for _, slot in self._running.values()}
         slot = next(i for i in range(self.workers) if i not in taken)
         job = self.job(run, self.threads, self.devices[slot], self.loaders)
         self._running[run.name] = spawn(job, self.keep), slot
 
     def ended(self) -> dict[str, int]:
-        """Return exit codes since the last call."""
+        """Return exit codes of the runs that ended since the last call; negative for a signal."""
         codes = {name: process.poll() for name, (process, _) in self._running.items()}
         done = {name: code for name, code in codes.items() if code is not None}
         for name in done:
@@ -115,6 +100,112 @@ class Local(Backend):
         """Ask all processes to end, and then kill them."""
         end([process for process, _ in self._running.values()])
         self._running.clear()
+
+
+class OnRay(_Runs):
+    """At most ``workers`` tasks at once, each with one GPU or, without GPUs, one core.
+
+    ``address`` names a cluster (``auto``, ``ray://…``, ``host:port``), or ``local`` to start
+    one on this machine that ends with the benchmark. If a worker or node is lost, Ray restarts the
+    task, and the run continues from its checkpoint, which must be on a shared file system.
+    """
+
+    def __init__(
+        self, folder: Path, address: str, workers: int | None, *, share: bool = True
+    ) -> None:
+        super().__init__(folder.resolve(), share)
+        self.workers = workers
+        self._ray = ray = import_ray()
+        self._tasks: dict[Any, str] = {}
+        options: dict[str, Any] = {"log_to_driver": False, "logging_level": "ERROR"}
+        if address == "local":
+            options |= {"num_cpus": workers, "include_dashboard": False}
+        try:
+            # Ray itself retries an unreachable address for minutes.
+            host, _, port = address.removeprefix("ray://").rpartition(":")
+            if host and port.isdigit():
+                socket.create_connection((host, int(port)), timeout=10).close()
+            ray.init(address, **options)
+        except Exception as error:
+            raise LmdError(
+                f"no Ray cluster answers at {address!r} ({_first_line(error)}): start one with "
+                "`ray start --head`, or use --ray local"
+            ) from error
+        self._gpu = ray.cluster_resources().get("GPU", 0) >= 1
+        self._task = ray.remote(
+            num_cpus=int(not self._gpu),
+            num_gpus=int(self._gpu),
+            max_retries=RETRIES,
+            retry_exceptions=False,
+        )(run_task)
+
+    def slots(self) -> int:
+        """Return how many the cluster has room for now: nodes may come and go."""
+        has = self._ray.cluster_resources()
+        room = int(has.get("GPU" if self._gpu else "CPU", 0))
+        return max(1, room if self.workers is None else min(room, self.workers))
+
+    def start(self, run: PlannedRun) -> None:
+        """Submit the run to the cluster."""
+        device, loaders = ("cuda", None) if self._gpu else ("cpu", 0)
+        job = self.job(run, 1, device, loaders)
+        self._tasks[self._task.remote(job)] = run.name
+
+    def ended(self) -> dict[str, int]:
+        """Return exit codes since the last call; a task that Ray gave up counts as failed."""
+        if not self._tasks:
+            return {}
+        ready, _ = self._ray.wait(list(self._tasks), num_returns=len(self._tasks), timeout=0)
+        codes = {}
+        for reference in ready:
+            name = self._tasks.pop(reference)
+            try:
+                codes[name] = int(self._ray.get(reference))
+            except self._ray.exceptions.RayError as error:
+                log = log_path(self.folder, name)
+                with contextlib.suppress(OSError), log.open("a", encoding="utf-8") as file:
+                    file.write(f"error: Ray gave up the run: {_first_line(error)}\n")
+                codes[name] = 1
+        return codes
+
+    def stop(self) -> None:
+        """Cancel all tasks; a run ends with the Ray worker that started it."""
+        for reference in self._tasks:
+            self._ray.cancel(reference, force=True)
+        if self._tasks:
+            self._ray.wait(list(self._tasks), num_returns=len(self._tasks), timeout=15)
+        self._tasks.clear()
+        self._ray.shutdown()
+
+
+def run_task(job: dict[str, Any]) -> int:
+    """Train one run in a separate process and return its exit code."""
+    process = spawn(job)
+    try:
+        return process.wait()
+    finally:
+        if process.poll() is None:
+            end([process])
+
+
+def import_ray() -> Any:
+    """Import Ray, or say how to install it."""
+    # Ray reports usage statistics over the network by default.
+    os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")
+    # A later default of Ray: hide no device from a task that asks for no GPU.
+    os.environ.setdefault("RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO", "0")
+    try:
+        import ray
+    except ImportError:
+        raise LmdError("--ray needs the package ray: pip install 'lmd[ray]'") from None
+    return ray
+
+
+def _first_line(error: BaseException) -> str:
+    return str(error).strip().split("\n", 1)[0]
+
+
+Backend = Local | OnRay
 
 
 def log_path(folder: Path, name: str) -> Path:
