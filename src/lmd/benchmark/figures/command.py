@@ -8,6 +8,8 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from lmd.base.files import check_output
+
 if TYPE_CHECKING:
     from lmd.benchmark.figures.style import Drawn
 
@@ -103,7 +105,7 @@ def ablation(
     paper: Paper = Paper(),
 ) -> None:
     """Bars of a method and its ablations, overall and for head, medium and tail."""
-    _compare("ablation", sources, rows, paper, metrics=_names(metrics), reference=reference)
+    _compare("ablation", sources, rows, paper, {"metrics": _names(metrics), "reference": reference})
 
 
 def difference(
@@ -115,7 +117,7 @@ def difference(
     paper: Paper = Paper(),
 ) -> None:
     """Each row minus the reference on the same test images, with paired intervals."""
-    _compare("difference", sources, rows, paper, metric=metric, reference=reference)
+    _compare("difference", sources, rows, paper, {"metric": metric, "reference": reference})
 
 
 def cd(
@@ -135,8 +137,8 @@ def cd(
         blocks: seeds: each of every data set; data: their means.
         ablations: Rank ablations of the reference too.
     """
-    ranks = {"test": test, "blocks": blocks, "ablations": ablations}
-    _compare("cd", sources, rows, paper, ranks, metric=metric)
+    options = {"test": test, "blocks": blocks, "ablations": ablations}
+    _compare("cd", sources, rows, paper, {"metric": metric}, **options)
 
 
 def cost(
@@ -147,14 +149,14 @@ def cost(
     paper: Paper = Paper(),
 ) -> None:
     """Balanced accuracy, or another metric, against minutes of computing."""
-    _compare("cost", sources, rows, paper, metric=metric)
+    _compare("cost", sources, rows, paper, {"metric": metric})
 
 
 def sweep(
     sources: Sources, *, rows: Rows = Rows(), metrics: Metrics = None, paper: Paper = Paper()
 ) -> None:
     """Metrics and computing time against a swept setting."""
-    _compare("sweep", sources, rows, paper, metrics=_names(metrics))
+    _compare("sweep", sources, rows, paper, {"metrics": _names(metrics)})
 
 
 def classes(sources: Sources, *, rows: Rows = Rows(), paper: Paper = WIDE) -> None:
@@ -198,34 +200,34 @@ def _compare(
     sources: Sequence[str],
     rows: Rows,
     paper: Paper,
-    extra: dict[str, Any] | None = None,
+    shown: dict[str, Any] | None = None,
     **options: Any,
 ) -> None:
-    """Draw a figure of the runs of a study."""
+    """Draw a figure of the runs of a study; ``shown`` are further fields of the request."""
     from lmd.benchmark.figures.series import Request, read_study
 
     def draw(figure: "Callable[..., Drawn]", **size: Any) -> "Drawn":
         study = read_study(sources, rows.runs)
-        return figure(Request(study, _names(rows.methods), **options, **size), **(extra or {}))
+        return figure(Request(study, _names(rows.methods), **(shown or {}), **size), **options)
 
     _draw(kind, paper, draw)
 
 
 def _draw(kind: str, paper: Paper, draw: "Callable[..., Drawn]") -> None:
-    """Check the options, draw, write the figure and its data, and say what a caption needs."""
-    from lmd.benchmark.figures.style import check_out, drawing, inches, need, save, with_fonts
+    """Check the options, draw, write the figure and its data, and print what a caption needs."""
+    from lmd.benchmark.figures import style
 
     module, function, *packages = KINDS[kind]
     out = paper.out or Path(f"{kind}.svg")
-    check_out(out)
-    width = inches("--width", paper.width)
-    height = None if paper.height is None else inches("--height", paper.height)
+    check_output(out, "--out", *style.SUFFIXES)
+    width = style.inches("--width", paper.width)
+    height = None if paper.height is None else style.inches("--height", paper.height)
     for package in ("matplotlib", "scipy", *packages):
-        need(package)
-    with drawing():
+        style.need(package)
+    with style.drawing():
         figure = getattr(import_module(f"lmd.benchmark.figures.{module}"), function)
-        drawn = with_fonts(draw(figure, width=width, height=height))
-        data = save(drawn, out)
+        drawn = style.with_fonts(draw(figure, width=width, height=height))
+        data = style.save(drawn, out)
     for note in drawn.notes:
         typer.echo(note)
     typer.secho(f"The figure: {out}; its data: {data}", bold=True)

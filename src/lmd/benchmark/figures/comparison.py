@@ -40,23 +40,21 @@ def ablation_figure(request: Request) -> Drawn:
         bar: Style = {"color": PALETTE[i], "hatch": HATCHES[i], "alpha": 0.85, "linewidth": 0}
         bar["edgecolor"] = "white" if HATCHES[i] else PALETTE[i]
         bar["error_kw"] = {"elinewidth": 0.8, "capsize": 1.5, "capthick": 0.8}
-        titles = {cells["title"] for cells in rows}
+        title: str | None = None if row.title in {cells["title"] for cells in rows} else row.title
         for j, key in enumerate(keys):
-            estimate, interval = row.estimate(key)
-            if estimate is None:
+            cells = row.metric_row(key, "value")
+            if cells is None:
                 continue
-            mean, low, high = estimate.mean, estimate.low, estimate.high
-            cells = row.row(metric=key, value=mean, low=low, high=high, sd_over_seeds=estimate.sd)
-            rows.append(cells | {"seeds": len(row.runs), "interval": interval})
+            rows.append(cells)
             axes.bar(
                 j + (i - (len(series) - 1) / 2) * wide,
-                100 * mean,
+                100 * cells["value"],
                 0.92 * wide,
-                yerr=np.maximum(style.whiskers([(mean, low, high)]), 0),
-                label=None if row.title in titles else row.title,
+                yerr=np.maximum(style.whiskers([(cells["value"], cells["low"], cells["high"])]), 0),
+                label=title,
                 **bar,
             )
-            titles.add(row.title)
+            title = None
     if not rows:
         raise LmdError(f"no row of the ablation has the metrics {', '.join(keys)}")
     axes.set_xticks(range(len(keys)), [_tier_or_metric(key) for key in keys])

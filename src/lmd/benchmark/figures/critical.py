@@ -1,13 +1,14 @@
 """Draw the critical-difference diagram: mean ranks of methods, and which do not differ."""
 
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from itertools import combinations
 from typing import Any
 
 import numpy as np
 from matplotlib.axes import Axes
+from matplotlib.figure import Figure
 from scipy import stats
 
 from lmd.base.errors import LmdError
@@ -39,16 +40,6 @@ class Ranking:
     cliques: list[tuple[int, ...]]
 
 
-def mean_ranks(values: Floats) -> Floats:
-    """Return the mean rank of each column of ``values (N, K)``; the highest value has rank 1.
-
-    >>> mean_ranks(np.array([[0.9, 0.5, 0.5], [0.8, 0.9, 0.1]])).tolist()
-    [1.5, 1.75, 2.75]
-    """
-    ranks: Floats = stats.rankdata(-values, axis=1).mean(0)
-    return ranks
-
-
 def friedman(ranks: Floats, blocks: int) -> float:
     """Return the p-value of Friedman's test by Iman and Davenport (Demsar 2006, section 3.2.2)."""
     k = len(ranks)
@@ -76,40 +67,29 @@ def wilcoxon_holm(values: Floats) -> dict[tuple[int, int], float]:
 
 
 def rank_methods(values: Floats, test: str) -> Ranking:
-    """Compare the columns of ``values (N, K)``, higher is better."""
+    """Compare two or more columns of ``values (N, K)``, higher is better."""
     blocks, methods = values.shape
-    if blocks < 2 or methods < 2:
-        raise LmdError(f"ranks need at least two methods on two blocks; got {methods} on {blocks}")
-    ranks = mean_ranks(values)
-    critical = nemenyi_difference(methods, blocks) if test == "nemenyi" else None
-    pairs = wilcoxon_holm(values) if test == "wilcoxon" else {}
-
-    def alike(i: int, j: int) -> bool:
-        if critical is not None:
-            return bool(abs(ranks[i] - ranks[j]) <= critical)
-        return pairs[min(i, j), max(i, j)] >= LEVEL
-
+    ranks: Floats = stats.rankdata(-values, axis=1).mean(0)
+    critical, pairs = None, {}
+    if test == "nemenyi":
+        critical = nemenyi_difference(methods, blocks)
+        alike = np.abs(ranks[:, None] - ranks) <= critical
+    else:
+        pairs = wilcoxon_holm(values)
+        alike = np.ones((methods, methods), dtype=bool)
+        for (i, j), p in pairs.items():
+            alike[i, j] = alike[j, i] = p >= LEVEL
     # The longest stretches of the order, of two or more, in which every pair is alike.
-    order = np.argsort(ranks, kind="stable").tolist()
+    order = np.argsort(ranks, kind="stable")
     cliques: list[tuple[int, ...]] = []
-    for start in range(methods):
-        end = start + 1
-        while end < methods and all(alike(k, order[end]) for k in order[start:end]):
+    end = 1
+    for start in range(methods - 1):
+        previous, end = end, max(end, start + 1)
+        while end < methods and alike[order[end], order[start:end]].all():
             end += 1
-        stretch = tuple(order[start:end])
-        if len(stretch) > 1 and not any(set(stretch) <= set(other) for other in cliques):
-            cliques.append(stretch)
+        if end > max(previous, start + 1):
+            cliques.append(tuple(order[start:end].tolist()))
     return Ranking(ranks, friedman(ranks, blocks), critical, pairs, cliques)
-
-
-@dataclass(frozen=True)
-class Blocks:
-    """Complete blocks: ``values (N, K)`` of the methods in ``titles``; ``left_out`` lack some."""
-
-    titles: dict[str, str]
-    names: list[str]
-    values: Floats
-    left_out: list[str]
 
 
 def critical_figure(
@@ -124,37 +104,37 @@ def critical_figure(
     series = request.series()
     if not ablations:
         series = request.without_ablations(series)
-    complete = _complete_blocks(series, metric, blocks)
-    titles, left_out = complete.titles, complete.left_out
-    if len(complete.names) < 2 or len(titles) < 2:
+    titles, means, left_out = _complete_blocks(series, metric, blocks)
+    if len(means) < 2 or len(titles) < 2:
         incomplete = f" ({shorten(left_out)} not complete)" if left_out else ""
         raise LmdError(
             "a critical-difference diagram needs at least two methods on at least two blocks "
             f"({'data sets' if blocks == 'data' else 'seeds or data sets'}) that all of them have "
-            f"finished; there are {len(titles)} methods on {len(complete.names)}{incomplete}: "
+            f"finished; there are {len(titles)} methods on {len(means)}{incomplete}: "
             "train more seeds or data sets, or leave out methods with --methods"
         )
     sign = 1 if METRICS[metric].higher_is_better else -1
-    ranking = rank_methods(sign * complete.values, test)
+    ranking = rank_methods(sign * np.array(list(means.values())), test)
     tall = 0.55 + 0.09 * len(ranking.cliques) + LINE * ((len(titles) + 1) // 2)
     figure = new_figure(request.width, request.height or tall)
     figure.set_layout_engine("none")
-    _draw(figure.add_axes((0, 0, 1, 1)), ranking, list(titles.values()))
+    _draw(figure, ranking, list(titles.values()))
     rows: list[dict[str, Any]] = []
+    for k, (key, title) in enumerate(titles.items()):
+        groups = " ".join(str(i) for i, clique in enumerate(ranking.cliques, 1) if k in clique)
+        row = {"method": key, "title": title, "mean_rank": float(ranking.ranks[k])}
+        row |= {"groups": groups}
+        rows += [row | {"block": name, metric: values[k]} for name, values in means.items()]
     keys = list(titles)
-    for k, key in enumerate(keys):
-        groups = [str(i + 1) for i, clique in enumerate(ranking.cliques) if k in clique]
-        row = {"method": key, "title": titles[key], "mean_rank": float(ranking.ranks[k])}
-        row |= {"groups": " ".join(groups)}
-        for name, value in zip(complete.names, complete.values[:, k].tolist(), strict=True):
-            rows.append(row | {"block": name, metric: value})
     for (i, j), p in ranking.pairs.items():
         rows.append({"method": keys[i], "against": keys[j], "p_holm": p})
-    return Drawn(figure, rows, _notes(ranking, complete, test))
+    return Drawn(figure, rows, _notes(ranking, list(means), left_out, test))
 
 
-def _complete_blocks(series: Sequence[Series], metric: str, blocks: str) -> Blocks:
-    """Return the mean of each method in each block that all of them have."""
+def _complete_blocks(
+    series: Sequence[Series], metric: str, blocks: str
+) -> tuple[dict[str, str], dict[str, list[float]], list[str]]:
+    """Return the title of each method, their means in each block they all have, other blocks."""
     by_block: dict[str, dict[str, list[float]]] = {}
     titles: dict[str, str] = {}
     sets = list(dict.fromkeys(row.record.data.fingerprint for row in series))
@@ -167,22 +147,20 @@ def _complete_blocks(series: Sequence[Series], metric: str, blocks: str) -> Bloc
             estimate = run.metrics.get(metric)
             if estimate is not None and estimate.value is not None:
                 by_block.setdefault(name, {}).setdefault(key, []).append(estimate.value)
-    names = [name for name, values in by_block.items() if set(values) == set(titles)]
-    means = [[float(np.mean(by_block[name][key])) for key in titles] for name in names]
-    table = np.array(means).reshape(len(names), len(titles))
-    return Blocks(titles, names, table, [name for name in by_block if name not in names])
+    complete = {name: values for name, values in by_block.items() if set(values) == set(titles)}
+    means = {
+        name: [float(np.mean(values[key])) for key in titles] for name, values in complete.items()
+    }
+    return titles, means, [name for name in by_block if name not in complete]
 
 
-def _draw(axes: Axes, ranking: Ranking, titles: Sequence[str]) -> None:
+def _draw(figure: Figure, ranking: Ranking, titles: Sequence[str]) -> None:
     """Draw the axis of ranks, bars of methods that do not differ, and labels on both sides.
 
     Coordinates are inches from the upper left corner.
     """
-    figure = axes.get_figure(root=True)
-    assert figure is not None
     wide, tall = figure.get_size_inches()
-    axes.set_xlim(0, wide)
-    axes.set_ylim(-tall, 0)
+    axes = figure.add_axes((0, 0, 1, 1), xlim=(0, wide), ylim=(-tall, 0))
     axes.axis("off")
     order, methods = np.argsort(ranking.ranks, kind="stable").tolist(), len(titles)
     half = (methods + 1) // 2
@@ -191,51 +169,49 @@ def _draw(axes: Axes, ranking: Ranking, titles: Sequence[str]) -> None:
     longest = [max(lengths[:half]), max(lengths[half:])]
     size = min(7.0, 0.6 * wide / (sum(longest) * 0.58 / 72))
     left, right = (0.06 + 0.58 * n * size / 72 for n in longest)
-    scale = (wide - left - right - 0.2) / (methods - 1)
-
-    def x(rank: float) -> float:
-        return float(left + 0.1 + scale * (rank - 1))
-
-    top = -0.42
-    _draw_axis(axes, ranking.critical, x, top, methods)
+    scale, top = (wide - left - right - 0.2) / (methods - 1), -0.42
+    x = left + 0.1 + scale * (ranking.ranks - 1)
+    _draw_axis(axes, left + 0.1, scale, top, methods, ranking.critical)
     for i, clique in enumerate(ranking.cliques):
         y = top - 0.08 - 0.09 * i
-        best, worst = (float(ranking.ranks[k]) for k in (clique[0], clique[-1]))
         bar: Style = {"color": COLOURS[1], "linewidth": 2.6, "solid_capstyle": "butt"}
-        axes.plot([x(best) - 0.03, x(worst) + 0.03], [y, y], **bar)
+        axes.plot([x[clique[0]] - 0.03, x[clique[-1]] + 0.03], [y, y], **bar)
     first = top - 0.16 - 0.09 * len(ranking.cliques)
     for place, k in enumerate(order):
-        rank, is_left = float(ranking.ranks[k]), place < half
+        rank, is_left = f"{ranking.ranks[k]:.2f}", place < half
         y = first - LINE * (place if is_left else methods - 1 - place)
         edge, at = (left, left - 0.03) if is_left else (wide - right, wide - right + 0.03)
-        label = f"{titles[k]} {rank:.2f}" if is_left else f"{rank:.2f} {titles[k]}"
-        axes.plot([x(rank), x(rank), edge], [top, y, y], color="#555555", linewidth=0.6)
+        label = f"{titles[k]} {rank}" if is_left else f"{rank} {titles[k]}"
+        axes.plot([x[k], x[k], edge], [top, y, y], color="#555555", linewidth=0.6)
         axes.text(at, y, label, ha="right" if is_left else "left", va="center", fontsize=size)
 
 
 def _draw_axis(
-    axes: Axes, critical: float | None, x: Callable[[float], float], top: float, methods: int
+    axes: Axes, start: float, scale: float, top: float, methods: int, critical: float | None
 ) -> None:
     text: Style = {"ha": "center", "va": "bottom", "fontsize": 7}
-    axes.plot([x(1), x(methods)], [top, top], color="black", linewidth=0.8)
-    step = next(n for n in (1, 2, 5, 10, 20, 50) if (x(1 + n) - x(1)) > 0.2 or n == 50)
-    ticks = [t for t in range(step, methods, step) if x(methods) - x(t) > 0.2]
-    for tick in sorted({1, methods, *(t for t in ticks if x(t) - x(1) > 0.16)}):
-        axes.plot([x(tick), x(tick)], [top, top + 0.05], color="black", linewidth=0.8)
-        axes.text(x(tick), top + 0.07, str(tick), **text)
+    length = scale * (methods - 1)
+    axes.plot([start, start + length], [top, top], color="black", linewidth=0.8)
+    step = next((n for n in (1, 2, 5, 10, 20) if scale * n > 0.2), 50)
+    inner = [t for t in range(step, methods, step) if 0.16 < scale * (t - 1) < length - 0.2]
+    for tick in (1, *inner, methods):
+        x = start + scale * (tick - 1)
+        axes.plot([x, x], [top, top + 0.05], color="black", linewidth=0.8)
+        axes.text(x, top + 0.07, str(tick), **text)
     if critical is None:
         return
     beyond = 1 + critical > methods
-    end = x(methods if beyond else 1 + critical)
-    axes.plot([x(1), end], [-0.17, -0.17], color="black", linewidth=1.2)
-    for at in (x(1), end)[: 1 if beyond else 2]:
-        axes.plot([at, at], [-0.2, -0.14], color="black", linewidth=1.2)
+    end = start + (length if beyond else scale * critical)
+    axes.plot([start, end], [-0.17, -0.17], color="black", linewidth=1.2)
+    for x in (start,) if beyond else (start, end):
+        axes.plot([x, x], [-0.2, -0.14], color="black", linewidth=1.2)
     label = f"CD = {critical:.2f}" + (" (beyond the axis)" if beyond else "")
-    axes.text((x(1) + end) / 2, -0.13, label, **text)
+    axes.text((start + end) / 2, -0.13, label, **text)
 
 
-def _notes(ranking: Ranking, blocks: Blocks, test: str) -> tuple[str, ...]:
-    names, left_out = blocks.names, blocks.left_out
+def _notes(
+    ranking: Ranking, names: Sequence[str], left_out: Sequence[str], test: str
+) -> tuple[str, ...]:
     notes = [
         f"Mean ranks over {len(names)} blocks (1 is best); a bar joins methods that do not differ "
         f"at {100 * LEVEL:g} % ({NAMES[test]}; Demsar 2006). Friedman's test: p = {ranking.p:.2g}."

@@ -293,6 +293,15 @@ class Series:
         half = float(stats.t.ppf(0.975, len(values) - 1)) * sd / math.sqrt(len(values))
         return Estimate(mean, mean - half, mean + half, sd), "seeds (Student's t)"
 
+    def metric_row(self, metric: str, column: str, **cells: Any) -> dict[str, Any] | None:
+        """Return a row of a CSV file with the mean in ``column``, if the runs have the metric."""
+        estimate, interval = self.estimate(metric)
+        if estimate is None:
+            return None
+        cells |= {"metric": metric, column: estimate.mean, "low": estimate.low}
+        cells |= {"high": estimate.high, "sd_over_seeds": estimate.sd}
+        return self.row(**cells, seeds=len(self.runs), interval=interval)
+
     def difference(self, other: "Series", metric: str) -> Difference | None:
         """Return this row minus the other on the same test images; ``None`` if not known."""
         mine, theirs = self._entry, other._entry

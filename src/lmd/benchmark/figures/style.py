@@ -3,8 +3,8 @@
 import io
 import re
 import warnings
-from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Mapping, Sequence
+from contextlib import AbstractContextManager
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -54,21 +54,21 @@ def with_fonts(drawn: Drawn) -> Drawn:
         return font.name != FONT, bold, slanted, "Sans" not in font.name, font.name
 
     texts = [text for text in drawn.figure.findobj(Text) if isinstance(text, Text)]
-    missing = {c for text in texts for c in text.get_text() if c.isprintable()}
+    missing = set(filter(str.isprintable, "".join(text.get_text() for text in texts)))
     families = [FONT]
-    for font in sorted(fontManager.ttflist, key=rank):
-        if not missing:
-            break
+    for font in sorted(fontManager.ttflist, key=rank) if missing else ():
         try:
             glyphs = FT2Font(font.fname)
         except (OSError, RuntimeError):
             continue
         covered = {c for c in missing if glyphs.get_char_index(ord(c))}
         if covered and not font.name.startswith("Last Resort"):
-            families += [font.name] if font.name != FONT else []
+            families.append(font.name)
             missing -= covered
+        if not missing:
+            break
     for text in texts:
-        text.set_fontfamily(families)
+        text.set_fontfamily(list(dict.fromkeys(families)))
     if not missing:
         return drawn
     note = (
@@ -94,14 +94,6 @@ def inches(option: str, length: str) -> float:
     return value
 
 
-def check_out(out: Path) -> None:
-    """Refuse an output file, before anything is computed, that could not be written."""
-    if out.suffix.lower() not in SUFFIXES:
-        raise LmdError(f"--out is {out}; its name must end in {', '.join(SUFFIXES)}")
-    if not out.resolve().parent.is_dir():
-        raise LmdError(f"--out is {out}, but the folder {out.parent} does not exist: create it")
-
-
 def need(module: str) -> None:
     """Refuse to go on without a package of the extra, and say what to install."""
     from importlib.util import find_spec
@@ -118,14 +110,11 @@ def legend_name(name: str, most: int = 200) -> str:
     return f"\u200b{name}" if name.startswith("_") else name
 
 
-@contextmanager
-def drawing() -> Iterator[None]:
-    """Use the settings of all figures, for drawing and saving; pyplot is not used."""
-    need("matplotlib")
+def drawing() -> AbstractContextManager[None]:
+    """Return a context with the settings of all figures, for drawing and saving without pyplot."""
     import matplotlib as mpl
 
-    with mpl.rc_context(fname=Path(__file__).with_name("figure.mplstyle")):
-        yield
+    return mpl.rc_context(fname=Path(__file__).with_name("figure.mplstyle"))
 
 
 def new_figure(width: float, height: float) -> "Figure":
@@ -186,11 +175,10 @@ def plain_ticks(axis: "Axis") -> None:
     axis.set_minor_locator(NullLocator())
 
 
-def whiskers(values: Sequence[tuple[float, float | None, float | None]]) -> tuple[Floats, Floats]:
+def whiskers(values: Sequence[tuple[float, float | None, float | None]]) -> Floats:
     """Return the distances to the limits of values ``(N, 3)`` in points, 0 where there are none."""
-    known = [[value if x is None else x for x in (value, low, high)] for value, low, high in values]
-    value, low, high = 100 * np.array(known).reshape(-1, 3).T
-    return value - low, high - value
+    value, low, high = 100 * np.array(values, dtype=np.float64).reshape(-1, 3).T
+    return np.nan_to_num(np.stack([value - low, high - value]))
 
 
 def axis_title(metric: str, *, short: bool = False) -> str:

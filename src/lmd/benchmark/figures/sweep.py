@@ -17,6 +17,7 @@ from lmd.benchmark.trials import HEADLINE
 from lmd.scoring.metrics import METRICS
 from lmd.scoring.tiers import TIERS
 
+Limits = tuple[float, float | None, float | None]
 DEFAULT = ("balanced_accuracy", "macro_f1", "auc")
 FACTOR = "imbalance factor"
 DASHES = ("--", ":", "-.")  # of rows without the setting
@@ -75,10 +76,10 @@ class Swept:
             return {"setting": "", "value": None}
         return {"setting": self.setting, "value": self.value(row)}
 
-    def shifted(self, rows: Sequence[Series], place: int) -> list[float]:
-        """Return the places of rows, moved sideways so that whiskers do not cover each other."""
+    def shifted(self, values: Sequence[Any], place: int) -> list[float]:
+        """Return the places of values, moved sideways so that whiskers do not cover each other."""
         span = self.places[self.values[-1]] - self.places[self.values[0]]
-        return [self.places[self.value(row)] + 0.012 * span * (place - 1) for row in rows]
+        return [self.places[value] + 0.012 * span * (place - 1) for value in values]
 
     def label_axis(self, axes: Axes, title: Axes | None = None) -> None:
         """Write the values below an axis, and the setting below it or below ``title``."""
@@ -106,13 +107,9 @@ def sweep_figure(request: Request) -> Drawn:
     )[:, 0]
     rows: list[dict[str, Any]] = []
     for j, key in enumerate(keys):
-        panel = axes[0 if together else j]
-        for i, points in enumerate(swept.rows.values()):
-            title = METRICS[key].title if together else points[0].record.method.title
-            rows += _draw_line(panel, points, key, swept, j if together else i, title)
-        for i, row in enumerate(swept.flat, start=len(swept.rows)):
-            title = f"{row.title}, {METRICS[key].short}" if together else row.title
-            rows += _draw_level(panel, row, key, swept, j if together else i, title)
+        rows += (
+            _draw_metric(axes[0], key, swept, j) if together else _draw_metric(axes[j], key, swept)
+        )
     for i, points in enumerate(swept.rows.values()):
         # The only line of a time panel is black: it belongs to no metric.
         x = [swept.places[swept.value(row)] for row in points]
@@ -134,48 +131,40 @@ def sweep_figure(request: Request) -> Drawn:
     return Drawn(figure, rows, ((note or "No intervals.") + thin,))
 
 
-def _draw_line(
-    panel: Axes, points: Sequence[Series], key: str, swept: Swept, place: int, title: str
+def _draw_metric(
+    panel: Axes, key: str, swept: Swept, place: int | None = None
 ) -> list[dict[str, Any]]:
-    shown = [row for row in points if row.mean(key) is not None]
-    rows = [_metric_row(row, key, swept) for row in shown]
-    panel.errorbar(
-        swept.shifted(shown, place),
-        [100 * cells["mean"] for cells in rows],
-        style.whiskers([(cells["mean"], cells["low"], cells["high"]) for cells in rows]),
-        label=title,
-        capsize=1.5,
-        elinewidth=0.7,
-        **style.row_style(place),
-    )
+    """Draw a line for each swept method and a level for each row without the setting.
+
+    With ``place``, the panel has several metrics of one method, which have different looks.
+    """
+    rows: list[dict[str, Any]] = []
+    for i, points in enumerate(swept.rows.values()):
+        look, title = i, points[0].record.method.title
+        if place is not None:
+            look, title = place, METRICS[key].title
+        shown = [cells for row in points if (cells := _metric_row(row, key, swept))]
+        x = swept.shifted([cells["value"] for cells in shown], look)
+        limits = [(cells["mean"], cells["low"], cells["high"]) for cells in shown]
+        _errorbar(panel, x, limits, label=title, elinewidth=0.7, **style.row_style(look))
+        rows += shown
+    for i, row in enumerate(swept.flat, start=len(swept.rows)):
+        look, title = i, row.title
+        if place is not None:
+            look, title = place, f"{row.title}, {METRICS[key].short}"
+        if cells := _metric_row(row, key, swept):
+            line: Style = {
+                "color": COLOURS[look % MOST],
+                "linestyle": style.LINES[(look + 1) % MOST],
+            }
+            panel.axhline(100 * cells["mean"], linewidth=0.7, label=title, **line)
+            rows.append(cells)
     return rows
 
 
-def _draw_level(
-    panel: Axes, row: Series, key: str, swept: Swept, place: int, title: str
-) -> list[dict[str, Any]]:
-    if row.mean(key) is None:
-        return []
-    cells = _metric_row(row, key, swept)
-    line: Style = {"color": COLOURS[place % MOST], "linestyle": style.LINES[(place + 1) % MOST]}
-    panel.axhline(100 * cells["mean"], linewidth=0.7, label=title, **line)
-    return [cells]
-
-
-def _metric_row(row: Series, key: str, swept: Swept) -> dict[str, Any]:
-    estimate, interval = row.estimate(key)
-    assert estimate is not None
-    return row.row(
-        **swept.cells(row),
-        metric=key,
-        mean=estimate.mean,
-        low=estimate.low,
-        high=estimate.high,
-        sd_over_seeds=estimate.sd,
-        seeds=len(row.runs),
-        interval=interval,
-        minutes=row.minutes(),
-    )
+def _metric_row(row: Series, key: str, swept: Swept) -> dict[str, Any] | None:
+    cells = row.metric_row(key, "mean", **swept.cells(row))
+    return None if cells is None else cells | {"minutes": row.minutes()}
 
 
 def class_sweep_figure(request: Request) -> Drawn:
@@ -194,14 +183,15 @@ def class_sweep_figure(request: Request) -> Drawn:
     figure = new_figure(width, request.height or min(0.36 * width, 2.8) + 0.6 + below)
     ratios = [figure.get_figheight() - below, below]
     panels, legends = figure.subplots(2, len(by_tier), squeeze=False, height_ratios=ratios)
+    values = [swept.value(row) for row in points]
+    levels = list(zip(swept.flat, cycle(DASHES), strict=False))
     for panel, legend, (tier, names) in zip(panels, legends, by_tier.items(), strict=True):
-        levels = list(zip(swept.flat, cycle(DASHES), strict=False))
         for i, name in enumerate(names):
-            x, recalls = swept.shifted(points, i), [_class(row, name) for row in points]
-            title = legend_name(name, 22)
-            _draw_recalls(panel, x, recalls, label=title, elinewidth=0.6, **style.point_style(i))
+            recalls = [_class(row, name)[-3:] for row in points]
+            line: Style = {"label": legend_name(name, 22), "elinewidth": 0.6}
+            _errorbar(panel, swept.shifted(values, i), recalls, **line, **style.point_style(i))
             for row, dashes in levels:
-                line: Style = {"color": COLOURS[i % MOST], "linewidth": 0.8, "linestyle": dashes}
+                line = {"color": COLOURS[i % MOST], "linewidth": 0.8, "linestyle": dashes}
                 panel.axhline(100 * _class(row, name).recall, **line)
         for row, dashes in levels:  # for the legend
             line = {"color": GREY, "linewidth": 0.8, "linestyle": dashes}
@@ -224,11 +214,9 @@ def class_sweep_figure(request: Request) -> Drawn:
     return Drawn(figure, rows, (note,))
 
 
-def _draw_recalls(
-    axes: Axes, x: Sequence[float], recalls: Sequence[ClassRecall], **line: Any
-) -> None:
-    limits = style.whiskers([(c.recall, c.low, c.high) for c in recalls])
-    axes.errorbar(x, [100 * c.recall for c in recalls], limits, capsize=1.5, **line)
+def _errorbar(axes: Axes, x: Sequence[float], values: Sequence[Limits], **line: Any) -> None:
+    means = [100 * value for value, _, _ in values]
+    axes.errorbar(x, means, style.whiskers(values), capsize=1.5, **line)
 
 
 def _class(row: Series, name: str) -> ClassRecall:
@@ -265,7 +253,8 @@ def recall_figure(request: Request) -> Drawn:
         shift = 10 ** (0.016 * span * (i - (len(series) - 1) / 2))
         recalls = row.classes()
         x = [max(c.train, 1) * shift for c in recalls]
-        _draw_recalls(axes, x, recalls, label=row.title, elinewidth=0.7, **style.row_style(i))
+        limits = [recall[-3:] for recall in recalls]
+        _errorbar(axes, x, limits, label=row.title, elinewidth=0.7, **style.row_style(i))
     axes.set_xscale("log")
     style.plain_ticks(axes.xaxis)
     axes.set_xlim(10 ** (low - 0.08 * span), 10 ** (high + 0.08 * span))
