@@ -4,7 +4,7 @@ import pytest
 import torch
 from toys import FakeEpoch, small_model
 
-from lmd.methods.lmd import METHODS
+from lmd.methods.lmd.rows import METHODS
 from lmd.methods.stage import Batch, Task, prepare
 
 ROWS = {method.key: method for method in METHODS}

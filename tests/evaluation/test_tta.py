@@ -151,6 +151,21 @@ def test_images_may_have_moved(run: Path, tmp_path: Path) -> None:
     assert made.command == f"lmd evaluate {run} --tta --data {there}"
 
 
+def test_the_home_folder_may_be_a_tilde(
+    run: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("HOME", str(run.parent))
+    monkeypatch.setenv("USERPROFILE", str(run.parent))
+    shutil.copytree(run, tmp_path / "run")
+    copy = Run.open(tmp_path / "run")
+    record = copy.record
+    request = record.request.model_copy(update={"data": "~/toy.npz"})
+    copy.write_record(record.replaced(request=request))
+    assert lmd.evaluate(copy.path, tta=True, resamples=10, quiet=True).record.tta == "flips"
+    with pytest.raises(LmdError, match="was trained on"):
+        lmd.evaluate(copy.path, "~/toy.npz", quiet=True)
+
+
 def test_the_command_has_what_was_asked_for(run: Path) -> None:
     asked = {"prevalence": "uniform", "coverage": 0.8, "refer_above": 2}
     made = lmd.evaluate(run, tta=True, resamples=10, quiet=True, **asked)

@@ -7,7 +7,8 @@ import pytest
 import torch
 
 from lmd.methods.ldam import deferred
-from lmd.methods.supervised import class_balanced_weights, image_weights, log_priors
+from lmd.methods.linear import log_priors
+from lmd.methods.supervised import class_balanced_weights, image_weights
 
 COUNTS = torch.tensor([100, 40, 10, 4])
 

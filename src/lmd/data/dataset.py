@@ -131,7 +131,8 @@ def images_of_run(record: "Record", data: str | None, display: Display) -> Datas
             f"the record of {record.name} does not say how its images are read: it was made from "
             "features, or by an earlier `lmd calibrate`"
         )
-    if data is None and request.data != "synthetic" and not Path(request.data).exists():
+    place = Path(request.data).expanduser()
+    if data is None and request.data != "synthetic" and not place.exists():
         raise LmdError(
             f"the images of {record.name} are not at {request.data}, where they were in training: "
             "say where they are now with --data, or run the command from the folder in which "

@@ -179,7 +179,7 @@ def _is_data_of(record: Record, data: str) -> bool:
 
     A relative place of the record may be another one now.
     """
-    origin, place = Path(record.request.data), Path(data)
+    origin, place = Path(record.request.data).expanduser(), Path(data).expanduser()
     if record.request.data == data == "synthetic":
         return True
     if origin.is_absolute() and origin.exists() and place.exists() and place.samefile(origin):

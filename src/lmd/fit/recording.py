@@ -162,7 +162,7 @@ def data_info(request: Request, data: Dataset) -> DataInfo:
         kind=table.kind,
         synthetic=table.synthetic,
         fingerprint=data.fingerprint(),
-        file_sha256=file_digest(Path(request.data)),
+        file_sha256=file_digest(Path(request.data).expanduser()),
         pixels=data.pixel_digest(),
         classes=list(table.classes),
         counts={part: data.counts(part).tolist() for part in get_args(TablePart)},

@@ -23,7 +23,6 @@ from lmd.frozen.classifier import NAME, FeatureClassifier, softmax
 from lmd.frozen.encode import KEY, Encoded, Encoding, open_source
 from lmd.frozen.features import FeatureTable, feature_table
 from lmd.frozen.record import Candidate
-from lmd.methods import METHODS
 from lmd.model import Model
 from lmd.model.files import ModelSpec, save_model
 from lmd.predict.novelty import Flag, fit_flag
@@ -255,7 +254,7 @@ def _score(
 def _record_parts(encoded: Encoded, calibrated: Calibrated) -> dict[str, Any]:
     """Return what the record has about the data, the classifiers and the model."""
     classifier, best = calibrated.classifier, calibrated.best
-    title, method = CLASSIFIERS[best.key]
+    title, paper = CLASSIFIERS[best.key]
     data = data_info(encoded.request, encoded.data)
     notes = [note for note in data.notes if note != NO_VALIDATION]
     parameters, levels = classifier.weight.size + classifier.bias.size, list[str]()
@@ -268,7 +267,7 @@ def _record_parts(encoded: Encoded, calibrated: Calibrated) -> dict[str, Any]:
         "method": MethodInfo(
             key=KEY,
             title=f"{title} on frozen features",
-            paper=METHODS[method].paper,
+            paper=paper,
             note="",
             profile="default",
             settings={},

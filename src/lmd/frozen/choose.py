@@ -18,27 +18,28 @@ from torch.nn import functional as F
 
 from lmd.data.splits import grouped_folds
 from lmd.frozen.features import FeatureTable
-from lmd.methods.decoupling import TAUS, nearest_mean_classifier, tau_normalise
+from lmd.methods import linear
+from lmd.methods.linear import KANG, MENON, REN, TAUS
+from lmd.methods.lmd import PAPER
 from lmd.methods.lmd.gaussians import ClassGaussians, level_scale, shrunk_moments
 from lmd.methods.lmd.vfc import Objective, Problem, enough_draws, virtual_features
-from lmd.methods.supervised import log_priors
 from lmd.scoring.differences import Correct, simplest
 from lmd.scoring.metrics import mean_recall
 
 ROWS = 8192  # of features in one product
 
-# Title of each classifier, and the method whose formula it has. Those after "plain" are the
-# candidates, from simple to complex: the fewer values are fitted to the images, the simpler.
+# Title of each classifier, and the paper of its formula. Those after "plain" are the candidates,
+# from simple to complex: the fewer values are fitted to the images, the simpler.
 CLASSIFIERS = {
     "existing": ("Existing classifier", ""),
-    "plain": ("Plain regression (CE)", "ce"),
-    "existing_adjusted": ("Existing classifier, logits adjusted", "logit_adjust_posthoc"),
-    "existing_tau": ("Existing classifier, tau-norm", "tau_norm"),
-    "means": ("Nearest class means", "ncm"),
-    "balanced": ("Balanced Softmax regression", "balanced_softmax"),
-    "adjusted": ("Plain regression, logits adjusted", "logit_adjust_posthoc"),
-    "tau": ("Plain regression, tau-norm", "tau_norm"),
-    "gaussians": ("Class Gaussians (LMD's M step)", "lmd"),
+    "plain": ("Plain regression (CE)", "cross-entropy"),
+    "existing_adjusted": ("Existing classifier, logits adjusted", MENON),
+    "existing_tau": ("Existing classifier, tau-norm", KANG),
+    "means": ("Nearest class means", KANG),
+    "balanced": ("Balanced Softmax regression", REN),
+    "adjusted": ("Plain regression, logits adjusted", MENON),
+    "tau": ("Plain regression, tau-norm", KANG),
+    "gaussians": ("Class Gaussians (LMD's M step)", PAPER),
 }
 
 Setting = Mapping[str, float]
@@ -60,7 +61,7 @@ class Linear:
 
     def adjusted(self, counts: Tensor, tau: float) -> Self:
         """Subtract ``τ ln π`` from the logits (Menon et al., ICLR 2021, Eq. 9)."""
-        return replace(self, bias=self.bias - tau * log_priors(counts.double()))
+        return replace(self, bias=self.bias - tau * linear.log_priors(counts.double()))
 
     def logits(self, features: Tensor) -> Tensor:
         """``(N, C) → (N, K)`` in float64; the product has the precision of the features."""
@@ -236,7 +237,7 @@ def fit(
         gaussians = _solve(problem, firsts, trial=not exact)
     else:
         metric = (rows.features.T @ rows.features / len(rows.labels)).double()
-    means = nearest_mean_classifier(rows.features, rows.labels, classes)
+    means = linear.nearest_mean_classifier(rows.features, rows.labels, classes)
     guesses = {penalty: start.regressions.get(penalty, zero) for penalty in penalties}
     plain = regressions(rows, metric, guesses, **(FINAL if exact else TRIAL))
     return Fits(counts, plain, gaussians, Linear.of(*means))
@@ -318,10 +319,10 @@ class Selection:
             if key == "existing_adjusted":
                 return self.scaling.unfold(self.head).adjusted(fitted.counts, tau)
             # The norms are those before scaling; τ-norm adds no prior.
-            return self.scaling.unfold(Linear.of(tau_normalise(self.head.weight, tau)))
+            return self.scaling.unfold(Linear.of(linear.tau_normalise(self.head.weight, tau)))
         plain = fitted.regressions[setting["penalty"]]
         if key == "tau":
-            return Linear.of(tau_normalise(plain.weight, tau))
+            return Linear.of(linear.tau_normalise(plain.weight, tau))
         return plain if key == "plain" else plain.adjusted(fitted.counts, tau)
 
 

@@ -2,19 +2,22 @@
 
 from collections.abc import Iterable, Iterator, Mapping
 from importlib import import_module
+from typing import TYPE_CHECKING
 
 from lmd.base.errors import LmdError
 from lmd.base.text import unknown
-from lmd.methods.method import Method
+
+if TYPE_CHECKING:
+    from lmd.methods.method import Method
 
 
-class Rows(Mapping[str, Method]):
+class Rows(Mapping[str, "Method"]):
     """Methods by key; the module of a row is imported when the row is used."""
 
     def __init__(self, *modules: tuple[str, str]) -> None:
         self._modules = {key: module for module, keys in modules for key in keys.split()}
 
-    def __getitem__(self, key: str) -> Method:
+    def __getitem__(self, key: str) -> "Method":
         rows: tuple[Method, ...] = import_module(f"{__name__}.{self._modules[key]}").METHODS
         return next(row for row in rows if row.key == key)
 
@@ -41,8 +44,8 @@ METHODS = Rows(
     ("flexible_sampling", "fs fs_crt"),
     ("cc_sam", "cc_sam"),
     ("gcl", "gcl"),
-    ("lmd", "lmd lmd_wo_rrl lmd_wo_icc lmd_wo_vfc lmd_wo_fdc lmd_wo_levels lmd_wo_views"),
-    ("lmd", "lmd_wo_shrunk_means lmd_wo_strong lmd_with_rrl lmd_with_icc"),
+    ("lmd.rows", "lmd lmd_wo_rrl lmd_wo_icc lmd_wo_vfc lmd_wo_fdc lmd_wo_levels lmd_wo_views"),
+    ("lmd.rows", "lmd_wo_shrunk_means lmd_wo_strong lmd_with_rrl lmd_with_icc"),
     ("logit_adjustment", "balanced_softmax balanced_softmax_strong balanced_softmax_ema"),
     ("logit_adjustment", "balanced_softmax_strong_ema balanced_softmax_two_views_ema"),
     ("logit_adjustment", "logit_adjust_posthoc vs_loss"),
@@ -65,7 +68,7 @@ DEMO = ("ce", DEFAULT)
 CANDIDATES = ("balanced_softmax", "logit_adjust_posthoc", "decoupling", "rs_strong", DEFAULT)
 
 
-def find_method(key: str) -> Method:
+def find_method(key: str) -> "Method":
     """Return the row of ``METHODS`` or ``ALSO`` with this key."""
     for rows in (METHODS, ALSO):
         if key in rows:
@@ -73,14 +76,14 @@ def find_method(key: str) -> Method:
     raise LmdError(unknown("method", key, [*METHODS, *ALSO]))
 
 
-def in_paper_order(keys: Iterable[str]) -> list[Method]:
+def in_paper_order(keys: Iterable[str]) -> "list[Method]":
     """Sort the rows as the paper's tables do; rows that these lack come before LMD's own rows.
 
     Further ablations of LMD follow those of the paper.
     """
     place = {key: float(i) for i, key in enumerate(PAPER)}
 
-    def order(method: Method) -> float:
+    def order(method: "Method") -> float:
         last = len(PAPER) - (1 if method.ablation else LMD_ROWS)
         return place.get(method.key, last - 0.5)
 

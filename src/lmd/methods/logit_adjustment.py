@@ -10,14 +10,13 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
+from lmd.methods.linear import MENON, REN, log_priors
 from lmd.methods.method import Candidates, Method, NonNegative
 from lmd.methods.stage import Epoch, Stage, Stages, Task
-from lmd.methods.supervised import PerClass, Supervised, Views, balanced_softmax_loss, log_priors
+from lmd.methods.supervised import PerClass, Supervised, Views, balanced_softmax_loss
 from lmd.model import Model
 from lmd.scoring.metrics import mean_recall
 
-REN = "Ren et al., Balanced meta-softmax for long-tailed visual recognition, NeurIPS 2020"
-MENON = "Menon et al., Long-tail learning via logit adjustment, ICLR 2021"
 GRID = tuple(step / 10 for step in range(0, 26))
 
 

@@ -16,6 +16,7 @@ from torch.optim import Optimizer
 from torch.optim.swa_utils import get_ema_multi_avg_fn
 
 from lmd.base.errors import LmdError
+from lmd.methods.linear import log_priors
 from lmd.methods.method import NonNegative, RateFor512, Settings, Share, Stage2Epochs
 from lmd.methods.stage import Batch, Epoch, Options, Rate, Stage, Terms
 from lmd.model import CosineClassifier, Model
@@ -64,11 +65,6 @@ def image_weights(counts: Tensor, q: float = 1.0) -> Tensor:
     """
     counts = _floating(counts)
     return torch.where(counts > 0, counts.clamp(min=1) ** -q, 0)
-
-
-def log_priors(counts: Tensor) -> Tensor:
-    """Return ``ln π`` with ``π = n / Σn``, where no image counts as one: ``(K,) → (K,)``."""
-    return torch.log_softmax(_floating(counts).clamp(min=1).log(), dim=0)
 
 
 def _floating(counts: Tensor) -> Tensor:

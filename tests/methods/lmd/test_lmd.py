@@ -9,7 +9,7 @@ from toys import FakeEpoch, small_model
 
 from lmd.base.errors import LmdError
 from lmd.methods import find_method
-from lmd.methods.lmd import METHODS as LMD
+from lmd.methods.lmd.rows import METHODS as LMD
 from lmd.methods.stage import Task, prepare
 from lmd.model import CosineClassifier, Model, build_model
 

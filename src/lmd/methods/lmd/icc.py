@@ -14,6 +14,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from lmd.base.errors import LmdError
+from lmd.methods.linear import log_priors
 from lmd.methods.lmd import vfc
 from lmd.methods.lmd.gaussians import (
     MOST_VIRTUAL_FEATURES,
@@ -27,7 +28,7 @@ from lmd.methods.lmd.gaussians import (
 from lmd.methods.lmd.rrl import Sampling, sampling_weights
 from lmd.methods.method import BelowOne, Count, Needs, NonNegative, Positive, Settings, Share
 from lmd.methods.stage import Batch, Epoch, ParameterGroups, Stage, Task, Terms
-from lmd.methods.supervised import NORMS, log_priors
+from lmd.methods.supervised import NORMS
 from lmd.model import Model
 
 Chosen = Literal["validation"]
