@@ -196,6 +196,6 @@ def test_ham10000_is_cleaned_by_two_images_and_one_joined_group(ham: Examination
         "the same image as ISIC_0029861",
         "the same image as ISIC_0029938",
     }
-    groups = {case.name: case.group for case in cleaned.cases}
+    groups = {case.name: case.group for case in cleaned.cases.values()}
     assert groups["ISIC_0030074"] == groups["ISIC_0025226"]
     assert len(set(groups.values())) == 7469

@@ -147,7 +147,7 @@ def test_a_near_copy_stays_with_the_copy_that_is_kept(patient: Patient, tmp_path
     kept = same_in_test(patient, 17)
     near = nearly_same(patient, 17)
     cleaned = examine(patient.save()).clean()
-    cases = {case.name: case for case in cleaned.cases}
+    cases = {case.name: case for case in cleaned.cases.values()}
     assert patient.rows[17]["image"] not in cases
     assert cases[near].group == cases[kept].group
     assert cases[near].part == cases[kept].part == "test"  # one in each: test keeps what it has

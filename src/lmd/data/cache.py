@@ -38,7 +38,7 @@ GIGABYTES = 50.0  # that all files may have together, unless LMD_CACHE_SIZE says
 
 
 class PixelFile:
-    """An open file of decoded images; ``rows`` and ``checksums`` are those found so far, by key.
+    """An open file of decoded images; ``entries`` are their rows and checksums so far, by key.
 
     The file is locked, shared, as long as it is open or mapped, so that it is not evicted.
     """
@@ -47,11 +47,22 @@ class PixelFile:
         self.path, self.size = path, size
         self.image = size * size * 3  # bytes
         self.record = self.image + KEY + CHECKSUM
-        self.rows: dict[bytes, int] = {}
-        self.checksums: dict[bytes, int] = {}
+        self.entries: dict[bytes, tuple[int, int]] = {}
         self._seen = 0  # records
         self._turn = threading.Lock()
-        self._file = _open_shared(path)
+        while True:
+            try:
+                self._file = FileIO(str(path), "a+")
+            except OSError:
+                if not path.is_file():
+                    raise
+                self._file = FileIO(str(path), "r")  # a complete cache may be read-only
+            flock(self._file.fileno(), "LOCK_SH")
+            if os.fstat(self._file.fileno()).st_nlink:
+                break
+            self._file.close()  # it was evicted before it was locked
+        with suppress(OSError):
+            os.utime(path)  # for the order of eviction
 
     def __enter__(self) -> "PixelFile":
         return self
@@ -72,14 +83,13 @@ class PixelFile:
             place = row * self.record
             tail = os.pread(descriptor, KEY + CHECKSUM, place + self.image)
             key, checksum = tail[:KEY], int.from_bytes(tail[KEY:], "little")
-            if key not in wanted:
-                continue
-            if zlib.crc32(os.pread(descriptor, self.image, place)) != checksum:
-                damaged.add(key)
-                continue
-            self.rows[key], self.checksums[key] = row, checksum
+            if key in wanted:
+                if zlib.crc32(os.pread(descriptor, self.image, place)) == checksum:
+                    self.entries[key] = row, checksum
+                else:
+                    damaged.add(key)
         self._seen = count
-        return len(damaged - self.rows.keys())
+        return len(damaged - self.entries.keys())
 
     @contextmanager
     def adding(self, display: "Display") -> Iterator[None]:
@@ -112,29 +122,19 @@ class PixelFile:
         return pixels
 
 
-def _open_shared(path: Path) -> FileIO:
-    """Open or create a file, and lock it against eviction."""
-    while True:
-        try:
-            file = FileIO(str(path), "a+")
-        except OSError:
-            if not path.is_file():
-                raise
-            file = FileIO(str(path), "r")  # a complete cache may be read-only
-        flock(file.fileno(), "LOCK_SH")
-        if os.fstat(file.fileno()).st_nlink:
-            with suppress(OSError):
-                os.utime(path)  # for the order of eviction
-            return file
-        file.close()  # it was evicted before it was locked
-
-
 def _make_room(folder: Path, needed: int) -> None:
     """Remove the files used least recently until ``needed`` bytes are within the limit.
 
     Files that a process has open or mapped stay. An ``OSError`` if the disk has too little space.
     """
-    limit = _limit() - needed
+    value = os.environ.get("LMD_CACHE_SIZE", "")
+    try:
+        gigabytes = float(value) if value else GIGABYTES
+    except ValueError:
+        gigabytes = -1.0
+    if not 0 <= gigabytes < float("inf"):
+        raise LmdError(f"LMD_CACHE_SIZE is {value!r}; expected a number of gigabytes, such as 50")
+    limit = int(gigabytes * 1e9) - needed
     files = sorted(folder.glob("*.pixels"), key=lambda path: path.stat().st_mtime)
     total = sum(path.stat().st_size for path in files)
     for path in files:
@@ -147,18 +147,6 @@ def _make_room(folder: Path, needed: int) -> None:
                 path.with_suffix(".lock").unlink(missing_ok=True)
     if shutil.disk_usage(folder).free < needed:
         raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
-
-
-def _limit() -> int:
-    """Return the bytes that all files may have together."""
-    value = os.environ.get("LMD_CACHE_SIZE", "")
-    try:
-        gigabytes = float(value) if value else GIGABYTES
-    except ValueError:
-        gigabytes = -1.0
-    if not 0 <= gigabytes < float("inf"):
-        raise LmdError(f"LMD_CACHE_SIZE is {value!r}; expected a number of gigabytes, such as 50")
-    return int(gigabytes * 1e9)
 
 
 def decode(
@@ -227,10 +215,10 @@ def _from_files(
             display.say(
                 f"  the image cache {file.path} is damaged ({what}): they are decoded again"
             )
-        if not file.rows.keys() >= set(keys):
+        if not file.entries.keys() >= set(keys):
             with file.adding(display):
                 file.find(keys)  # what another process has added meanwhile
-                missing = [i for i, key in enumerate(keys) if key not in file.rows]
+                missing = [i for i, key in enumerate(keys) if key not in file.entries]
                 _make_room(folder, len(missing) * file.record)
 
                 def write(i: int, pixels: Pixels) -> None:
@@ -238,12 +226,13 @@ def _from_files(
 
                 problems = _read(table, missing, size, write, display)
                 file.find(keys)
-        lost = [key for i, key in enumerate(keys) if key not in file.rows and i not in problems]
-        if lost:
+        if any(key not in file.entries and i not in problems for i, key in enumerate(keys)):
             raise OSError(f"{file.path} does not hold what was written to it")
-        index = np.array([file.rows.get(key, -1) for key in keys], np.int64)
-        checksums = np.array([file.checksums.get(key, 0) for key in keys], np.uint32)
-        return Part(file.map(), index, table.labels, checksums), problems
+        entries = np.array([file.entries.get(key, (-1, 0)) for key in keys], np.int64).reshape(
+            -1, 2
+        )
+        index, checksums = entries[:, 0], entries[:, 1].astype(np.uint32)
+        return Part(file.map(), np.ascontiguousarray(index), table.labels, checksums), problems
 
 
 def _key(path: Path) -> bytes:

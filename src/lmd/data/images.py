@@ -113,26 +113,29 @@ def open_image(
 def _decode(path: Path | bytes, hold: Hold, kinds: tuple[str, ...] | None) -> Decoded:
     state = FILE if isinstance(path, bytes) else what_is(path)
     if isinstance(path, Path) and state != FILE:
-        raise _not_a_file(path, state)
+        if state == MISSING:
+            raise LmdError(f"image {path} does not exist or is not a file")
+        if state == FOLDER:
+            why = listing_problem(path)
+            state = "a folder" if why is None else f"a folder that cannot be listed: {why}"
+        raise unreadable(path, f"it is {state}" if state.startswith("a ") else state)
     try:
         with quiet_decoders():
-            dicom = has_dicom_mark(path) if isinstance(path, bytes) else is_dicom(path)
+            medical = has_dicom_mark(path) if isinstance(path, bytes) else is_dicom(path)
             with io.BytesIO(path) if isinstance(path, bytes) else path.open("rb") as file:
-                return _decode_dicom(file, path, hold) if dicom else _decode_file(file, hold, kinds)
+                if not medical:
+                    return _decode_file(file, hold, kinds)
+                from lmd.data import dicom
+
+                header = dicom.read_size(file, _shown(path))
+                hold(int(header.Columns), int(header.Rows))
+                return Decoded(dicom.first_frame(file), int(header.get("NumberOfFrames") or 1))
     except (LmdError, MemoryError):
         raise
     except Image.DecompressionBombError:
         raise _too_large(path) from None
     except Exception as error:  # Pillow and pydicom raise many kinds of errors on broken files.
         raise unreadable(path, error) from error
-
-
-def _decode_dicom(file: BinaryIO, path: Path | bytes, hold: Hold) -> Decoded:
-    from lmd.data import dicom
-
-    header = dicom.read_size(file, _shown(path))
-    hold(int(header.Columns), int(header.Rows))
-    return Decoded(dicom.first_frame(file), int(header.get("NumberOfFrames") or 1))
 
 
 def _decode_file(file: BinaryIO, hold: Hold, kinds: tuple[str, ...] | None) -> Decoded:
@@ -214,15 +217,6 @@ def has_suffix(path: Path) -> bool:
     return bool(path.suffix) and not path.suffix[1:].isdecimal()
 
 
-def _not_a_file(path: Path, state: str) -> LmdError:
-    if state == MISSING:
-        return LmdError(f"image {path} does not exist or is not a file")
-    if state == FOLDER:
-        why = listing_problem(path)
-        state = "a folder" if why is None else f"a folder that cannot be listed: {why}"
-    return unreadable(path, f"it is {state}" if state.startswith("a ") else state)
-
-
 def _too_large(path: Path | bytes) -> LmdError:
     return LmdError(
         f"{_shown(path)} has more than {MAX_PIXELS} pixels and is not decoded, because it might "
@@ -292,7 +286,10 @@ def _pillow_pixels(image: Image.Image) -> Pixels:
     if image.getexif().get(ORIENTATION, 1) != 1:  # else it would be copied
         image = ImageOps.exif_transpose(image)
     if image.mode == "F" or image.mode.startswith("I"):
-        grey = _eight_bits(np.asarray(image), top)
+        values = np.asarray(image)
+        if top is None and image.mode == "F" and values.min() >= 0 and values.max() <= 1:
+            top = 1
+        grey = stretch(values) if top is None else _scale(values, top)
         return np.repeat((255 - grey if inverted else grey)[:, :, None], 3, axis=2)
     if not image.has_transparency_data:
         return np.array(image if image.mode == "RGB" else image.convert("RGB"), dtype=np.uint8)
@@ -324,15 +321,6 @@ def _row_blocks(height: int, width: int) -> Iterator[slice]:
     step = max(1, BLOCK // max(width, 1))
     for first in range(0, height, step):
         yield slice(first, min(first + step, height))
-
-
-def _eight_bits(values: NDArray[Any], top: int | None) -> Pixels:
-    """Scale grey by ``top``, or without it floats by [0, 1] and others by their range."""
-    if top is not None:
-        return _scale(values, top)
-    if values.dtype.kind == "f" and values.min() >= 0 and values.max() <= 1:
-        return _scale(values, 1)
-    return stretch(values)
 
 
 def stretch(values: NDArray[Any]) -> Pixels:

@@ -304,7 +304,5 @@ def _report(scan: Scan, finder: Finder, split: str, conflicts: list[list[int]]) 
     scan.report("ambiguous_file", "{n} [name|names] may mean several files.")
     scan.report("unknown_split", f"{{n}} [line has|lines have] no known part in column {split!r}.")
     scan.report("repeated_row", "{n} [line repeats|lines repeat] another one.")
-    if conflicts:
-        text = "{n} [image has|images have] lines that differ in label, group or part."
-        text = counted(len(conflicts), text)
-        scan.findings.append(Finding.of("conflicting_rows", text, sets=conflicts))
+    text = "{n} [image has|images have] lines that differ in label, group or part."
+    scan.report("conflicting_rows", text, sets=conflicts)

@@ -153,12 +153,21 @@ class Scan:
         """Return the indices of the cases without a fault."""
         return [i for i, case in enumerate(self.cases) if not case.fault]
 
-    def report(self, kind: str, text: str, remedy: str | None = None) -> None:
-        """Add a finding for all cases with this fault, if any; for ``text`` see ``counted``."""
-        cases = [i for i, case in enumerate(self.cases) if case.fault == kind]
-        if cases:
-            text = counted(len(cases), text)
-            self.findings.append(Finding.of(kind, text, cases=cases, remedy=remedy))
+    def report(
+        self,
+        kind: str,
+        text: str,
+        remedy: str | None = None,
+        *,
+        names: Sequence[str] = (),
+        sets: Sequence[Sequence[int]] = (),
+    ) -> None:
+        """Add a finding about names, sets or all cases with this fault, if any; see ``counted``."""
+        cases = [i for i, case in enumerate(self.cases) if case.fault == kind and not sets]
+        if count := len(names or sets or cases):
+            text = counted(count, text)
+            finding = Finding.of(kind, text, cases=cases, sets=sets, names=names, remedy=remedy)
+            self.findings.append(finding)
 
     def read(self, i: int) -> NDArray[np.uint8] | None:
         """Return RGB pixels ``(H, W, 3)`` of a case that is not a file."""
@@ -186,9 +195,8 @@ class Scan:
         index = {name: i for i, name in enumerate(classes)}
         files = tuple(case.path for case in cases if case.path is not None)
         skipped = [f"{case.place}: {case.reason}" for case in self.cases if case.fault]
-        for finding in self.findings:
-            if finding.kind in NAMED:
-                skipped += [f"{name}: {FAULTS[finding.kind]}" for name in finding.names]
+        named = (finding for finding in self.findings if finding.kind in NAMED)
+        skipped += [f"{name}: {FAULTS[item.kind]}" for item in named for name in item.names]
         return Table(
             ids=np.array([case.name for case in cases], dtype=np.str_),
             labels=np.array([index[label] for label in labels], dtype=np.int64),

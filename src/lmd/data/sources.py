@@ -10,7 +10,7 @@ from numpy.typing import NDArray
 from lmd.base.arrays import read_npz
 from lmd.base.errors import LmdError
 from lmd.base.files import FILE, FOLDER, MISSING, SPECIAL, listing_problem, what_is
-from lmd.base.text import counted, printable, shorten
+from lmd.base.text import printable, shorten
 from lmd.data.images import Pixels, as_uint8, is_image
 from lmd.data.scan import Case, Finding, Scan, class_order, part_name, scan_table
 from lmd.data.source import Columns
@@ -155,28 +155,22 @@ def _add_class(scan: Scan, root: Path, folder: Path, part: str | None, files: li
 
 
 def _report_folders(scan: Scan, root: Path, unusable: Tree, empty: list[str]) -> None:
-    texts = {
-        "unlisted_folder": "{n} [folder|folders] cannot be listed.",
-        "special_file": "{n} [entry is|entries are] not a regular file.",
-    }
-    for (kind, text), paths in zip(
-        texts.items(), (unusable.unlisted, unusable.special), strict=True
+    for kind, text, paths in (
+        ("unlisted_folder", "{n} [folder|folders] cannot be listed.", unusable.unlisted),
+        ("special_file", "{n} [entry is|entries are] not a regular file.", unusable.special),
     ):
-        names = []
-        for path, why in paths.items():
-            name = str(path) if path == root else path.relative_to(root).as_posix()
-            names.append(f"{printable(name)} ({why})")
-        if names:
-            scan.findings.append(Finding.of(kind, counted(len(names), text), names=names))
+        shown = {path: path if path == root else path.relative_to(root) for path in paths}
+        names = [f"{printable(str(shown[path]))} ({why})" for path, why in paths.items()]
+        scan.report(kind, text, names=names)
     scan.report("unknown_split", "{n} [image lies|images lie] in a folder that is not a part.")
     scan.report("stray_image", "{n} [image lies|images lie] outside any class folder.")
     scan.report("encoding", "{n} file [name is|names are] not UTF-8.", remedy="Rename these files.")
     if not scan.cases:
         text = f"There is no image in a class folder: expected {root}/CLASS/*.jpg."
         scan.findings.append(Finding.of("source", text, remedy=""))
-    elif empty:
-        text = counted(len(empty), "{n} class [folder holds|folders hold] no image.")
-        scan.findings.append(Finding.of("empty_class_folder", text, names=empty))
+    else:
+        text = "{n} class [folder holds|folders hold] no image."
+        scan.report("empty_class_folder", text, names=empty)
 
 
 def scan_arrays(path: Path) -> Scan:
@@ -187,13 +181,13 @@ def scan_arrays(path: Path) -> Scan:
     """
     scan = Scan(str(path), "arrays")
     try:
-        _fill(scan, path)
+        _add_arrays(scan, path)
     except LmdError as error:
         scan.findings.append(Finding.of("source", f"{error}.", remedy=""))
     return scan
 
 
-def _fill(scan: Scan, path: Path) -> None:
+def _add_arrays(scan: Scan, path: Path) -> None:
     try:
         arrays = read_npz(path)
     except LmdError as error:

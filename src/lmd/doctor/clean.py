@@ -5,10 +5,11 @@ Images that look alike have nearly the same 64-bit perceptual hash, and a high c
 
 import shlex
 from collections import Counter, defaultdict
-from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import replace
 from itertools import chain, pairwise
 from pathlib import Path
+from typing import NamedTuple
 from unicodedata import category
 
 import numpy as np
@@ -20,7 +21,7 @@ from lmd.base.text import counted, csv_text
 from lmd.data.checks import same_name
 from lmd.data.images import Pixels
 from lmd.data.manifest import COLUMNS, common_root, written_path
-from lmd.data.scan import Case, Finding, Scan, Severity
+from lmd.data.scan import Finding, Scan, Severity
 from lmd.data.table import PARTS
 from lmd.doctor.look import Look
 
@@ -80,7 +81,15 @@ def near_clusters(
         close = ONES[differing].sum(axis=1) <= MAX_DISTANCE
         if groups is not None:
             close &= groups[first] != groups[second]
-        _join(owner, flat, first[close], second[close])
+        pairs = np.stack([first[close], second[close]])
+        for start in range(0, pairs.shape[1], BATCH):
+            i, j = pairs[:, start : start + BATCH]
+            # Pairs in one set are not compared again, so a video of equal frames costs little.
+            apart = owner[i] != owner[j]
+            i, j = i[apart], j[apart]
+            high = np.einsum("pd,pd->p", _standard(flat[i]), _standard(flat[j])) >= MIN_CORRELATION
+            for a, b in zip(i[high].tolist(), j[high].tolist(), strict=True):
+                _unite(owner, a, b)
     return _sets(owner)
 
 
@@ -130,20 +139,6 @@ def _ranges(
         upward = first < second
         yield first[upward], second[upward]
         start = stop
-
-
-def _join(
-    owner: NDArray[np.int64], flat: Pixels, first: NDArray[np.int64], second: NDArray[np.int64]
-) -> None:
-    """Join the pairs of rows of ``flat (N, 1024)`` with a high correlation."""
-    for start in range(0, len(first), BATCH):
-        i, j = first[start : start + BATCH], second[start : start + BATCH]
-        # Pairs in one set are not compared again, so a video of equal frames costs little.
-        apart = owner[i] != owner[j]
-        i, j = i[apart], j[apart]
-        high = np.einsum("pd,pd->p", _standard(flat[i]), _standard(flat[j])) >= MIN_CORRELATION
-        for a, b in zip(i[high].tolist(), j[high].tolist(), strict=True):
-            _unite(owner, a, b)
 
 
 def _standard(rows: Pixels) -> NDArray[np.float64]:
@@ -204,8 +199,7 @@ def _sort(scan: Scan, sets: Sets) -> tuple[Sets, Sets, Sets]:
     return conflicts, torn, plain
 
 
-@dataclass(frozen=True)
-class Change:
+class Change(NamedTuple):
     """One image that was removed or changed, and why."""
 
     name: str
@@ -213,104 +207,80 @@ class Change:
     why: str
 
 
-@dataclass(frozen=True)
 class Cleaned:
-    """The cases that are kept, and what was changed; written paths are relative to ``root``.
+    """A data set without what is wrong with it, by the rules of ``docs/doctor.md`` in their order.
 
-    ``spare`` are the cells of the columns that lmd does not use, one for each case.
+    ``cases`` remain, by index; ``root`` is the folder that written paths are relative to.
     """
 
-    cases: list[Case]
-    removed: list[Change]
-    changed: list[Change]
-    root: Path
-    grouped: bool
-    split: bool
-    spare: dict[str, list[str]]
+    def __init__(
+        self, scan: Scan, looks: Sequence[Look], exact: Sets, near: Sets, ratios: Sequence[float]
+    ) -> None:
+        if scan.root is None:
+            raise LmdError(
+                f"--fix writes a manifest of image files, but {scan.source} ({scan.kind}) has "
+                "none: remove the images listed by --json from the arrays"
+            )
+        unread = sum("needs pydicom" in look.reason for look in looks)
+        if unread:
+            raise LmdError(
+                f"--fix would remove {unread} DICOM images, because they cannot be read without "
+                "pydicom: install it with pip install 'lmd[dicom]', and repeat the command"
+            )
+        self.scan = scan
+        self.cases = dict(enumerate(scan.cases))
+        self.removed: list[Change] = []
+        self.changed: list[Change] = []
+        self._drop_faulty(looks)
+        self._join_names()
+        self._join_near(near, self._drop_copies(exact))
+        self._move_groups()
+        self._drop_small(ratios)
+        if not self.cases:
+            raise LmdError(f"--fix would remove every image of {scan.source}: none can be used")
+        paths = [case.path for case in self.cases.values() if case.path is not None]
+        self.root = common_root(scan.root, paths)
 
     def write(self, path: Path) -> None:
-        """Write a manifest: image, label, group and split if there are any, and what was spare."""
-        header = ["image", "label"] + ["group"] * self.grouped + ["split"] * self.split
+        """Write a manifest: image, label, group and split if there are any, and unused columns."""
+        sizes = Counter(case.group for case in self.cases.values())
+        grouped, split = any(sizes), self.scan.split
+        spare = {k: v for k, v in self.scan.spare.items() if k.casefold() not in COLUMNS}
+        header = ["image", "label"] + ["group"] * grouped + ["split"] * split
         rows = []
-        sizes = Counter(case.group for case in self.cases)
-        for i, case in enumerate(self.cases):
+        for i, case in self.cases.items():
             assert case.path is not None
-            row = [written_path(case.path, self.root), case.label]
             # An empty cell makes the image its own group.
             alone = case.group == f"image {case.name}" and sizes[case.group] == 1
-            group = "" if alone else case.group
-            row += [group] * self.grouped + [case.part] * self.split
-            rows.append(row + [cells[i] for cells in self.spare.values()])
-        text = csv_text([*header, *self.spare], rows, exact=True)
+            row = [written_path(case.path, self.root), case.label]
+            row += ["" if alone else case.group] * grouped + [case.part] * split
+            rows.append(row + [cells[i] for cells in spare.values()])
+        text = csv_text([*header, *spare], rows, exact=True)
         atomic_write(path, text.encode(), parents=True)
 
     def command(self, path: Path) -> str:
         """Return the command that trains on the manifest."""
         return shlex.join(["lmd", "train", str(path), "--root", str(self.root)])
 
-
-def clean(
-    scan: Scan, looks: Sequence[Look], exact: Sets, near: Sets, ratios: Sequence[float]
-) -> Cleaned:
-    """Clean a data set by the rules of ``docs/doctor.md``, in their order."""
-    if scan.root is None:
-        raise LmdError(
-            f"--fix writes a manifest of image files, but {scan.source} ({scan.kind}) has none: "
-            "remove the images listed by --json from the arrays"
-        )
-    unread = sum("needs pydicom" in look.reason for look in looks)
-    if unread:
-        raise LmdError(
-            f"--fix would remove {unread} DICOM images, because they cannot be read without "
-            "pydicom: install it with pip install 'lmd[dicom]', and repeat the command"
-        )
-    work = _Work(scan, looks)
-    work.drop_faulty()
-    work.join_names()
-    work.drop_copies(exact)
-    work.join_near(near)
-    work.move_groups()
-    work.drop_small(ratios)
-    cases = [work.cases[i] for i in sorted(work.cases)]
-    if not cases:
-        raise LmdError(f"--fix would remove every image of {scan.source}: none can be used")
-    grouped = any(case.group for case in cases)
-    root = common_root(scan.root, [case.path for case in cases if case.path is not None])
-    spare = {
-        name: [cells[i] for i in sorted(work.cases)]
-        for name, cells in scan.spare.items()
-        if name.casefold() not in COLUMNS
-    }
-    return Cleaned(cases, work.removed, work.changed, root, grouped, scan.split, spare)
-
-
-class _Work:
-    """The cases that remain, by index, while the rules are applied one after another."""
-
-    def __init__(self, scan: Scan, looks: Sequence[Look]) -> None:
-        self.scan, self.looks = scan, looks
-        self.cases = dict(enumerate(scan.cases))
-        self.removed: list[Change] = []
-        self.changed: list[Change] = []
-        self.stands_for: dict[int, int] = {}
-
-    def drop(self, i: int, why: str) -> None:
+    def _drop(self, i: int, why: str) -> None:
         self.removed.append(Change(self.cases.pop(i).place, "removed", why))
 
-    def change(self, i: int, what: str, why: str, **values: str) -> None:
+    def _change(self, i: int, what: str, why: str, **values: str) -> None:
         self.changed.append(Change(self.cases[i].name, what, why))
         self.cases[i] = replace(self.cases[i], **values)  # type: ignore[arg-type]
 
-    def drop_faulty(self) -> None:
+    def _drop_faulty(self, looks: Sequence[Look]) -> None:
         for i, case in list(self.cases.items()):
             if case.fault:
-                self.drop(i, case.reason)
-            elif "one_colour" in self.looks[i].oddities:
-                self.drop(i, "blank image")
+                self._drop(i, case.reason)
+            elif "one_colour" in looks[i].oddities:
+                self._drop(i, "blank image")
             elif any(c == "\\" or category(c) == "Cc" for c in case.name):
-                self.drop(i, "a manifest cannot contain a path with backslash or control character")
+                self._drop(
+                    i, "a manifest cannot contain a path with backslash or control character"
+                )
 
-    def join_names(self) -> None:
+    def _join_names(self) -> None:
         sizes = Counter(case.label for case in self.cases.values())
         best: dict[str, str] = {}
         for name in sorted(sizes, key=lambda name: (-sizes[name], name)):
@@ -318,28 +288,31 @@ class _Work:
         for i, case in self.cases.items():
             label = best[same_name(case.label)]
             if label != case.label:
-                self.change(i, f"class {label!r}", f"was {case.label!r}", label=label)
+                self._change(i, f"class {label!r}", f"was {case.label!r}", label=label)
 
-    def drop_copies(self, exact: Sets) -> None:
+    def _drop_copies(self, exact: Sets) -> dict[int, int]:
+        """Keep one of each set of copies; return what stands for those that were removed."""
+        stands_for = {}
         for same in exact:
             left = [i for i in same if i in self.cases]
             if len({self.cases[i].label for i in left}) > 1:
                 for i in left:
-                    self.drop(i, "the same image has another label elsewhere")
+                    self._drop(i, "the same image has another label elsewhere")
                 continue
             left.sort(key=lambda i: (STAYS[self.cases[i].part], i))
             for i in left[1:]:
-                self.drop(i, f"the same image as {self.cases[left[0]].name}")
-                self.stands_for[i] = left[0]
+                self._drop(i, f"the same image as {self.cases[left[0]].name}")
+                stands_for[i] = left[0]
+        return stands_for
 
-    def join_near(self, near: Sets) -> None:
+    def _join_near(self, near: Sets, stands_for: Mapping[int, int]) -> None:
         """Merge groups that share near-copies, so that a split keeps them together."""
         by_group: dict[str, list[int]] = defaultdict(list)
         for i, case in self.cases.items():
             by_group[case.group or f"image {case.name}"].append(i)
         pairs: list[tuple[int, int]] = []
         for same in near:
-            present = (self.stands_for.get(i, i) for i in same)
+            present = (stands_for.get(i, i) for i in same)
             pairs += pairwise(i for i in present if i in self.cases)
         involved = {i for pair in pairs for i in pair}
         for cases in by_group.values():
@@ -353,9 +326,9 @@ class _Work:
                     self.cases[i] = replace(first, group=group)
                 elif self.cases[i].group != group:
                     why = f"looks like {first.name}, or shares a group with such an image"
-                    self.change(i, f"group {group!r}", why, group=group)
+                    self._change(i, f"group {group!r}", why, group=group)
 
-    def move_groups(self) -> None:
+    def _move_groups(self) -> None:
         if not self.scan.split:
             return
         places: dict[str, Counter[str]] = defaultdict(Counter)
@@ -367,9 +340,9 @@ class _Work:
                 best = max(reversed(PARTS), key=places[case.group].__getitem__)  # test if equal
                 if case.part != best:
                     why = f"most of group {case.group!r} is there; was in {case.part}"
-                    self.change(i, f"moved to {best}", why, part=best)
+                    self._change(i, f"moved to {best}", why, part=best)
 
-    def drop_small(self, ratios: Sequence[float]) -> None:
+    def _drop_small(self, ratios: Sequence[float]) -> None:
         """Remove classes that training would refuse."""
         needed = sum(ratio > 0 for ratio in ratios)
         units = {(case.label, case.group or i) for i, case in self.cases.items()}
@@ -377,7 +350,7 @@ class _Work:
         trained = {case.label for case in self.cases.values() if case.part == "train"}
         for i, case in list(self.cases.items()):
             if self.scan.split and case.label not in trained:
-                self.drop(i, f"class {case.label!r} has no training image left")
+                self._drop(i, f"class {case.label!r} has no training image left")
             elif not self.scan.split and held[case.label] < needed:
                 left = f"only {held[case.label]} images or groups left"
-                self.drop(i, f"class {case.label!r} has {left}, too few for {needed} parts")
+                self._drop(i, f"class {case.label!r} has {left}, too few for {needed} parts")

@@ -167,8 +167,8 @@ def as_json(examination: "Examination", cleaned: "Cleaned | None" = None) -> dic
     if cleaned is not None:
         result["fix"] = {
             "kept": len(cleaned.cases),
-            "removed": [vars(change) for change in cleaned.removed],
-            "changed": [vars(change) for change in cleaned.changed],
+            "removed": [change._asdict() for change in cleaned.removed],
+            "changed": [change._asdict() for change in cleaned.changed],
             "root": str(cleaned.root),
         }
     return result

@@ -16,7 +16,7 @@ from lmd.data.source import Columns
 from lmd.data.sources import scan_source
 from lmd.data.splits import split
 from lmd.data.walk import visible
-from lmd.doctor.clean import Cleaned, Sets, check_copies, clean, exact_copies, near_copies
+from lmd.doctor.clean import Cleaned, Sets, check_copies, exact_copies, near_copies
 from lmd.doctor.look import Look, Tick, look_at_all
 
 # Kinds with remarks that differ between images.
@@ -61,8 +61,8 @@ class Examination:
             return None
 
     def clean(self) -> Cleaned:
-        """Return the data set without what is wrong with it, see ``lmd.doctor.clean``."""
-        return clean(self.scan, self.looks, self.exact, self.near, self.ratios)
+        """Return the data set without what is wrong with it."""
+        return Cleaned(self.scan, self.looks, self.exact, self.near, self.ratios)
 
 
 def examine(
@@ -163,10 +163,9 @@ def _add_unlisted(scan: Scan) -> None:
         and file not in listed
         and not str(file.with_suffix("")).endswith(ambiguous)
     ]
-    if unlisted:
-        text = "{n} [image lies|images lie] beside those of the manifest, but [is|are] not in it."
-        names = [printable(os.path.relpath(file, scan.root)) for file in unlisted]
-        scan.findings.append(Finding.of("unlisted_file", counted(len(names), text), names=names))
+    text = "{n} [image lies|images lie] beside those of the manifest, but [is|are] not in it."
+    names = [printable(os.path.relpath(file, scan.root)) for file in unlisted]
+    scan.report("unlisted_file", text, names=names)
 
 
 def _starts_like_image(path: Path) -> bool:

@@ -86,9 +86,15 @@ def look_at_all(scan: Scan, tick: Tick | None = None) -> list[Look]:
 
 def _look_at_file(path: Path) -> Look:
     """Hash a file, read its header, and decode it as training would."""
-    content = ""
+    state, content = what_is(path), ""
     try:
-        data = _bytes(path)
+        if state == MISSING:
+            raise _Fault("missing_file", "broken link")
+        if state != FILE:  # reading a pipe would never end
+            raise _Fault("unreadable", state)
+        data = path.read_bytes()
+        if not data:
+            raise _Fault("empty_file", "0 bytes")
         content = hashlib.sha256(data).hexdigest()
         odd = {} if is_dicom(path) else _header(path, data)
         with open_image(path) as image:
@@ -98,6 +104,8 @@ def _look_at_file(path: Path) -> Look:
     except _Fault as fault:
         kind, reason = fault.args
         return Look(kind, reason, content=content)
+    except OSError as error:
+        return Look("unreadable", error.strerror or str(error))
     except MemoryError:
         return Look("huge", "not enough memory", content=content)
     except LmdError as error:
@@ -147,21 +155,6 @@ class _Fault(Exception):
     """The kind of finding that prevents the use of an image, and the reason."""
 
 
-def _bytes(path: Path) -> bytes:
-    state = what_is(path)
-    if state == MISSING:
-        raise _Fault("missing_file", "broken link")
-    if state != FILE:  # reading a pipe would never end
-        raise _Fault("unreadable", state)
-    try:
-        data = path.read_bytes()
-    except OSError as error:
-        raise _Fault("unreadable", error.strerror or str(error)) from error
-    if not data:
-        raise _Fault("empty_file", "0 bytes")
-    return data
-
-
 def _fault_kind(reason: str) -> str:
     if f"more than {MAX_PIXELS} pixels" in reason:  # DICOM: the decoder reads the header
         return "huge"
@@ -190,10 +183,7 @@ def _oddities(path: Path, data: bytes, image: Image.Image) -> dict[str, str]:
     form = image.format or ""
     if path.suffix.lower() not in SUFFIXES_OF.get(form, {path.suffix.lower()}):
         odd["wrong_suffix"] = f"{form} inside"
-    if image.mode == "CMYK":
-        odd["cmyk"] = "CMYK"
-    if image.mode == "P":
-        odd["palette"] = "palette"
+    odd |= {"CMYK": {"cmyk": "CMYK"}, "P": {"palette": "palette"}}.get(image.mode, {})
     if image.mode.startswith("I") or image.mode == "F":
         odd["deep"] = f"mode {image.mode}"
     if form == "PNG" and data[24:25] == b"\x10":  # Pillow opens 16-bit colour with 8 bits
