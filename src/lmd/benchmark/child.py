@@ -49,14 +49,10 @@ def _train(job: dict[str, Any]) -> None:
     cv2.setNumThreads(job["threads"] if job["threads"] > 1 else 0)
     out, request = Path(job["out"]), job["request"]
     begun = (out / "record.json").exists()
-    protocol = request["protocol"] | {"workers": job["loaders"]}
     train(
         None if begun else request["data"],
-        method=request["method"],
-        settings=protocol | request["settings"],
-        profile=request["profile"],
-        columns=request["columns"],
-        skip_bad=request["skip_bad"],
+        **{key: request[key] for key in ("method", "profile", "columns", "skip_bad")},
+        settings=request["protocol"] | {"workers": job["loaders"]} | request["settings"],
         images=request.get("images", True),
         out=out,
         resume=True,

@@ -11,7 +11,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from statistics import fmean
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 
@@ -178,11 +178,9 @@ def write_tasks(
     """Write one manifest for each task; images keep the names that they have below ``root``."""
     files = _paths(tasks[0].table)
     paths = [folder / f"task-{j + 1}.csv" for j in range(len(tasks))]
-    existing = [path for path in paths if path.exists()]
+    existing = next((path for path in paths if path.exists()), None)
     if existing and not overwrite:
-        raise LmdError(
-            f"{existing[0]} exists: choose another folder, or replace it with --overwrite"
-        )
+        raise LmdError(f"{existing} exists: choose another folder, or replace it with --overwrite")
     check_output(paths[0], "--out")
     for path in set(folder.glob("task-*.csv")) - set(paths):
         path.unlink()  # of an earlier call with more tasks
@@ -190,16 +188,14 @@ def write_tasks(
         table = task.table
         assert table.parts is not None
         images = [written_path(files[row], root) for row in table.rows]
-        columns: dict[str, Any] = {"image": images, "label": table.label_names()}
-        columns |= {} if table.groups is None else {"group": table.groups}
-        columns |= {"split": table.parts}
+        groups = {} if table.groups is None else {"group": table.groups}
+        columns = {"image": images, "label": table.label_names(), **groups, "split": table.parts}
         content = csv_text([*columns], zip(*columns.values(), strict=True), exact=True).encode()
         atomic_write(path, content, parents=True)
     return paths
 
 
-@dataclass(frozen=True)
-class ChoiceGrid:
+class ChoiceGrid(NamedTuple):
     """A study's grid file, the classes it excludes as too small, and warnings about its tasks."""
 
     grid: Path

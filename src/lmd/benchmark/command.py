@@ -2,6 +2,7 @@
 
 import shlex
 import time
+from collections.abc import Callable
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
@@ -56,7 +57,7 @@ def benchmark(
         dry_run: List the runs and their state without training.
     """
     from lmd.base.files import locked
-    from lmd.benchmark.backends import Backend, Local
+    from lmd.benchmark.backends import Backend, Local, OnRay
     from lmd.benchmark.planning import identify, plan_grid
     from lmd.benchmark.run import open_board, preview, run_plan
     from lmd.benchmark.trials import read_choices, settled, undecided
@@ -70,22 +71,17 @@ def benchmark(
         return
     try:
         with locked(folder) as lock:
-
-            def start() -> Backend:
-                if ray is None:
-                    return Local(folder, workers, keep=(lock,), share=share)
-                from lmd.benchmark.backends import OnRay
-
-                return OnRay(folder, ray, workers, share=share)
-
-            outcome = run_plan(plan, folder, start, open_board())
+            make: Callable[[], Backend] = partial(Local, folder, workers, keep=(lock,), share=share)
+            if ray is not None:
+                make = partial(OnRay, folder, ray, workers, share=share)
+            outcome = run_plan(plan, folder, make, open_board())
     except KeyboardInterrupt:
         _warn(f"stopped: run the same command again to continue from the last epochs in {folder}")
         raise typer.Exit(130) from None
     before, now = len(outcome.earlier), len(outcome.finished)
     choices = read_choices(plan, folder)
     names = {run.name for run in settled(plan, choices).runs}
-    total = len({*names, *outcome.earlier, *outcome.finished, *outcome.failed})
+    total = len(names.union(outcome.earlier, outcome.finished, outcome.failed))
     typer.echo(f"{before + now} of {total} runs are finished ({now} now, {before} before)")
     for choice in choices.values():
         typer.echo(f"chosen on validation: {choice.method}: {choice.sentence}")
@@ -144,9 +140,9 @@ def table(
     text = make_tables(results, form=form, format=format)
     if out is None:
         typer.echo(text)
-    else:
-        atomic_write(out, (text + "\n").encode(), parents=True)
-        typer.echo(f"Wrote the table to {out}", err=True)
+        return
+    atomic_write(out, (text + "\n").encode(), parents=True)
+    typer.echo(f"Wrote the table to {out}", err=True)
 
 
 def _resample(results: "Results", form: str | None) -> None:
@@ -304,5 +300,5 @@ def pseudo_tails(
         print_counts(task.table.part_counts())
         for warning in task.warnings:
             _warn(f"warning: {warning}")
-        words = ["lmd", "train", str(path), *Columns(root=root).words()]
-        typer.echo(f"Next: {shlex.join(words)}")
+        command = ["lmd", "train", str(path), *Columns(root=root).words()]
+        typer.echo(f"Next: {shlex.join(command)}")

@@ -393,8 +393,7 @@ def differences(before: dict[str, Any], now: dict[str, Any], *, common: bool = F
     for key in {**old, **new}:
         # Only user-set columns are stored, so a missing column means a different request.
         both = (key in old and key in new and key != ("protocol", "methods")) or key[0] == "columns"
-        if key == ("protocol", "workers") or (common and not both):
-            continue
-        if old.get(key) != new.get(key):
+        counts = key != ("protocol", "workers") and (both or not common)
+        if counts and old.get(key) != new.get(key):
             changes.append(f"{key[1] or key[0]}: {old.get(key)} → {new.get(key)}")
     return changes

@@ -284,21 +284,17 @@ def preview(plan: Plan, folder: Path, slots: int) -> Iterator[str]:
     seconds, choices = inspect(plan, folder), read_choices(plan, folder)
     waiting, final = undecided(plan, choices), settled(plan, choices).runs
     trials = [run for trial in plan.trials for run in trial_runs(plan, trial)]
-
-    def state(name: str) -> str:
-        if name not in seconds:
-            return "missing"
-        return "begun" if seconds[name] is None else "finished"
-
+    states = {name: "begun" if took is None else "finished" for name, took in seconds.items()}
+    lines = {r.name: f"{states.get(r.name, 'missing'):<9} {r.name}" for r in (*trials, *final)}
     if trials:
         yield f"Phase 1: trials with seed {plan.trials[0].seed}. {RULE}"
-        yield from (f"{state(run.name):<9} {run.name}" for run in trials)
+        yield from (lines[run.name] for run in trials)
         yield "Phase 2: all seeds with the chosen values"
     for run in final:
         if trial := waiting.get(run.method):
             yield f"{'waiting':<9} {run.method}-{trial.setting}=?-seed{run.seed}"
         else:
-            yield f"{state(run.name):<9} {run.name}"
+            yield lines[run.name]
     needed = {run.name: run for run in trials if run.method in waiting}
     needed |= {run.name: run for run in final}
     missing = [run for name, run in needed.items() if seconds.get(name) is None]

@@ -5,7 +5,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from itertools import groupby
 from string import ascii_lowercase
-from typing import Any, Literal, NamedTuple
+from typing import Any, Literal
 
 from lmd.base.errors import LmdError
 from lmd.base.text import csv_text, shorten, text_table, unknown
@@ -73,21 +73,23 @@ class Column:
     def names(self) -> list[str]:
         """The columns of a CSV file."""
         key = f"{self.group} {self.metric}" if self.group else self.metric
-        if self.test:
-            names = ("difference", "difference_low", "difference_high", "p", "p_holm")
-            return [f"{key}_{name}" for name in names]
-        return [key, *(f"{key}_{name}" for name in ("sd", "low", "high"))]
+        tested = ("_difference", "_difference_low", "_difference_high", "_p", "_p_holm")
+        return [key + end for end in (tested if self.test else ("", "_sd", "_low", "_high"))]
 
 
 @dataclass(frozen=True)
 class Line:
-    """A row of a table; ``rule`` draws a line above it."""
+    """A row of a table; ``rule`` draws a line above it.
 
+    ``points`` are those of its numbers, one for each group of columns.
+    """
+
+    row: Row
     heads: tuple[str, ...]
-    cells: tuple[Cell, ...]
-    rule: bool = False
-    note: str = ""
-    tuning: str = ""  # what was chosen on the validation part
+    points: tuple[int, ...]
+    rule: bool
+    tuning: str  # what was chosen on the validation part
+    cells: tuple[Cell, ...] = ()
 
 
 @dataclass(frozen=True)
@@ -105,17 +107,8 @@ class TableData:
     @property
     def footnotes(self) -> dict[str, str]:
         """A letter for each note of a row; rows with the same note share it."""
-        texts = dict.fromkeys(line.note for line in self.lines if line.note)
+        texts = dict.fromkeys(line.row.note for line in self.lines if line.row.note)
         return {t: ascii_lowercase[i] if i < 26 else f"{i + 1}" for i, t in enumerate(texts)}
-
-
-class _Place(NamedTuple):
-    """A row of a table and the points of its numbers, one for each group of columns."""
-
-    row: Row
-    heads: tuple[str, ...]
-    points: tuple[int, ...]
-    rule: bool
 
 
 def drawn_metrics(results: Results, form: str | None = None) -> tuple[str, ...]:
@@ -153,28 +146,30 @@ def build(results: Results, form: str | None = None) -> list[TableData]:
     ]
 
 
-def _places(results: Results, points: tuple[int, ...]) -> Iterator[_Place]:
+def _lines(results: Results, points: tuple[int, ...]) -> Iterator[Line]:
     """Yield the rows of a table: methods, or without ``points`` every point of each method.
 
-    A rule is above the reference and its ablations, or above each method.
+    A rule is above the reference and its ablations, or above each method; cells are empty.
     """
     plan = results.plan
     own = [row.own or row.key == plan.reference for row in plan.rows]
     for n, row in enumerate(plan.rows):
+        tuning = results.tuning(row.key)
         if points:
-            yield _Place(row, (row.title,), points, n > 0 and own[n] and not any(own[:n]))
+            rule = n > 0 and own[n] and not any(own[:n])
+            yield Line(row, (row.title,), points, rule, tuning)
             continue
         swept = results.swept(row.key)
         for i in range(len(plan.points)) if swept else [0]:
             labels = tuple(label if swept else "–" for label in plan.points[i].labels.values())
             heads = (row.title, *labels) if len(plan.rows) > 1 else labels
-            yield _Place(row, heads, (i,), i == 0 and n > 0)
+            yield Line(row, heads, (i,), i == 0 and n > 0, tuning)
 
 
 def _table(results: Results, form: str, title: str, groups: Mapping[int, str] | None) -> TableData:
     """Fill in numbers, tests and marks; ``groups`` names the points with columns of their own."""
     plan = results.plan
-    places = list(_places(results, tuple(groups or ())))
+    lines = list(_lines(results, tuple(groups or ())))
     reference = next((r.title for r in plan.rows if r.key == plan.reference), "")
     usual = next((i for i, point in enumerate(plan.points) if point.usual), None)
     heads: tuple[str, ...] = ("Method",)
@@ -195,7 +190,7 @@ def _table(results: Results, form: str, title: str, groups: Mapping[int, str] | 
     cells: list[list[Cell]] = []
     tests: dict[tuple[int, int], Difference] = {}  # by column and line
     for g, group in enumerate(groups.values() if groups else [""]):
-        at = [(place.row.key, place.points[g]) for place in places]
+        at = [(line.row.key, line.points[g]) for line in lines]
         for metric in COLUMNS[form]:
             overall = form == "tiers" and metric == HEADLINE
             short = "Overall" if overall else METRICS[metric].short
@@ -206,16 +201,14 @@ def _table(results: Results, form: str, title: str, groups: Mapping[int, str] | 
         if gaps:
             tests |= {(len(columns), i): gap for i, gap in gaps.items()}
             columns.append(Column(HEADLINE, f"Δ BACC to {reference}", True, group))
-            cells.append([Cell()] * len(places))
+            cells.append([Cell()] * len(lines))
     corrected = holm([gap.p_value for gap in tests.values()]).tolist()
     for ((column, i), gap), p in zip(tests.items(), corrected, strict=True):
         cells[column][i] = _test(gap, p)
-    lines = tuple(
-        Line(place.heads, row, place.rule, place.row.note, results.tuning(place.row.key))
-        for place, row in zip(places, zip(*cells, strict=True), strict=True)
-    )
+    rows = zip(lines, zip(*cells, strict=True), strict=True)
+    full = tuple(replace(line, cells=row) for line, row in rows)
     points = tuple(groups or range(len(plan.points)))
-    return TableData(title, heads, tuple(columns), lines, points, reference, len(tests))
+    return TableData(title, heads, tuple(columns), full, points, reference, len(tests))
 
 
 def _ranked(column: list[Cell], higher_is_better: bool) -> list[Cell]:
@@ -245,7 +238,7 @@ class Style:
         templates = {"": "{}", "best": self.best, "second": self.second}
         for line in table.lines:
             row = [self.escape(text) for text in line.heads]
-            row[-1] += self.mark.format(table.footnotes[line.note]) if line.note else ""
+            row[-1] += self.mark.format(table.footnotes[line.row.note]) if line.row.note else ""
             for cell in line.cells:
                 text = templates[cell.mark].format(self.escape(cell.text))
                 interval = self.interval.format(self.escape(cell.interval))
@@ -264,12 +257,13 @@ def make_tables(results: Results, *, form: str | None = None, format: str = "tex
     ``form`` is metrics, tiers, factors or sweep (default: the grid's); ``format`` is text,
     markdown, latex or csv.
     """
-    if format not in (*FORMATS, "csv"):
-        raise LmdError(f"--format: {unknown('format', format, [*FORMATS, 'csv'])}")
+    formats = {"text": as_text, "markdown": as_markdown, "latex": as_latex}
+    if format not in (*formats, "csv"):
+        raise LmdError(f"--format: {unknown('format', format, [*formats, 'csv'])}")
     tables = build(results, form)
     if format == "csv":
         return as_csv(tables)
-    return "\n\n".join(FORMATS[format](table, [*notes(results, table)]) for table in tables)
+    return "\n\n".join(formats[format](table, [*notes(results, table)]) for table in tables)
 
 
 def as_text(table: TableData, remarks: Sequence[str]) -> str:
@@ -342,23 +336,14 @@ def as_csv(tables: Sequence[TableData]) -> str:
     rows: list[dict[str, Any]] = []
     for table in tables:
         for line in table.lines:
-            row: dict[str, Any] = {"table": table.title}
-            row |= dict(zip(table.heads, line.heads, strict=True))
-            row["note"] = line.note
+            heads = zip(table.heads, line.heads, strict=True)
+            row: dict[str, Any] = {"table": table.title, **dict(heads), "note": line.row.note}
             row |= {"chosen on validation": line.tuning} if line.tuning else {}
             for column, cell in zip(table.columns, line.cells, strict=True):
                 numbers = cell.numbers or [None] * len(column.names)
                 row |= dict(zip(column.names, numbers, strict=True))
             rows.append(row)
-    header = list(dict.fromkeys(key for row in rows for key in row))
-    return csv_text(header, rows).rstrip("\n")
-
-
-FORMATS: dict[str, Callable[[TableData, Sequence[str]], str]] = {
-    "text": as_text,
-    "markdown": as_markdown,
-    "latex": as_latex,
-}
+    return csv_text([*dict.fromkeys(key for row in rows for key in row)], rows).rstrip("\n")
 
 
 _MATH = {"±": r"\pm", "Δ": r"\Delta", "−": "-", "×": r"\times", "≥": r"\geq", "≤": r"\leq"}
@@ -438,15 +423,13 @@ def _numbers(results: Results, table: TableData, combined: bool) -> str:
 
 
 def _tests(results: Results, table: TableData, combined: bool) -> str:
-    if combined:
-        how, smallest = "from the limits of the classes", ""
-    else:
+    how, smallest = "on the same test images, from the limits of the classes", ""
+    if not combined:
         least = min(1.0, 2 * table.tests / (results.resamples + 1))
         how = f"on the same {results.resamples} resamples"
         smallest = f"; the smallest p that these resamples can give is {least:.2g}"
-    images = "on the same test images, " if combined else ""
     return (
-        f"Δ BACC: balanced accuracy minus that of {table.reference}, {images}{how}; two-sided p "
+        f"Δ BACC: balanced accuracy minus that of {table.reference}, {how}; two-sided p "
         f"with Holm's correction (comparisons: {table.tests}{smallest}). Interval and p reflect "
         "the choice of test images, not the randomness of training."
     )

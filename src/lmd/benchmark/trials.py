@@ -8,12 +8,13 @@ from pathlib import Path
 from typing import Any, Literal
 
 import numpy as np
-from pydantic import BaseModel, ConfigDict, ValidationError
+from pydantic import ValidationError
 
 from lmd.base.errors import LmdError
 from lmd.base.files import atomic_write
 from lmd.benchmark.plan import Plan, PlannedRun, Trial
 from lmd.runs.folder import Run, paired
+from lmd.scoring.estimates import Plain
 from lmd.scoring.metrics import Sample
 from lmd.scoring.scores import bootstrap
 
@@ -26,13 +27,11 @@ RULE = (
 )
 
 
-class Score(BaseModel):
+class Score(Plain):
     """One candidate on the validation part; ``gain`` and ``se`` compare it with the default.
 
     All are ``None`` if training diverged, ``gain`` and ``se`` also if the default diverged.
     """
-
-    model_config = ConfigDict(extra="forbid", frozen=True)
 
     label: str
     value: Any
@@ -42,10 +41,8 @@ class Score(BaseModel):
     se: float | None = None
 
 
-class Choice(BaseModel):
+class Choice(Plain):
     """The value that was chosen for a row; ``asked`` is a hash of the requests of its trials."""
-
-    model_config = ConfigDict(extra="forbid", frozen=True)
 
     method: str
     setting: str
@@ -61,9 +58,7 @@ class Choice(BaseModel):
         return f"{self.setting} {self.chosen} of {', '.join(score.label for score in self.trials)}"
 
 
-class _File(BaseModel):
-    model_config = ConfigDict(extra="forbid", frozen=True)
-
+class _File(Plain):
     format: Literal[1] = 1
     rule: str = RULE
     resamples: int = RESAMPLES
@@ -132,12 +127,8 @@ def settled(plan: Plan, choices: Choices) -> Plan:
         for trial in plan.trials
         for key in trial.rows
     }
-    runs = [
-        run
-        for run in plan.runs
-        if run.seed in plan.seeds and run.tuned == labels.get(run.method, "")
-    ]
-    return replace(plan, runs=runs)
+    runs = [run for run in plan.runs if run.tuned == labels.get(run.method, "")]
+    return replace(plan, runs=[run for run in runs if run.seed in plan.seeds])
 
 
 def choices_path(folder: Path) -> Path:
@@ -182,8 +173,7 @@ def _choose(plan: Plan, trial: Trial, folder: Path, diverged: Collection[str]) -
     planned = trial_runs(plan, trial)
     runs = {run.tuned: Run(folder / run.name) for run in planned}
     finished = {label: run for label, run in runs.items() if run.is_finished()}
-    ended = [run.tuned in finished or run.name in diverged for run in planned]
-    if not finished or not all(ended):
+    if not finished or any(r.tuned not in finished and r.name not in diverged for r in planned):
         return None
     default = finished.get(trial.default)
     scores = []
