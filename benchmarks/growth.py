@@ -25,7 +25,7 @@ from lmd.methods.lmd.icc import attraction_and_repulsion
 from lmd.methods.lmd.vfc import LOGITS, enough_draws, virtual_features
 
 M_BATCH, BATCH = 352, 128
-STEPS = SGD(lr=1e-5, momentum=0.9, weight_decay=1e-4)
+STEPS = {"lr": 1e-5, "momentum": 0.9, "weight_decay": 1e-4}
 Point = tuple[int, int, int, int]  # N, K, C, R
 
 FITTED: tuple[Point, ...] = (
@@ -116,7 +116,7 @@ def run_point(n: int, k: int, c: int, r: int) -> dict[str, float]:
             kind, descend = "sgd, in logits", partial(virtual_pass, gaussians, *drawn)
         else:
             kind, descend = "sgd, on features", partial(sgd_pass, gaussians.batches(*drawn))
-        seconds[kind] = clock(lambda: descend(weight, bias, velocity, STEPS))
+        seconds[kind] = clock(lambda: descend(SGD(weight, bias, velocity, **STEPS)))
 
     _, peak = above(lambda: long_tailed_features(n, k, c), body)
     return seconds | {"mb": peak}

@@ -90,8 +90,8 @@ class Ours:
         self.gaussians.update(self.features, self.labels, 1)
 
     def calibrate(self) -> None:
-        arguments = (self.generator, self.weight, self.bias, self.velocity)
-        descent.virtual_pass(self.gaussians, R, M_BATCH, *arguments, descent.SGD(**SGD))
+        sgd = descent.SGD(self.weight, self.bias, self.velocity, **SGD)
+        descent.virtual_pass(self.gaussians, R, M_BATCH, self.generator, sgd)
 
     def argmin(self) -> None:
         counts = torch.full((K,), N // K)

@@ -89,15 +89,12 @@ def passes(way, gaussians, layer, seeds, *, per_class, lr=1.0):
 
 
 def on_features(gaussians, per_class, generator, *state_lr):
-    *state, lr = state_lr
     batches = gaussians.batches(per_class, 40, generator)
-    return sgd_pass(batches, *state, SGD(lr, 0.5, 0.1))
+    return sgd_pass(batches, SGD(*state_lr, 0.5, 0.1))
 
 
 def in_logits(gaussians, per_class, generator, *state_lr):
-    *state, lr = state_lr
-    drawn = gaussians, per_class, 40, generator
-    return virtual_pass(*drawn, *state, SGD(lr, 0.5, 0.1))
+    return virtual_pass(gaussians, per_class, 40, generator, SGD(*state_lr, 0.5, 0.1))
 
 
 @pytest.mark.parametrize("per_class", [10, 25])  # one batch; several, the last one partial

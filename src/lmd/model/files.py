@@ -61,14 +61,12 @@ class HeldOut:
     @classmethod
     def of(cls, classes: Sequence[Held], tiers: Sequence[str]) -> Self:
         """Describe the held-out images of each class, with probabilities rounded to float32."""
-        values = [np.minimum(held.probabilities, 1).astype(np.float32) for held in classes]
+        rows = [np.minimum(held.probabilities, 1).astype(np.float32) for held in classes]
+        # The shortest text of a float32, which reads back as the same float32.
+        probabilities = tuple(tuple(float(str(p)) for p in row) for row in rows)
         groups = [tuple(held.groups.tolist()) for held in classes if held.groups is not None]
-        return cls(
-            tuple(tiers),
-            # The shortest text of a float32, which reads back as the same float32.
-            tuple(tuple(float(str(p)) for p in row) for row in values),
-            tuple(groups) if len(groups) == len(classes) else None,
-        )
+        complete = len(groups) == len(classes)
+        return cls(tuple(tiers), probabilities, tuple(groups) if complete else None)
 
     def classes(self) -> list[Held]:
         """Return the held-out images of each class."""
@@ -124,15 +122,17 @@ class ModelSpec:
     def _check(self) -> Self:
         if len(set(self.classes)) != len(self.classes):
             raise ValueError("classes must differ from one another")
-        sizes = {"class_counts": len(self.class_counts)}
+        per_class: dict[str, Sequence[Any]] = {"class_counts": self.class_counts}
         if self.prior is not None:
-            sizes["prior.shares"] = len(self.prior.shares)
+            per_class["prior.shares"] = self.prior.shares
         if self.held_out is not None:
-            sizes["held_out.tiers"] = len(self.held_out.tiers)
-            sizes["held_out.probabilities"] = len(self.held_out.probabilities)
-        for name, size in sizes.items():
-            if size != len(self.classes):
-                raise ValueError(f"{name} has {size} entries for {len(self.classes)} classes")
+            per_class["held_out.tiers"] = self.held_out.tiers
+            per_class["held_out.probabilities"] = self.held_out.probabilities
+        for name, values in per_class.items():
+            if len(values) != len(self.classes):
+                raise ValueError(
+                    f"{name} has {len(values)} entries for {len(self.classes)} classes"
+                )
         return self
 
 
@@ -141,10 +141,10 @@ def save_model(model: Model, path: Path, spec: ModelSpec) -> str:
 
     Return the SHA-256 of the weights.
     """
-    shape = (model.classifier.out_features, model.classifier.in_features)
-    if shape != (len(spec.classes), spec.feature_dim):
+    rows, width = model.classifier.weight.shape
+    if (rows, width) != (len(spec.classes), spec.feature_dim):
         raise LmdError(
-            f"model file: the classifier is {shape[0]}×{shape[1]}, but there are "
+            f"model file: the classifier is {rows}×{width}, but there are "
             f"{len(spec.classes)} class names and {spec.feature_dim} features"
         )
     tensors = {}
@@ -158,11 +158,8 @@ def save_model(model: Model, path: Path, spec: ModelSpec) -> str:
     text = json.dumps(header | dataclasses.asdict(spec), indent=2, ensure_ascii=False) + "\n"
     # Lists of numbers on one line; a line break inside brackets is never part of a string.
     text = re.sub(r"\[\n[-+.\de,\s]*\]", lambda match: " ".join(match[0].split()), text)
-    try:
-        path.mkdir(parents=True, exist_ok=True)
-    except OSError as error:
-        raise LmdError(f"cannot create the folder {path}: {error.strerror}") from error
-    atomic_write_all({path / "model.safetensors": packed, path / "model.json": text.encode()})
+    files = {path / "model.safetensors": packed, path / "model.json": text.encode()}
+    atomic_write_all(files, parents=True)
     return digest
 
 
@@ -274,8 +271,6 @@ def _read_spec(path: Path) -> tuple[str, ModelSpec]:
 
 
 def _form(tensor: Tensor | None) -> str:
-    return (
-        "absent"
-        if tensor is None
-        else f"{str(tensor.dtype).removeprefix('torch.')} {tuple(tensor.shape)}"
-    )
+    if tensor is None:
+        return "absent"
+    return f"{str(tensor.dtype).removeprefix('torch.')} {tuple(tensor.shape)}"

@@ -27,7 +27,7 @@ def test_sgd_pass_is_torchs_sgd():
             loss.backward()
             optimizer.step()
             losses.append(loss.item() * len(y))
-        mean = sgd_pass(batches, weight, bias, velocity, SGD(0.05, 0.9, 0.01))
+        mean = sgd_pass(batches, SGD(weight, bias, velocity, 0.05, 0.9, 0.01))
         assert mean == pytest.approx(sum(losses) / 400, rel=1e-5)
     torch.testing.assert_close(weight, layer.weight.detach())
     torch.testing.assert_close(bias, layer.bias.detach())

@@ -33,10 +33,8 @@ def test_the_argmin_is_one_and_no_worse_than_long_sgd(penalty):
     velocity = torch.zeros_like(weight), torch.zeros_like(bias)
     for lr in (0.2, 0.05, 0.01):
         for _ in range(3):
-            sgd_pass(
-                gaussians.batches(8000, 352, g),
-                weight, bias, velocity, SGD(lr, momentum=0.9, weight_decay=0.0),
-            )  # fmt: skip
+            descent = SGD(weight, bias, velocity, lr, momentum=0.9, weight_decay=0.0)
+            sgd_pass(gaussians.batches(8000, 352, g), descent)
     virtual, y = virtual_sample(gaussians, 100_000, torch.Generator().manual_seed(77))
     ours = F.cross_entropy(virtual @ solution.weight.float().T + solution.bias.float(), y)
     sgd = F.cross_entropy(virtual @ weight.T + bias, y)

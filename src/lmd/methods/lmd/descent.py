@@ -29,44 +29,43 @@ LEAST_CHANNELS = 128
 
 @dataclass(frozen=True)
 class SGD:
-    """Stochastic gradient descent as in torch, on gradients that are written out."""
+    """Stochastic gradient descent as in torch, on gradients that are written out.
 
+    ``weight (K, C)``, ``bias (K,)`` and their ``velocity`` are changed in place.
+    """
+
+    weight: Tensor
+    bias: Tensor
+    velocity: tuple[Tensor, Tensor]
     lr: float
     momentum: float
     weight_decay: float
 
-    def update(
-        self, values: Iterable[Tensor], velocity: Iterable[Tensor], gradients: Iterable[Tensor]
-    ) -> None:
-        """Move each value and its velocity in place."""
-        for value, speed, gradient in zip(values, velocity, gradients, strict=True):
+    def update(self, *gradients: Tensor) -> None:
+        """Move weight, bias and their velocities."""
+        for value, speed, gradient in zip(
+            (self.weight, self.bias), self.velocity, gradients, strict=True
+        ):
             speed.mul_(self.momentum).add_(gradient.add_(value, alpha=self.weight_decay))
             value.add_(speed, alpha=-self.lr)
 
 
-def sgd_pass(
-    batches: Iterable[tuple[Tensor, Tensor]],
-    weight: Tensor,
-    bias: Tensor,
-    velocity: tuple[Tensor, Tensor],
-    sgd: SGD,
-) -> float:
-    """Make one pass with cross-entropy, in place, and return the mean loss before each update.
+def sgd_pass(batches: Iterable[tuple[Tensor, Tensor]], sgd: SGD) -> float:
+    """Make one pass over ``(B, C)``, ``(B,)`` and return the mean cross-entropy before each update.
 
-    ``weight (K, C)``, ``bias (K,)`` and their ``velocity``; batches of ``(B, C)`` and ``(B,)``.
     The gradient is written out: autograd would cost more than the batch itself.
     """
     # A tensor: reading the loss of each batch would wait for the device.
-    total, seen = torch.zeros((), dtype=torch.float64, device=weight.device), 0
+    total, seen = torch.zeros((), dtype=torch.float64, device=sgd.weight.device), 0
     for features, labels in batches:
         n = len(labels)
-        log_p = torch.addmm(bias, features, weight.T).log_softmax(1)
+        log_p = torch.addmm(sgd.bias, features, sgd.weight.T).log_softmax(1)
         total -= log_p.gather(1, labels[:, None]).sum()
         seen += n
         error = log_p.exp_()
         error[torch.arange(n, device=error.device), labels] -= 1
         error /= n
-        sgd.update((weight, bias), velocity, (error.T @ features, error.sum(0)))
+        sgd.update(error.T @ features, error.sum(0))
     return total.item() / max(seen, 1)
 
 
@@ -101,19 +100,10 @@ class _Seen:
 
 @torch.no_grad()
 def virtual_pass(
-    gaussians: ClassGaussians,
-    per_class: int,
-    batch: int,
-    generator: torch.Generator,
-    weight: Tensor,
-    bias: Tensor,
-    velocity: tuple[Tensor, Tensor],
-    sgd: SGD,
+    gaussians: ClassGaussians, per_class: int, batch: int, generator: torch.Generator, sgd: SGD
 ) -> float:
-    """Like ``sgd_pass`` over ``gaussians.batches``: in place, returns the mean loss.
-
-    ``weight (K, C)``, ``bias (K,)`` and their ``velocity``.
-    """
+    """Do what ``sgd_pass`` does over ``gaussians.batches``, and return the mean loss."""
+    weight, bias = sgd.weight, sgd.bias
     batches = mixed_counts(len(bias), per_class, batch, generator)
     seen = _Seen.of(gaussians.covariance, weight[:-1] - weight[-1])
     total = weight.new_zeros(())
@@ -126,7 +116,7 @@ def virtual_pass(
             centre = torch.addmm(bias[:-1] - bias[-1], gaussians.mean, u.T)
             loss, *grads = _gradient(gaussians.mean, centre, seen, used, white, rest)
             total += loss
-            sgd.update((weight, bias), velocity, grads)
+            sgd.update(*grads)
     return total.item() / (len(bias) * per_class)
 
 

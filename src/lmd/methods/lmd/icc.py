@@ -304,17 +304,18 @@ class ICC(Stage):
         from lmd.methods.lmd.descent import SGD, pays, sgd_pass, virtual_pass
 
         settings, weight = self.settings, self.model.classifier.weight.detach()
-        sgd = SGD(settings.m_lr, settings.m_momentum, settings.m_weight_decay)
-        state = weight, self._bias().detach(), (self.weight_velocity, self.bias_velocity)
+        velocity = self.weight_velocity, self.bias_velocity
+        rates = settings.m_lr, settings.m_momentum, settings.m_weight_decay
+        sgd = SGD(weight, self._bias().detach(), velocity, *rates)
         drawn = settings.virtual_features, settings.m_batch, epoch.generator
         if self.vfc and pays(weight.shape[0], weight.shape[1], settings.m_batch):
-            return {"m_loss": virtual_pass(gaussians, *drawn, *state, sgd)}
+            return {"m_loss": virtual_pass(gaussians, *drawn, sgd)}
         if self.vfc:
             batches = gaussians.batches(*drawn)
         else:
             order = torch.randperm(len(labels), generator=epoch.generator).to(labels.device)
             batches = ((features[rows], labels[rows]) for rows in order.split(settings.m_batch))
-        return {"m_loss": sgd_pass(batches, *state, sgd)}
+        return {"m_loss": sgd_pass(batches, sgd)}
 
     def _argmin(
         self, epoch: Epoch, gaussians: ClassGaussians, features: Tensor, labels: Tensor

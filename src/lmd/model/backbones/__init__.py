@@ -118,31 +118,27 @@ def load_weights(encoder: nn.Module, path: Path) -> None:
     Keys may begin with ``module.`` or ``encoder.``; a classifier in the file is ignored.
     """
     expected = encoder.state_dict()
-    state = {_plain_key(key, expected): tensor for key, tensor in _read(path).items()}
+    state = {}
+    for name, tensor in _read(path).items():
+        key = name
+        for prefix in _PREFIXES:
+            key = key if key in expected else key.removeprefix(prefix)
+        state[key] = tensor
     for key, tensor in expected.items():
         if key.endswith("num_batches_tracked"):  # absent in files of old versions of torch
             state.setdefault(key, tensor)
-    unexpected = [key for key in state if key not in expected and not key.startswith(_CLASSIFIERS)]
-    misshapen = [
-        f"{key} {tuple(state[key].shape)} instead of {tuple(tensor.shape)}"
-        for key, tensor in expected.items()
-        if key in state and state[key].shape != tensor.shape
-    ]
     problems = {
         "missing": [key for key in expected if key not in state],
-        "unexpected": unexpected,
-        "of another shape": misshapen,
+        "unexpected": [k for k in state if k not in expected and not k.startswith(_CLASSIFIERS)],
+        "of another shape": [
+            f"{key} {tuple(state[key].shape)} instead of {tuple(tensor.shape)}"
+            for key, tensor in expected.items()
+            if key in state and state[key].shape != tensor.shape
+        ],
     }
     if text := "; ".join(f"{kind}: {shorten(keys, 5)}" for kind, keys in problems.items() if keys):
         raise LmdError(f"weights: {path} does not fit this backbone; {text}")
     encoder.load_state_dict({key: state[key] for key in expected})
-
-
-def _plain_key(key: str, expected: Mapping[str, Tensor]) -> str:
-    for prefix in _PREFIXES:
-        if key not in expected:
-            key = key.removeprefix(prefix)
-    return key
 
 
 def _read(path: Path) -> dict[str, Tensor]:

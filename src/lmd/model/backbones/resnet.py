@@ -11,13 +11,9 @@ from lmd.base.files import cache_folder
 from lmd.model.backbones import Backbone, download
 
 MEAN, STD = (0.485, 0.456, 0.406), (0.229, 0.224, 0.225)
-# A file's name has the first digits of its SHA-256.
 _URL = "https://download.pytorch.org/models/"
-_IMAGENET = {
-    "resnet18": "resnet18-f37072fd.pth",
-    "resnet34": "resnet34-b627a593.pth",
-    "resnet50": "resnet50-0676ba61.pth",
-}
+# The first digits of the SHA-256 of a file, which are in its name.
+_IMAGENET = {"resnet18": "f37072fd", "resnet34": "b627a593", "resnet50": "0676ba61"}
 
 
 def _convolution(inputs: int, outputs: int, size: int, stride: int = 1) -> nn.Conv2d:
@@ -135,5 +131,5 @@ def imagenet_file(name: str) -> Path:
             f"weights: {name} has no ImageNet weights; use --set weights=none, or another "
             f"backbone ({', '.join(_IMAGENET)}, efficientnet_lite0)"
         )
-    prefix = _IMAGENET[name].removesuffix(".pth").split("-")[1]
-    return download(_URL + _IMAGENET[name], prefix, cache_folder("weights"))
+    digits = _IMAGENET[name]
+    return download(f"{_URL}{name}-{digits}.pth", digits, cache_folder("weights"))
