@@ -21,9 +21,12 @@ def test_titles_are_of_the_stages_that_run(traces: list[Trace]) -> None:
 
 def edges(trace: Trace) -> set[tuple[str, str]]:
     """View or call by name, and the term that depends on it."""
-    fed = {i: view for view, i in trace.inputs}
-    fed |= {c: fed[e] for e, c in trace.passes}
-    return {(f"{trace.calls[i].name} of {fed[i]}", term) for i, term in trace.reaches}
+    views: dict[str, str] = {}
+    for source, goal in trace.arrows:
+        if goal in trace.calls:
+            views[goal] = views.get(source, source.removeprefix("view "))
+    terms = [(a, b.removeprefix("term ")) for a, b in trace.arrows if b.startswith("term ")]
+    return {(f"{trace.calls[call].name} of {views[call]}", term) for call, term in terms}
 
 
 def test_relation_aware_learning(traces: list[Trace]) -> None:
@@ -39,7 +42,7 @@ def test_relation_aware_learning(traces: list[Trace]) -> None:
     }
     assert stage.roles["student encoder"] == "trained"
     assert stage.roles["teacher encoder"] == "follows"
-    assert {c.name.split()[0] for c in stage.calls if not c.gradient} == {"teacher"}
+    assert {c.name.split()[0] for c in stage.calls.values() if not c.gradient} == {"teacher"}
 
 
 def test_classifier_calibration(traces: list[Trace]) -> None:

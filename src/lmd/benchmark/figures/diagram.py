@@ -5,7 +5,7 @@ changes if only the first is changed.
 """
 
 import textwrap
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from copy import deepcopy
 from dataclasses import dataclass, field
 from functools import partial
@@ -39,24 +39,21 @@ class Call:
 
 @dataclass
 class Trace:
-    """A stage: its calls by index, and the edges among views, calls and loss terms."""
+    """A stage, and the arrows among "view V", "call I", "term T" and "loss"."""
 
     title: str
     summary: str
-    views: list[str] = field(default_factory=list)
-    calls: list[Call] = field(default_factory=list)
+    calls: dict[str, Call] = field(default_factory=dict)  # by "call I"
     terms: list[str] = field(default_factory=list)
-    inputs: list[tuple[str, int]] = field(default_factory=list)  # view, encoder call
-    passes: list[tuple[int, int]] = field(default_factory=list)  # encoder call, classifier call
-    reaches: list[tuple[int, str]] = field(default_factory=list)  # call, term
+    arrows: list[tuple[str, str]] = field(default_factory=list)
     roles: dict[str, str] = field(default_factory=dict)  # of "NETWORK PART"
     reads: list[str] = field(default_factory=list)  # features that an epoch starts with
     updates: list[str] = field(default_factory=list)  # what the start of an epoch changes
     numbers: list[str] = field(default_factory=list)  # what it writes into the history
 
-    def called(self, part: str) -> list[int]:
+    def called(self, part: str) -> list[str]:
         """Return the calls of all encoders, or of all classifiers."""
-        return [i for i, call in enumerate(self.calls) if call.part == part]
+        return [key for key, call in self.calls.items() if call.part == part]
 
 
 class _Epoch:
@@ -87,11 +84,9 @@ class _Probe:
         unique = {id(m): (n, m) for n, m in named if isinstance(m, Model) and n != "part"}
         networks = dict(unique.values())
         self.parts: dict[str, nn.Module] = {}  # by "NETWORK PART"
-        self.calls: list[Call] = []
-        self.inputs: list[Tensor] = []
-        self.outputs: list[Tensor] = []
-        self.change: int | None = None
-        self.replay: dict[int, Tensor] = {}
+        self.change: str | None = None
+        self.replay: dict[str, Tensor] = {}
+        self.clear()
         for name, model in networks.items():
             # The trained network beside a teacher is the student; one alone has no name.
             shown = name.removesuffix(".model") if len(networks) > 1 else ""
@@ -102,18 +97,23 @@ class _Probe:
                 self.parts[title] = module
                 module.register_forward_hook(partial(self._record, title, part))
 
+    def clear(self) -> None:
+        self.calls: dict[str, Call] = {}
+        self.inputs: dict[str, Tensor] = {}
+        self.outputs: dict[str, Tensor] = {}
+
     def _record(
         self, name: str, part: str, _: nn.Module, inputs: tuple[Tensor, ...], output: Tensor
     ) -> Tensor:
-        index = len(self.calls)
-        self.calls.append(Call(name, part, torch.is_grad_enabled()))
-        self.inputs.append(inputs[0].detach().clone())
-        if index in self.replay:
-            output = self.replay[index]
-        elif index == self.change:
+        key = f"call {len(self.calls)}"
+        self.calls[key] = Call(name, part, torch.is_grad_enabled())
+        self.inputs[key] = inputs[0].detach().clone()
+        if key in self.replay:
+            output = self.replay[key]
+        elif key == self.change:
             noise = torch.Generator().manual_seed(7)
             output = output + 0.1 * torch.randn(output.shape, generator=noise)
-        self.outputs.append(output.detach().clone())
+        self.outputs[key] = output.detach().clone()
         return output
 
 
@@ -159,7 +159,7 @@ def _trace(stage: Stage, title: str, model: Model) -> Trace:
 
     def terms(changed: str | None = None) -> dict[str, Tensor]:
         """Evaluate the loss from the same state, perhaps with one view changed."""
-        probe.calls, probe.inputs, probe.outputs = [], [], []
+        probe.clear()
         state, drawn = deepcopy(stage.state_dict()), epoch.generator.get_state()
         seen = {n: v + 0.1 * (n == changed) for n, v in views.items()}
         torch.manual_seed(0)
@@ -168,7 +168,7 @@ def _trace(stage: Stage, title: str, model: Model) -> Trace:
         epoch.generator.set_state(drawn)
         return {name: value.detach().clone() for name, value in result.items()}
 
-    _find_edges(trace, probe, terms, list(names))
+    _find_arrows(trace, probe, terms, names)
     weights = {name: deepcopy(part.state_dict()) for name, part in probe.parts.items()}
     stage.step(optimizer, *[Batch(views, labels)] * streams)
     for name, part in probe.parts.items():
@@ -179,29 +179,34 @@ def _trace(stage: Stage, title: str, model: Model) -> Trace:
     return trace
 
 
-def _find_edges(
-    trace: Trace, probe: _Probe, terms: Callable[..., dict[str, Tensor]], names: Sequence[str]
+def _find_arrows(
+    trace: Trace, probe: _Probe, terms: Callable[..., dict[str, Tensor]], views: Sequence[str]
 ) -> None:
     base = terms()
-    trace.calls, inputs, outputs = list(probe.calls), probe.inputs, probe.outputs
+    trace.calls, inputs, outputs = probe.calls, probe.inputs, probe.outputs
     trace.terms = [key for key in base if key != "loss"] or ["loss"]
     encoders, classifiers = trace.called("encoder"), trace.called("classifier")
-    for view in names:
+    for view in views:
         terms(view)
-        trace.inputs += [(view, i) for i in encoders if not torch.equal(inputs[i], probe.inputs[i])]
-    trace.views = [view for view in names if view in dict(trace.inputs)]
-    for i in range(len(trace.calls)):
-        probe.change = i
+        seen = [key for key in encoders if not torch.equal(inputs[key], probe.inputs[key])]
+        trace.arrows += [(f"view {view}", key) for key in seen]
+    reached = []
+    for key in trace.calls:
+        probe.change = key
         values = terms()
-        if i in encoders:
+        if key in encoders:
             after = probe.outputs
-            trace.passes += [(i, c) for c in classifiers if not torch.equal(outputs[c], after[c])]
+            passes = [c for c in classifiers if not torch.equal(outputs[c], after[c])]
+            trace.arrows += [(key, classifier) for classifier in passes]
             # What still changes with the classifiers' outputs held depends on features directly.
             probe.replay = {c: outputs[c] for c in classifiers}
             values = terms()
             probe.replay = {}
         probe.change = None
-        trace.reaches += [(i, t) for t in trace.terms if not torch.equal(base[t], values[t])]
+        reached += [(key, f"term {t}") for t in trace.terms if not torch.equal(base[t], values[t])]
+    trace.arrows += reached
+    if trace.terms != ["loss"]:
+        trace.arrows += [(f"term {term}", "loss") for term in trace.terms]
 
 
 def _changed(before: Mapping[str, Tensor], after: Mapping[str, Tensor]) -> list[str]:
@@ -209,8 +214,13 @@ def _changed(before: Mapping[str, Tensor], after: Mapping[str, Tensor]) -> list[
 
 
 # The place of each column of boxes and half their width, in inches.
-COLUMNS = {"view": 0.0, "encoder": 1.35, "classifier": 2.9, "term": 4.45, "loss": 5.5}
-HALF = {"view": 0.36, "encoder": 0.55, "classifier": 0.55, "term": 0.45, "loss": 0.3}
+COLUMNS = {
+    "view": (0.0, 0.36),
+    "encoder": (1.35, 0.55),
+    "classifier": (2.9, 0.55),
+    "term": (4.45, 0.45),
+    "loss": (5.5, 0.3),
+}
 ROW = 0.55  # inches between two rows
 EPOCH = 0.75  # inches of the boxes of an epoch's start
 HEAD: Style = {"arrowstyle": "-|>,head_length=0.25,head_width=0.12", "shrinkA": 0, "shrinkB": 0}
@@ -302,22 +312,15 @@ def _draw_batch(axes: Axes, trace: Trace) -> list[dict[str, Any]]:
     """Draw what happens with each batch; return the arrows, and whether a gradient flows back."""
     nodes = _nodes(trace, -0.75 - (EPOCH if trace.updates else 0.0))
     for key, node in nodes.items():
-        _draw_box(axes, node, key, COLUMNS[node.part], HALF[node.part])
-    _draw_follows(axes, nodes.values())
-    calls = trace.calls
-    arrows = [(f"view {v}", f"call {i}", calls[i].gradient) for v, i in trace.inputs]
-    arrows += [(f"call {e}", f"call {c}", calls[c].gradient) for e, c in trace.passes]
-    arrows += [(f"call {i}", f"term {t}", calls[i].gradient) for i, t in trace.reaches]
-    if "loss" in nodes:
-        arrows += [(f"term {t}", "loss", True) for t in trace.terms]
+        _draw_box(axes, node, key, *COLUMNS[node.part])
+    _draw_follows(axes, [node for node in nodes.values() if node.part == "encoder"])
     rows = []
-    for source, goal, gradient in arrows:
+    for source, goal in trace.arrows:
+        call = trace.calls.get(goal) or trace.calls.get(source)
+        gradient = call is None or call.gradient
         _draw_arrow(axes, nodes[source], nodes[goal], gradient)
-        ends = [nodes[key].text.replace("\n", " ") for key in (source, goal)]
-        rows.append(
-            dict(zip(("from", "to"), ends, strict=True))
-            | {"kind": "each batch", "gradient": gradient}
-        )
+        start, end = (nodes[key].text.replace("\n", " ") for key in (source, goal))
+        rows.append({"from": start, "to": end, "kind": "each batch", "gradient": gradient})
     return rows
 
 
@@ -326,25 +329,23 @@ def _nodes(trace: Trace, top: float) -> dict[str, Node]:
     encoders = trace.called("encoder")
     count = max(len(encoders), len(trace.terms))
     span = ROW * (count - 1)
+    nodes: dict[str, Node] = {}
 
     def rows(n: int) -> list[float]:
         return [top - (span * (i + 0.5) / n if n < count else ROW * i) for i in range(n)]
 
-    nodes: dict[str, Node] = {}
+    def beside(key: str, default: float) -> float:
+        """Return the mean height of the boxes with an arrow from or to this one."""
+        joined = [a if b == key else b for a, b in trace.arrows if key in (a, b)]
+        return fmean([nodes[other].y for other in joined if other in nodes] or [default])
+
     places = dict(zip(encoders, rows(len(encoders)), strict=True))
-    for i, call in enumerate(trace.calls):
-        sources = [places[e] for e, c in trace.passes if c == i]
-        y = places[i] if i in places else fmean(sources) if sources else top
-        nodes[f"call {i}"] = Node(call.name, call.part, y, trace.roles.get(call.name, "plain"))
-    for view in trace.views:
-        y = fmean(places[i] for v, i in trace.inputs if v == view)
-        nodes[f"view {view}"] = Node(f"{view}\nview", "view", y)
-
-    def height(term: str) -> float:
-        reached = [nodes[f"call {i}"].y for i, t in trace.reaches if t == term]
-        return fmean(reached) if reached else 0.0
-
-    ordered = sorted(trace.terms, key=height, reverse=True)
+    for key, call in trace.calls.items():
+        y = places[key] if key in places else beside(key, top)
+        nodes[key] = Node(call.name, call.part, y, trace.roles.get(call.name, "plain"))
+    for key in dict.fromkeys(source for source, _ in trace.arrows if source.startswith("view ")):
+        nodes[key] = Node(f"{key.removeprefix('view ')}\nview", "view", beside(key, top))
+    ordered = sorted(trace.terms, key=lambda term: beside(f"term {term}", 0.0), reverse=True)
     for term, y in zip(ordered, rows(len(ordered)), strict=True):
         nodes[f"term {term}"] = Node(term, "term", y)
     if trace.terms != ["loss"]:
@@ -374,27 +375,26 @@ def _draw_box(axes: Axes, node: Node, key: str, x: float, half: float) -> None:
 
 def _draw_arrow(axes: Axes, source: Node, goal: Node, gradient: bool) -> None:
     """Draw from the right edge of a box to the left edge of another, above a classifier between."""
-    start = (COLUMNS[source.part] + HALF[source.part], source.y)
-    end = (COLUMNS[goal.part] - HALF[goal.part], goal.y)
+    (x, half), (goal_x, goal_half) = COLUMNS[source.part], COLUMNS[goal.part]
+    start, end = (x + half, source.y), (goal_x - goal_half, goal.y)
     style = SOLID if gradient else DASHED
     if source.part == "encoder" and goal.part == "term":
-        left, right = (COLUMNS["classifier"] + side * HALF["classifier"] for side in (-1, 1))
-        above = source.y + ROW / 2 - 0.02
-        path = [(start[0], source.y + 0.08), (left - 0.08, above), (right + 0.12, above)]
+        x, half = COLUMNS["classifier"]
+        left, right, above = x - half - 0.08, x + half + 0.12, source.y + ROW / 2 - 0.02
+        path = [(start[0], source.y + 0.08), (left, above), (right, above)]
         axes.plot(*zip(*path, strict=True), **style, solid_joinstyle="round", zorder=2)
         start = path[-1]
     axes.annotate("", end, start, arrowprops=HEAD | style, zorder=2)
 
 
-def _draw_follows(axes: Axes, nodes: Iterable[Node]) -> None:
+def _draw_follows(axes: Axes, encoders: Sequence[Node]) -> None:
     """Draw an arrow from the nearest trained encoder to each that follows it without gradient."""
-    encoders = [node for node in nodes if node.part == "encoder"]
     trained = [node for node in encoders if node.role == "trained"]
     for node in encoders:
         if node.role == "follows" and trained:
             near = min(trained, key=lambda other: abs(other.y - node.y))
             side = 1 if near.y > node.y else -1
-            x, start, end = COLUMNS["encoder"] - 0.25, near.y - 0.13 * side, node.y + 0.13 * side
+            x, start, end = COLUMNS["encoder"][0] - 0.25, near.y - 0.13 * side, node.y + 0.13 * side
             axes.annotate("", (x, end), (x, start), arrowprops=HEAD | DOTTED, zorder=2)
             style: Style = {"fontsize": 6, "va": "center", "color": COLOURS[1]}
             axes.text(x + 0.06, (start + end) / 2, "follows", **style)
