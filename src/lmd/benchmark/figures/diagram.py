@@ -5,7 +5,7 @@ changes if only the first is changed.
 """
 
 import textwrap
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from copy import deepcopy
 from dataclasses import dataclass, field
 from functools import partial
@@ -35,6 +35,8 @@ class Call:
     name: str
     part: str
     gradient: bool
+    input: Tensor
+    output: Tensor
 
 
 @dataclass
@@ -77,16 +79,14 @@ class _Epoch:
 
 
 class _Probe:
-    """Records the calls of all networks of a stage, and changes or replaces their outputs."""
+    """Evaluates the loss of a stage, with all calls of its networks, some of them changed."""
 
-    def __init__(self, stage: Stage) -> None:
+    def __init__(self, stage: Stage, epoch: _Epoch) -> None:
+        self.stage, self.generator = stage, epoch.generator
         named = stage.named_modules(remove_duplicate=False)
         unique = {id(m): (n, m) for n, m in named if isinstance(m, Model) and n != "part"}
         networks = dict(unique.values())
         self.parts: dict[str, nn.Module] = {}  # by "NETWORK PART"
-        self.change: str | None = None
-        self.replay: dict[str, Tensor] = {}
-        self.clear()
         for name, model in networks.items():
             # The trained network beside a teacher is the student; one alone has no name.
             shown = name.removesuffix(".model") if len(networks) > 1 else ""
@@ -96,24 +96,35 @@ class _Probe:
                 title, module = f"{shown} {part}".strip(), getattr(model, part)
                 self.parts[title] = module
                 module.register_forward_hook(partial(self._record, title, part))
+        self.views = {view: torch.rand(IMAGES, 3, SIZE, SIZE) for view in stage.views}
+        self.labels = torch.arange(len(COUNTS)).repeat(IMAGES // len(COUNTS))
+        self.streams = len(stage.class_weights(epoch))
 
-    def clear(self) -> None:
+    def evaluate(
+        self, view: str = "", call: str = "", replay: Mapping[str, Call] | None = None
+    ) -> dict[str, Tensor]:
+        """Return all terms from the same state, with a view or call changed, others replayed."""
         self.calls: dict[str, Call] = {}
-        self.inputs: dict[str, Tensor] = {}
-        self.outputs: dict[str, Tensor] = {}
+        self.changed, self.replay = call, replay or {}
+        state, drawn = deepcopy(self.stage.state_dict()), self.generator.get_state()
+        views = {name: images + 0.1 * (name == view) for name, images in self.views.items()}
+        torch.manual_seed(0)
+        terms = self.stage.loss(*[Batch(views, self.labels)] * self.streams)
+        self.stage.load_state_dict(state, strict=False)
+        self.generator.set_state(drawn)
+        return {name: value.detach().clone() for name, value in terms.items()}
 
     def _record(
         self, name: str, part: str, _: nn.Module, inputs: tuple[Tensor, ...], output: Tensor
     ) -> Tensor:
         key = f"call {len(self.calls)}"
-        self.calls[key] = Call(name, part, torch.is_grad_enabled())
-        self.inputs[key] = inputs[0].detach().clone()
         if key in self.replay:
-            output = self.replay[key]
-        elif key == self.change:
+            output = self.replay[key].output
+        elif key == self.changed:
             noise = torch.Generator().manual_seed(7)
             output = output + 0.1 * torch.randn(output.shape, generator=noise)
-        self.outputs[key] = output.detach().clone()
+        tensors = (tensor.detach().clone() for tensor in (inputs[0], output))
+        self.calls[key] = Call(name, part, torch.is_grad_enabled(), *tensors)
         return output
 
 
@@ -150,27 +161,12 @@ def _trace(stage: Stage, title: str, model: Model) -> Trace:
     owners = [name.rpartition(".")[0] for name in _changed(before, stage.state_dict())]
     parts = (owner.removeprefix("model.").split(".")[0] for owner in owners if owner)
     trace.updates = list(dict.fromkeys(parts))
-    streams, names = len(stage.class_weights(epoch)), stage.views
-    if not streams or not names or optimizer is None:
+    if optimizer is None or not stage.views or not stage.class_weights(epoch):
         return trace
-    probe = _Probe(stage)
-    views = {n: torch.rand(IMAGES, 3, SIZE, SIZE) for n in names}
-    labels = torch.arange(len(COUNTS)).repeat(IMAGES // len(COUNTS))
-
-    def terms(changed: str | None = None) -> dict[str, Tensor]:
-        """Evaluate the loss from the same state, perhaps with one view changed."""
-        probe.clear()
-        state, drawn = deepcopy(stage.state_dict()), epoch.generator.get_state()
-        seen = {n: v + 0.1 * (n == changed) for n, v in views.items()}
-        torch.manual_seed(0)
-        result = stage.loss(*[Batch(seen, labels)] * streams)
-        stage.load_state_dict(state, strict=False)
-        epoch.generator.set_state(drawn)
-        return {name: value.detach().clone() for name, value in result.items()}
-
-    _find_arrows(trace, probe, terms, names)
+    probe = _Probe(stage, epoch)
+    _find_arrows(trace, probe)
     weights = {name: deepcopy(part.state_dict()) for name, part in probe.parts.items()}
-    stage.step(optimizer, *[Batch(views, labels)] * streams)
+    stage.step(optimizer, *[Batch(probe.views, probe.labels)] * probe.streams)
     for name, part in probe.parts.items():
         moved = _changed(weights[name], part.state_dict())
         follows = any(parameter in moved for parameter, _ in part.named_parameters())
@@ -179,31 +175,25 @@ def _trace(stage: Stage, title: str, model: Model) -> Trace:
     return trace
 
 
-def _find_arrows(
-    trace: Trace, probe: _Probe, terms: Callable[..., dict[str, Tensor]], views: Sequence[str]
-) -> None:
-    base = terms()
-    trace.calls, inputs, outputs = probe.calls, probe.inputs, probe.outputs
-    trace.terms = [key for key in base if key != "loss"] or ["loss"]
+def _find_arrows(trace: Trace, probe: _Probe) -> None:
+    terms = probe.evaluate()
+    calls = trace.calls = probe.calls
+    trace.terms = [key for key in terms if key != "loss"] or ["loss"]
     encoders, classifiers = trace.called("encoder"), trace.called("classifier")
-    for view in views:
-        terms(view)
-        seen = [key for key in encoders if not torch.equal(inputs[key], probe.inputs[key])]
-        trace.arrows += [(f"view {view}", key) for key in seen]
+    for view in probe.views:
+        probe.evaluate(view)
+        seen = [c for c in encoders if not torch.equal(calls[c].input, probe.calls[c].input)]
+        trace.arrows += [(f"view {view}", call) for call in seen]
     reached = []
-    for key in trace.calls:
-        probe.change = key
-        values = terms()
+    for key in calls:
+        values = probe.evaluate(call=key)
         if key in encoders:
-            after = probe.outputs
-            passes = [c for c in classifiers if not torch.equal(outputs[c], after[c])]
-            trace.arrows += [(key, classifier) for classifier in passes]
+            after = probe.calls
+            fed = [c for c in classifiers if not torch.equal(calls[c].output, after[c].output)]
+            trace.arrows += [(key, call) for call in fed]
             # What still changes with the classifiers' outputs held depends on features directly.
-            probe.replay = {c: outputs[c] for c in classifiers}
-            values = terms()
-            probe.replay = {}
-        probe.change = None
-        reached += [(key, f"term {t}") for t in trace.terms if not torch.equal(base[t], values[t])]
+            values = probe.evaluate(call=key, replay={c: calls[c] for c in classifiers})
+        reached += [(key, f"term {t}") for t in trace.terms if not torch.equal(terms[t], values[t])]
     trace.arrows += reached
     if trace.terms != ["loss"]:
         trace.arrows += [(f"term {term}", "loss") for term in trace.terms]
@@ -356,19 +346,10 @@ def _nodes(trace: Trace, top: float) -> dict[str, Node]:
 def _draw_box(axes: Axes, node: Node, key: str, x: float, half: float) -> None:
     tall = 0.13 + 0.06 * node.text.count("\n")
     fill, edge, line = BOXES[node.role]
-    box = FancyBboxPatch(
-        (x - half, node.y - tall),
-        2 * half,
-        2 * tall,
-        boxstyle="round,pad=0,rounding_size=0.05",
-        facecolor=fill,
-        edgecolor=edge,
-        linestyle=line,
-        linewidth=1.0,
-        zorder=3,
-        gid=key.replace(" ", "-"),
-    )
-    axes.add_patch(box)
+    look: Style = {"facecolor": fill, "edgecolor": edge, "linestyle": line, "linewidth": 1.0}
+    look |= {"boxstyle": "round,pad=0,rounding_size=0.05", "gid": key.replace(" ", "-")}
+    corner = (x - half, node.y - tall)
+    axes.add_patch(FancyBboxPatch(corner, 2 * half, 2 * tall, zorder=3, **look))
     style: Style = {"ha": "center", "va": "center", "fontsize": 7, "zorder": 4}
     axes.text(x, node.y, node.text, weight="bold" if node.part == "loss" else "normal", **style)
 
