@@ -40,21 +40,13 @@ def ablation_figure(request: Request) -> Drawn:
         bar: Style = {"color": PALETTE[i], "hatch": HATCHES[i], "alpha": 0.85, "linewidth": 0}
         bar["edgecolor"] = "white" if HATCHES[i] else PALETTE[i]
         bar["error_kw"] = {"elinewidth": 0.8, "capsize": 1.5, "capthick": 0.8}
-        title: str | None = None if row.title in {cells["title"] for cells in rows} else row.title
-        for j, key in enumerate(keys):
-            cells = row.metric_row(key, "value")
-            if cells is None:
-                continue
-            rows.append(cells)
-            axes.bar(
-                j + (i - (len(series) - 1) / 2) * wide,
-                100 * cells["value"],
-                0.92 * wide,
-                yerr=np.maximum(style.whiskers([(cells["value"], cells["low"], cells["high"])]), 0),
-                label=title,
-                **bar,
-            )
-            title = None
+        bars = {j: cells for j, key in enumerate(keys) if (cells := row.metric_row(key, "value"))}
+        x = [j + (i - (len(series) - 1) / 2) * wide for j in bars]
+        shown = list(bars.values())
+        limits = np.maximum(style.whiskers(shown, "value"), 0)
+        values = [100 * cells["value"] for cells in shown]
+        axes.bar(x, values, 0.92 * wide, yerr=limits, label=row.title, **bar)
+        rows += shown
     if not rows:
         raise LmdError(f"no row of the ablation has the metrics {', '.join(keys)}")
     axes.set_xticks(range(len(keys)), [_tier_or_metric(key) for key in keys])

@@ -8,7 +8,7 @@ from functools import cached_property
 from itertools import pairwise
 from pathlib import Path
 from statistics import fmean, stdev
-from typing import Any, NamedTuple
+from typing import Any
 
 from lmd.base.errors import LmdError
 from lmd.base.text import shorten, unknown
@@ -213,18 +213,6 @@ def _check_finished(option: str, key: str, keys: Iterable[str]) -> None:
         raise LmdError(f"{option}: {unknown('method', key, keys, there_are=there_are)}")
 
 
-class ClassRecall(NamedTuple):
-    """The recall of a class, averaged over seeds, with the mean limits of its intervals."""
-
-    name: str
-    tier: str
-    train: int
-    support: int
-    recall: float
-    low: float
-    high: float
-
-
 @dataclass(frozen=True)
 class Series:
     """A row: the seeds of a method with the same settings on the same data.
@@ -270,11 +258,12 @@ class Series:
     def mean(self, metric: str) -> float | None:
         """Return the mean over the seeds; ``None`` if a run lacks the metric."""
         values = self._values(metric)
-        return fmean(values) if len(values) == len(self.runs) else None
+        return fmean(values) if values else None
 
     def _values(self, metric: str) -> list[float]:
         estimates = (run.metrics.get(metric) for run in self.runs)
-        return [e.value for e in estimates if e is not None and e.value is not None]
+        values = [e.value for e in estimates if e is not None and e.value is not None]
+        return values if len(values) == len(self.runs) else []
 
     def estimate(self, metric: str) -> tuple[Estimate | None, str]:
         """Return the mean over the seeds with its 95 % interval, and what the interval reflects."""
@@ -312,26 +301,23 @@ class Series:
             return None
         return mine.difference(theirs, metric)
 
-    def classes(self) -> list[ClassRecall]:
-        """Return the recall of each class that has images, most training images first."""
-        recalls = []
+    def class_rows(self, **cells: Any) -> list[dict[str, Any]]:
+        """Return the recall of each class that has images as rows of a CSV file.
+
+        Recalls and the limits of their intervals are averaged over the seeds. The class with the
+        most training images comes first.
+        """
+        rows = []
         parts = [run.record.per_class[run.record.part or "test"] for run in self.runs]
         for scores in zip(*parts, strict=True):
             limits = [(s.recall.value, s.recall.low, s.recall.high) for s in scores]
             if any(None in triple for triple in limits):
                 continue
-            means = [fmean(numbers) for numbers in zip(*limits, strict=True)]
-            first = scores[0]
-            recalls.append(ClassRecall(first.name, first.tier, first.train, first.support, *means))
-        return sorted(recalls, key=lambda recall: -recall.train)
-
-    def class_rows(self, **cells: Any) -> list[dict[str, Any]]:
-        """Return the recall of each class as rows of a CSV file."""
-        columns = ("class", "tier", "training_images", "images", "recall", "low", "high")
-        return [
-            self.row(**cells, **dict(zip(columns, recall, strict=True)), seeds=len(self.runs))
-            for recall in self.classes()
-        ]
+            s, means = scores[0], [fmean(numbers) for numbers in zip(*limits, strict=True)]
+            row = cells | {"class": s.name, "tier": s.tier, "training_images": s.train}
+            row |= {"images": s.support, **dict(zip(("recall", "low", "high"), means, strict=True))}
+            rows.append(self.row(**row, seeds=len(self.runs)))
+        return sorted(rows, key=lambda row: -row["training_images"])
 
     def minutes(self) -> float:
         """Return minutes of one processor that training took, averaged over the seeds."""

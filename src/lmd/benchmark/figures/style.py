@@ -175,9 +175,10 @@ def plain_ticks(axis: "Axis") -> None:
     axis.set_minor_locator(NullLocator())
 
 
-def whiskers(values: Sequence[tuple[float, float | None, float | None]]) -> Floats:
-    """Return the distances to the limits of values ``(N, 3)`` in points, 0 where there are none."""
-    value, low, high = 100 * np.array(values, dtype=np.float64).reshape(-1, 3).T
+def whiskers(rows: Sequence[Mapping[str, Any]], column: str) -> Floats:
+    """Return the distances to the limits of ``column`` in points, 0 where there are none."""
+    limits = np.array([[row[key] for key in (column, "low", "high")] for row in rows], np.float64)
+    value, low, high = 100 * limits.reshape(-1, 3).T
     return np.nan_to_num(np.stack([value - low, high - value]))
 
 

@@ -11,13 +11,12 @@ from scipy.optimize import isotonic_regression
 
 from lmd.base.errors import LmdError
 from lmd.benchmark.figures import style
-from lmd.benchmark.figures.series import ClassRecall, Request, Series, common_device
+from lmd.benchmark.figures.series import Request, Series, common_device
 from lmd.benchmark.figures.style import COLOURS, GREY, MOST, Drawn, Style, legend_name, new_figure
 from lmd.benchmark.trials import HEADLINE
 from lmd.scoring.metrics import METRICS
 from lmd.scoring.tiers import TIERS
 
-Limits = tuple[float, float | None, float | None]
 DEFAULT = ("balanced_accuracy", "macro_f1", "auc")
 FACTOR = "imbalance factor"
 DASHES = ("--", ":", "-.")  # of rows without the setting
@@ -145,15 +144,15 @@ def _draw_metric(
             look, title = place, METRICS[key].title
         shown = [cells for row in points if (cells := _metric_row(row, key, swept))]
         x = swept.shifted([cells["value"] for cells in shown], look)
-        limits = [(cells["mean"], cells["low"], cells["high"]) for cells in shown]
-        _errorbar(panel, x, limits, label=title, elinewidth=0.7, **style.row_style(look))
+        line: Style = style.row_style(look) | {"label": title, "elinewidth": 0.7}
+        _errorbar(panel, x, shown, "mean", **line)
         rows += shown
     for i, row in enumerate(swept.flat, start=len(swept.rows)):
         look, title = i, row.title
         if place is not None:
             look, title = place, f"{row.title}, {METRICS[key].short}"
         if cells := _metric_row(row, key, swept):
-            line: Style = {
+            line = {
                 "color": COLOURS[look % MOST],
                 "linestyle": style.LINES[(look + 1) % MOST],
             }
@@ -176,7 +175,9 @@ def class_sweep_figure(request: Request) -> Drawn:
             "choose one with --methods"
         )
     (points,) = swept.rows.values()
-    by_tier = {tier: [c.name for c in points[0].classes() if c.tier == tier] for tier in TIERS}
+    by_tier = {
+        tier: [c["class"] for c in points[0].class_rows() if c["tier"] == tier] for tier in TIERS
+    }
     by_tier = {tier: names for tier, names in by_tier.items() if names}
     most = max(map(len, by_tier.values()))
     below = 0.14 * (most + len(swept.flat)) + 0.1  # inches of the legends, which have own axes
@@ -187,12 +188,13 @@ def class_sweep_figure(request: Request) -> Drawn:
     levels = list(zip(swept.flat, cycle(DASHES), strict=False))
     for panel, legend, (tier, names) in zip(panels, legends, by_tier.items(), strict=True):
         for i, name in enumerate(names):
-            recalls = [_class(row, name)[-3:] for row in points]
+            recalls = [_class(row, name) for row in points]
             line: Style = {"label": legend_name(name, 22), "elinewidth": 0.6}
-            _errorbar(panel, swept.shifted(values, i), recalls, **line, **style.point_style(i))
+            line |= style.point_style(i)
+            _errorbar(panel, swept.shifted(values, i), recalls, "recall", **line)
             for row, dashes in levels:
                 line = {"color": COLOURS[i % MOST], "linewidth": 0.8, "linestyle": dashes}
-                panel.axhline(100 * _class(row, name).recall, **line)
+                panel.axhline(100 * _class(row, name)["recall"], **line)
         for row, dashes in levels:  # for the legend
             line = {"color": GREY, "linewidth": 0.8, "linestyle": dashes}
             panel.plot([], [], label=legend_name(row.title), **line)
@@ -214,16 +216,18 @@ def class_sweep_figure(request: Request) -> Drawn:
     return Drawn(figure, rows, (note,))
 
 
-def _errorbar(axes: Axes, x: Sequence[float], values: Sequence[Limits], **line: Any) -> None:
-    means = [100 * value for value, _, _ in values]
-    axes.errorbar(x, means, style.whiskers(values), capsize=1.5, **line)
+def _errorbar(
+    axes: Axes, x: Sequence[float], rows: Sequence[dict[str, Any]], column: str, **line: Any
+) -> None:
+    values = [100 * row[column] for row in rows]
+    axes.errorbar(x, values, style.whiskers(rows, column), capsize=1.5, **line)
 
 
-def _class(row: Series, name: str) -> ClassRecall:
-    recall = next((recall for recall in row.classes() if recall.name == name), None)
-    if recall is None:
+def _class(row: Series, name: str) -> dict[str, Any]:
+    cells = next((cells for cells in row.class_rows() if cells["class"] == name), None)
+    if cells is None:
         raise LmdError(f"{row.runs[0].path} has no recall of the class {name!r}")
-    return recall
+    return cells
 
 
 def recall_figure(request: Request) -> Drawn:
@@ -244,17 +248,19 @@ def recall_figure(request: Request) -> Drawn:
         series = chosen
     figure = new_figure(width, request.height or 0.78 * width)
     axes = figure.add_subplot()
-    classes = series[0].classes()
-    counts = [max(c.train, 1) for c in classes]
+    rows: list[dict[str, Any]] = []
+    classes = series[0].class_rows()
+    counts = [max(c["training_images"], 1) for c in classes]
     low, high = math.log10(min(counts)), math.log10(max(counts))
     span = (high - low) or 1.0
     for i, row in enumerate(series):
         # Side by side, so that intervals do not cover each other.
         shift = 10 ** (0.016 * span * (i - (len(series) - 1) / 2))
-        recalls = row.classes()
-        x = [max(c.train, 1) * shift for c in recalls]
-        limits = [recall[-3:] for recall in recalls]
-        _errorbar(axes, x, limits, label=row.title, elinewidth=0.7, **style.row_style(i))
+        recalls = row.class_rows()
+        x = [max(cells["training_images"], 1) * shift for cells in recalls]
+        line: Style = style.row_style(i) | {"label": row.title, "elinewidth": 0.7}
+        _errorbar(axes, x, recalls, "recall", **line)
+        rows += recalls
     axes.set_xscale("log")
     style.plain_ticks(axes.xaxis)
     axes.set_xlim(10 ** (low - 0.08 * span), 10 ** (high + 0.08 * span))
@@ -263,7 +269,7 @@ def recall_figure(request: Request) -> Drawn:
     axes.set_ylabel(f"recall on the {series[0].record.part} part, %")
     axes.grid(axis="y")
     if len(classes) <= NAMED:
-        _name_classes(axes, classes, width)
+        _name_classes(axes, [c["class"] for c in classes], counts, width)
     style.legend_below(figure, [row.title for row in series])
     seeds = sorted({seed for row in series for seed in row.seeds})
     averaged = f", limits averaged over the seeds {', '.join(map(str, seeds))}"
@@ -271,7 +277,7 @@ def recall_figure(request: Request) -> Drawn:
         "Bars: 95 % intervals of recall over test images (Wilson)"
         f"{averaged if len(seeds) > 1 else ''}. Rows are shifted sideways to keep them apart."
     )
-    return Drawn(figure, [cells for row in series for cells in row.class_rows()], tuple(notes))
+    return Drawn(figure, rows, tuple(notes))
 
 
 def _choose_rows(series: Sequence[Series], request: Request) -> list[Series]:
@@ -286,16 +292,16 @@ def _choose_rows(series: Sequence[Series], request: Request) -> list[Series]:
     return [row for row in series if row in ranked[:SHOWN]]
 
 
-def _name_classes(axes: Axes, classes: Sequence[ClassRecall], width: float) -> None:
-    """Write the names of the classes above the axes."""
+def _name_classes(axes: Axes, names: Sequence[str], counts: Sequence[int], width: float) -> None:
+    """Write the names of classes with these counts above the axes."""
     left, right = (math.log10(x) for x in axes.get_xlim())
-    places = [(math.log10(max(c.train, 1)) - left) / (right - left) for c in classes]
+    places = [(math.log10(count) - left) / (right - left) for count in counts]
     moved = spread(places, 0.13 / (0.8 * width), 0.02, 0.98)
     line: Style = {"color": "#999999", "linewidth": 0.4, "clip_on": False}
     text: Style = {"rotation": 45, "rotation_mode": "anchor", "fontsize": 6.5}
-    for c, place, at in zip(classes, places, moved, strict=True):
+    for name, place, at in zip(names, places, moved, strict=True):
         axes.plot([place, at], [1.0, 1.05], transform=axes.transAxes, **line)
-        axes.text(at, 1.06, legend_name(c.name, 22), transform=axes.transAxes, **text)
+        axes.text(at, 1.06, legend_name(name, 22), transform=axes.transAxes, **text)
 
 
 def spread(places: Sequence[float], gap: float, low: float, high: float) -> list[float]:
