@@ -95,7 +95,7 @@ def score_decisions(
         refer_above=policy.refer_above,
         fixed_specificity=FIXED_SPECIFICITY,
         referred=float(decided.refer.mean() if weights is None else weights @ shares[:, -1]),
-        mean_cost=_mean_cost(costs, shares, weights),
+        mean_cost=None if costs is None else _mean_cost(costs, shares, weights),
         per_class=per_class,
     )
 
@@ -182,11 +182,10 @@ def _rate_draws(sample: Sample, chosen: NDArray[np.integer[Any]]) -> Floats:
     return draws
 
 
-def _mean_cost(costs: Costs | None, rates: Floats, mix: Floats | None) -> float | None:
-    if costs is None or mix is None:
+def _mean_cost(costs: Costs, rates: Floats, mix: Floats | None) -> float | None:
+    # If referrals were free, leaving the hardest images to people would make decisions look cheap.
+    if mix is None or (costs.refer is None and mix @ rates[:, -1] > 0):
         return None
-    if costs.refer is None and mix @ rates[:, -1] > 0:
-        return None  # as if they were free, the hardest images would make decisions look cheap
     refer = np.zeros(len(mix)) if costs.refer is None else costs.refer
     table = np.concatenate([costs.table, refer[:, None]], axis=1)
     return float(mix @ (rates * table).sum(axis=1))

@@ -182,7 +182,7 @@ def policy_of(spec: "ModelSpec", decide: Decide) -> Policy:
         counts=spec.class_counts,
         prior=None if prior is None else np.array(prior.shares),
         tiers=("",) * len(spec.classes) if held_out is None else held_out.tiers,
-        held_out=None if held_out is None else held_out.classes(),
+        held_out=None if held_out is None or decide.coverage is None else held_out.classes(),
     )
     policy = make_policy(decide, basis)
     # Without another mix the probabilities stay as they are, to the last bit.

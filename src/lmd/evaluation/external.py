@@ -179,9 +179,9 @@ def _is_data_of(record: Record, data: str) -> bool:
 
     A relative place of the record may be another one now.
     """
+    if "synthetic" in (record.request.data, data):  # generated images are in no file
+        return record.request.data == data
     origin, place = Path(record.request.data).expanduser(), Path(data).expanduser()
-    if record.request.data == data == "synthetic":
-        return True
     if origin.is_absolute() and origin.exists() and place.exists() and place.samefile(origin):
         return True
     digest = record.data.file_sha256

@@ -131,8 +131,7 @@ def add_examples(path: Path, data: str, *, device: "torch.device | str" = "cpu")
 
 def looks_view(report: Report) -> Values | None:
     """Two lists of pictures with what the predictions say about them."""
-    run = report.run
-    examples = read_examples(run.path) if report.images else None
+    run, examples = report.run, read_examples(report.run.path) if report.images else None
     test = run.predictions.parts.get("test") if run.predictions else None
     if examples is None or test is None:
         return None

@@ -114,11 +114,6 @@ class Model(nn.Module):
         return logits
 
 
-def channels_last(model: Model) -> Model:
-    """The same model with weights in the memory layout in which convolutions are fastest."""
-    return model.to(memory_format=torch.channels_last)  # type: ignore[call-overload, no-any-return]
-
-
 class Normalise:
     """uint8 ``(B, S, S, 3)`` to normalised float ``(B, 3, S, S)``, channels last in memory."""
 

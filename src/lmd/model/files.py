@@ -19,7 +19,6 @@ from pydantic.dataclasses import dataclass
 from safetensors import SafetensorError
 from safetensors.torch import load as read_tensors
 from safetensors.torch import save as pack_tensors
-from torch import Tensor
 
 from lmd import __version__
 from lmd.base.errors import LmdError
@@ -206,9 +205,12 @@ def read_model(path: Path) -> tuple[Model, ModelSpec, str]:
             f"model file {description}: 'feature_dim' is {spec.feature_dim}, but {spec.backbone} "
             f"has {model.classifier.in_features} features"
         )
-    expected = model.state_dict()
-    for name in sorted(expected.keys() | state.keys()):
-        wanted, actual = _form(expected.get(name)), _form(state.get(name))
+    expected, forms = (
+        {name: f"{str(t.dtype).removeprefix('torch.')} {tuple(t.shape)}" for name, t in d.items()}
+        for d in (model.state_dict(), state)
+    )
+    for name in sorted(expected | forms):
+        wanted, actual = expected.get(name, "absent"), forms.get(name, "absent")
         if wanted != actual:
             raise LmdError(f"model file {weights}: {name} is {actual} and should be {wanted}")
     model.load_state_dict(state)
@@ -268,9 +270,3 @@ def _read_spec(path: Path) -> tuple[str, ModelSpec]:
     if not isinstance(sha256, str):
         raise LmdError(f"model file {path}: 'sha256' of the weights is missing")
     return sha256, read_spec(content, f"model file {path}")
-
-
-def _form(tensor: Tensor | None) -> str:
-    if tensor is None:
-        return "absent"
-    return f"{str(tensor.dtype).removeprefix('torch.')} {tuple(tensor.shape)}"

@@ -4,7 +4,7 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from lmd.model import Model, Normalise, channels_last
+from lmd.model import Model, Normalise
 from lmd.model.files import ModelSpec
 
 Pixels = NDArray[np.uint8]
@@ -34,7 +34,8 @@ class TorchEngine(Engine):
     def __init__(self, model: Model, spec: ModelSpec, device: torch.device | str = "cpu") -> None:
         super().__init__(spec)
         self.device = torch.device(device)
-        self.model = channels_last(model.to(self.device)).eval()
+        # The memory layout in which convolutions are fastest.
+        self.model: Model = model.to(self.device, memory_format=torch.channels_last).eval()  # type: ignore[call-overload]
         pre = spec.preprocessing
         self.normalise = Normalise(pre.mean, pre.std, self.device)
 

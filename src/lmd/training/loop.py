@@ -24,7 +24,7 @@ from lmd.base.progress import Display
 from lmd.data import loaders
 from lmd.data.table import Part
 from lmd.methods.stage import Batch, Stage, Stages, Terms, prepare
-from lmd.model import Model, Normalise, channels_last
+from lmd.model import Model, Normalise
 from lmd.runs.folder import Run
 from lmd.runs.protocol import Protocol
 from lmd.runs.record import HistoryRow, processor_time
@@ -64,7 +64,8 @@ class Trainer:
 
     def fit(self, *, resume: bool = False) -> None:
         """Train all stages, from the newest checkpoint if ``resume``."""
-        channels_last(self.model.to(self.device))
+        # The memory layout in which convolutions are fastest.
+        self.model.to(self.device, memory_format=torch.channels_last)  # type: ignore[call-overload]
         path = self.folder / "checkpoint" / "state.safetensors"
         saved = Checkpoint.load(path) if resume else None
         torch.manual_seed(derive_seed(self.protocol.seed, "method"))
