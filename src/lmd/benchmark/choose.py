@@ -71,8 +71,8 @@ def pseudo_tails(
     pool = table.take(table.parts != "test")
     available = pool.counts()
     rarest = int(train.min()), int(validation[np.argmin(train)])
-    donors = [int(k) for k in np.argsort(-available, kind="stable")]
-    donors = [k for k in donors if available[k] >= sum(rarest) + held_out]
+    order = np.argsort(-available, kind="stable").tolist()
+    donors = [k for k in order if available[k] >= sum(rarest) + held_out]
     if len(donors) < 3:
         raise LmdError(
             f"pseudo-tails need three classes with at least {sum(rarest) + held_out} training and "

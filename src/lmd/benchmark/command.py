@@ -34,7 +34,6 @@ HeldOut = Annotated[
         min=1, help="Fewest test images of a class in a task; with whole groups, half of that."
     ),
 ]
-TABLES = (".txt", ".md", ".tex", ".csv")
 
 
 def benchmark(
@@ -126,7 +125,7 @@ def table(
     from lmd.benchmark.tables import make_tables
 
     if out is not None:
-        check_output(out, "--out", *TABLES)
+        check_output(out, "--out", ".txt", ".md", ".tex", ".csv")
     folder = unpacked((runs or Path("runs") / load_grid(file).name).resolve())
     if not folder.is_dir():
         raise LmdError(f"no benchmark in {folder}: run `lmd benchmark {file}` or use --runs")

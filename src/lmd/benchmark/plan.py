@@ -210,9 +210,8 @@ def _resolve_paths(grid: Grid, base: Path) -> None:
     for values, key in ((grid.settings, "weights"), (inline, "weights"), (inline, "base")):
         if key in values:
             values[key] = weights(values[key])
-    if "weights" in grid.sweep:
-        swept = sweep_values(grid.sweep["weights"])
-        grid.sweep["weights"] = {label: weights(value) for label, value in swept}
+    if swept := grid.sweep.get("weights"):
+        grid.sweep["weights"] = {label: weights(value) for label, value in sweep_values(swept)}
     for entry in () if grid.trials is None else grid.trials.settings.values():
         if "weights" in entry:
             entry["weights"] = [weights(value) for value in entry["weights"]]

@@ -155,11 +155,8 @@ def _runs(
         trial = by_row.get(method.key)
         if seed not in grid.seeds and (trial is None or trial.method != method.key):
             continue  # a seed for trials only
-        swept = {
-            key: (point.labels[key], value)
-            for key, value in point.values.items()
-            if _applies(key, method)
-        }
+        pairs = {key: (point.labels[key], value) for key, value in point.values.items()}
+        swept = {key: pair for key, pair in pairs.items() if _applies(key, method)}
         # A method without a swept setting has the same run at every point.
         if not swept and index > 0:
             continue

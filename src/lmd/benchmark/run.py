@@ -66,9 +66,9 @@ def run_plan(
     ``deadline``, it stops its runs; they continue from their last epoch next time.
     """
     clear_leftovers(folder)
-    seconds = {name: took for name, took in inspect(plan, folder).items() if took is not None}
+    seconds = inspect(plan, folder)
     write_plan(plan, folder)
-    done = set(seconds)
+    done = {name for name, took in seconds.items() if took is not None}
     choices = make_choices(plan, folder)
     trials, final = first_phase(plan, choices), settled(plan, choices).runs
     names = dict.fromkeys(run.name for run in (*trials, *final))
@@ -345,8 +345,7 @@ class Board:
 
     def __init__(self, console: Console, live: Live | None) -> None:
         self._console, self._live = console, live
-        self._last = 0.0
-        self._shown = ""
+        self._last, self._shown = 0.0, ""
 
     def say(self, text: str) -> None:
         """Print a line that stays, with the time."""
@@ -363,9 +362,9 @@ class Board:
             self._live.update(_draw(snapshot), refresh=True)
         else:
             at = "".join(f"\n          {name}: {p.where}" for name, p in snapshot.running.items())
-            if snapshot.summary + at != self._shown:
-                self._shown = snapshot.summary + at
-                self.say(self._shown)
+            if (text := snapshot.summary + at) != self._shown:
+                self._shown = text
+                self.say(text)
         self._last = now
 
 

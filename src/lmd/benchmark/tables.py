@@ -42,8 +42,8 @@ def _value(estimate: Estimate | None) -> Cell:
         return Cell()
     mean, sd, low, high = numbers = (estimate.mean, estimate.sd, estimate.low, estimate.high)
     text = number_text(mean, ".2p") + ("" if sd is None else f" ± {number_text(sd, '.2p')}")
-    known = low is not None and high is not None
-    interval = f"[{number_text(low, '.1p')}, {number_text(high, '.1p')}]" if known else ""
+    bounded = low is not None and high is not None
+    interval = f"[{number_text(low, '.1p')}, {number_text(high, '.1p')}]" if bounded else ""
     return Cell(text, interval, numbers)
 
 
@@ -152,11 +152,11 @@ def _lines(results: Results, points: tuple[int, ...]) -> Iterator[Line]:
     A rule is above the reference and its ablations, or above each method; cells are empty.
     """
     plan = results.plan
-    own = [row.own or row.key == plan.reference for row in plan.rows]
+    ours = [row.own or row.key == plan.reference for row in plan.rows]
     for n, row in enumerate(plan.rows):
         tuning = results.tuning(row.key)
         if points:
-            rule = n > 0 and own[n] and not any(own[:n])
+            rule = n > 0 and ours[n] and not any(ours[:n])
             yield Line(row, (row.title,), points, rule, tuning)
             continue
         swept = results.swept(row.key)
