@@ -22,7 +22,7 @@ def main(classes: int) -> None:
     features, labels = long_tailed_features(FEATURES, classes, CHANNELS)
     half = FEATURES // 2
     gaussians, counts = ClassGaussians(classes, CHANNELS), labels[:half].bincount()
-    gaussians.fit(features[:half], labels[:half])
+    gaussians.update(features[:half], labels[:half])
     unseen, truth = features[half:].double(), labels[half:]
 
     def problem(draws: int, seed: int) -> Problem:

@@ -82,7 +82,7 @@ class Ours:
         self.features, self.labels = features, labels
         self.layer = first_guess()
         self.velocity = (torch.zeros(K, C), torch.zeros(K))
-        self.gaussians = ClassGaussians(K, C, ridge=RIDGE).fit(features, labels)
+        self.gaussians = ClassGaussians(K, C, ridge=RIDGE).update(features, labels)
         self.generator = torch.Generator().manual_seed(0)
         self.weight, self.bias = (p.detach() for p in self.layer.parameters())
 

@@ -25,7 +25,7 @@ def data() -> tuple[torch.Tensor, torch.Tensor]:
 
 def test_moments_and_their_average_are_equal(data):
     features, labels = data
-    gaussians = ClassGaussians(K, C).double().fit(features, labels)
+    gaussians = ClassGaussians(K, C).double().update(features, labels)
     other = features.flip(0).sqrt()
     gaussians.update(other, labels, 1)
     first = naive.moments(features.numpy(), labels.numpy(), K, 1e-2)
@@ -37,7 +37,7 @@ def test_moments_and_their_average_are_equal(data):
 
 def test_fdc_and_its_gradient_are_equal(data):
     features, labels = data
-    gaussians = ClassGaussians(K, C).double().fit(features, labels)
+    gaussians = ClassGaussians(K, C).double().update(features, labels)
     ours, theirs = (features[:32].clone().requires_grad_() for _ in range(2))
     loss = fdc_loss(ours, labels[:32], gaussians)
     plain = naive.fdc(theirs, labels[:32], gaussians.mean, gaussians.covariance)
@@ -48,7 +48,7 @@ def test_fdc_and_its_gradient_are_equal(data):
 
 
 def test_virtual_features_have_the_same_moments(data):
-    gaussians = ClassGaussians(K, C).double().fit(*data)
+    gaussians = ClassGaussians(K, C).double().update(*data)
     count = 20_000
     moments = gaussians.mean.numpy(), gaussians.covariance.numpy()
     drawn, labels = naive.virtual_features(*moments, count, 0)
@@ -63,7 +63,7 @@ def test_virtual_features_have_the_same_moments(data):
 
 
 def test_the_loss_in_logits_is_the_loss_on_virtual_features(data):
-    gaussians = ClassGaussians(K, C).double().fit(*data)
+    gaussians = ClassGaussians(K, C).double().update(*data)
     layer = nn.Linear(C, K).double()
     drawn, labels = naive.virtual_features(
         gaussians.mean.numpy(), gaussians.covariance.numpy(), 50_000, 0
@@ -102,7 +102,7 @@ def test_a_pass_in_logits_has_the_distribution_of_one_on_features(data, per_clas
     # Mean and covariance of all K (C + 1) numbers that a pass moves, and of its loss: with a step
     # large enough that what the first batches did matters for the later ones.
     features, labels = data
-    gaussians = ClassGaussians(K, C).fit(features.float(), labels)
+    gaussians = ClassGaussians(K, C).update(features.float(), labels)
     torch.manual_seed(0)
     layer, seeds = nn.Linear(C, K), 800
     a = passes(on_features, gaussians, layer, seeds, per_class=per_class)
@@ -117,7 +117,7 @@ def test_a_pass_in_logits_has_the_distribution_of_one_on_features(data, per_clas
 
 def test_a_pass_in_logits_learns_what_the_straightforward_one_learns(data):
     features, labels = data
-    gaussians = ClassGaussians(K, C).fit(features.float(), labels)
+    gaussians = ClassGaussians(K, C).update(features.float(), labels)
     torch.manual_seed(0)
     start = nn.Linear(C, K)
     ours = passes(in_logits, gaussians, start, 8, per_class=2000, lr=0.02)
@@ -141,7 +141,7 @@ def test_a_pass_in_logits_learns_what_the_straightforward_one_learns(data):
 
 def test_a_pass_leaves_moments_alone_and_a_seed_repeats_it(data):
     features, labels = data
-    gaussians = ClassGaussians(K, C).fit(features.float(), labels)
+    gaussians = ClassGaussians(K, C).update(features.float(), labels)
     before = gaussians.covariance.clone()
     layer = nn.Linear(C, K)
     first, second = (passes(in_logits, gaussians, layer, 1, per_class=30) for _ in range(2))

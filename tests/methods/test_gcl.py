@@ -9,7 +9,7 @@ from toys import COSINE, COUNTS, LABELS, World, close, gradient, small_model
 
 from lmd.base.errors import LmdError
 from lmd.methods import METHODS
-from lmd.methods.gcl import cloud_sizes, draw_noise, gcl_angular_loss, gcl_loss
+from lmd.methods.gcl import cloud_sizes, clouded_angle, clouded_cosine, draw_noise, focal_loss
 from lmd.methods.stage import Batch, Rate, prepare
 
 NOISE = torch.tensor(
@@ -21,6 +21,18 @@ NOISE = torch.tensor(
         [0.9, -0.8, 0.05, 0.6],
     ]
 )
+
+
+def gcl_loss(cosine, labels, counts, noise, margin, scale, noise_mul, gamma):
+    clouded = clouded_cosine(cosine, labels, counts, noise, margin, noise_mul)
+    return focal_loss(scale * clouded, labels, gamma)
+
+
+def gcl_angular_loss(
+    cosine, labels, counts, noise, *, margin, scale, epsilon, gamma, easy_margin=False
+):
+    clouded = clouded_angle(cosine, labels, counts, noise, margin, epsilon, easy_margin)
+    return focal_loss(scale * clouded, labels, gamma)
 
 
 def test_cloud_sizes():
@@ -183,8 +195,9 @@ def test_the_profile_cifar_is_the_authors_script_for_it():
     values = [(0.0, 30, 0.5, 0.0), (0.1, 20, 0.5, 1.0)]
     for stage, (margin, scale, noise, gamma) in zip(stages, values, strict=True):
         assert stage.mixup == 1
-        expected = gcl_loss(COSINE, LABELS, COUNTS, NOISE, margin, scale, noise, gamma)
-        assert torch.equal(stage.criterion(COSINE, LABELS, COUNTS, NOISE), expected)
+        expected = clouded_cosine(COSINE, LABELS, COUNTS, NOISE, margin, noise)
+        assert torch.equal(stage.cloud(COSINE, LABELS, COUNTS, NOISE), expected)
+        assert (stage.scale, stage.gamma) == (scale, gamma)
     assert (stages[1].epochs, stages[1].lr, stages[1].schedule) == (30, Rate(0.002, 64), "cosine")
 
 
@@ -216,5 +229,5 @@ def test_gcl_has_the_values_of_its_scripts_for_the_angular_form():
     assert (first.epochs, first.lr, first.schedule) == (None, None, None)
     assert (second.epochs, second.lr, second.schedule) == (30, Rate(0.002, 64), "cosine")
     for stage in (first, second):
-        assert stage.criterion.func is gcl_angular_loss
-        assert stage.criterion.keywords["easy_margin"] is True
+        assert stage.cloud.func is clouded_angle
+        assert stage.cloud.keywords["easy_margin"] is True

@@ -257,7 +257,7 @@ def _virtual_features(
         return shrunk_moments(mean, covariance, counts, mean_images=mean_images)
 
     gaussians = ClassGaussians(len(counts), rows.features.shape[1], ridge=RIDGE)
-    gaussians.fit(rows.features, rows.labels, shrink)
+    gaussians.update(rows.features, rows.labels, adjust=shrink)
     generator = torch.Generator().manual_seed(seed)
     draws = enough_draws(len(counts))
     return virtual_features(gaussians, counts, draws, generator), metric[0]

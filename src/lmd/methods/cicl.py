@@ -12,7 +12,7 @@ from torch.nn import functional as F
 from torch.optim import Optimizer
 
 from lmd.methods.method import Count, Method, Positive
-from lmd.methods.stage import Batch, Epoch, ParameterGroups, Rate, Stage, Stages, Task, Terms
+from lmd.methods.stage import Batch, ParameterGroups, Rate, Stage, Stages, Task, Terms
 from lmd.methods.supervised import NORMS, Supervised, image_weights
 from lmd.model import Model
 
@@ -96,10 +96,6 @@ class Statistics(Stage):
     def trainable(self) -> ParameterGroups:
         """The encoder: it has to be in train mode, but is not updated."""
         return list(self.model.encoder.parameters())
-
-    def start_epoch(self, epoch: Epoch) -> None:
-        """Count the images from here."""
-        self.seen = 0
 
     @torch.no_grad()
     def step(self, optimizer: Optimizer, *batches: Batch) -> Terms:

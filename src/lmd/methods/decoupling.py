@@ -66,15 +66,14 @@ class TauNorm(Stage):
     @torch.no_grad()
     def start_epoch(self, epoch: Epoch) -> Mapping[str, float]:
         """Choose τ on the validation part unless it was given, and apply it."""
-        report: dict[str, float] = {}
-        tau = self.tau
+        tau, recall = self.tau, {}
         if tau is None:
             features, labels = epoch.features(part="validation")
             weight = self.weight.to(features)
-            tau, report["tau_recall"] = choose_tau(weight, features, labels, self.taus)
+            tau, recall["tau_recall"] = choose_tau(weight, features, labels, self.taus)
             self.best.fill_(tau)
         write(self.model, tau_normalise(self.weight, tau), None)
-        return {"tau": tau, **report}
+        return {"tau": tau, **recall}
 
     def chosen(self) -> Mapping[str, float]:
         """τ, unless it was given."""

@@ -18,8 +18,8 @@ from lmd.methods.stage import Batch, Options, Rate, Stage, Stages, Task, Terms
 from lmd.methods.supervised import cosine_classifier, draw_mixup, image_weights
 from lmd.model import Model
 
-# A loss of cosines ``(B, K)``, labels ``(B,)``, counts ``(K,)`` and noise ``(B, K)``.
-Criterion = Callable[[Tensor, Tensor, Tensor, Tensor], Tensor]
+# Cosines ``(B, K)``, labels ``(B,)``, counts ``(K,)`` and noise ``(B, K)`` to clouded ``(B, K)``.
+Cloud = Callable[[Tensor, Tensor, Tensor, Tensor], Tensor]
 
 
 def cloud_sizes(counts: Tensor) -> Tensor:
@@ -37,42 +37,28 @@ def draw_noise(like: Tensor) -> Tensor:
     return (torch.randn_like(like) / 3).clamp(-1, 1)
 
 
-def gcl_loss(
-    cosine: Tensor,
-    labels: Tensor,
-    counts: Tensor,
-    noise: Tensor,
-    margin: float,
-    scale: float,
-    noise_mul: float,
-    gamma: float,
+def clouded_cosine(
+    cosine: Tensor, labels: Tensor, counts: Tensor, noise: Tensor, margin: float, noise_mul: float
 ) -> Tensor:
-    """Cosine form: focal cross-entropy of ``s · (c − ν |e| d − m · 1_y)`` (CVPR 2022).
-
-    ``(B, K)``, ``(B,)``, ``(K,)``, ``(B, K)``. With γ = 0 it is plain cross-entropy.
-    """
+    """Cosine form: ``c − ν |e| d − m · 1_y`` (CVPR 2022)."""
     target = F.one_hot(labels, cosine.shape[1])
-    clouded = cosine - noise_mul * noise.abs() * cloud_sizes(counts) - margin * target
-    return _focal(scale * clouded, labels, gamma)
+    return cosine - noise_mul * noise.abs() * cloud_sizes(counts) - margin * target
 
 
-def gcl_angular_loss(
+def clouded_angle(
     cosine: Tensor,
     labels: Tensor,
     counts: Tensor,
     noise: Tensor,
-    *,
     margin: float,
-    scale: float,
     epsilon: float,
-    gamma: float,
-    easy_margin: bool = False,
+    easy_margin: bool,
 ) -> Tensor:
-    """Angular form: focal cross-entropy of ``s · cos(θ + |½π ε d e| + m · 1_y)`` (TAI 2024).
+    """Angular form: ``cos(θ + |½π ε d e| + m · 1_y)`` (TAI 2024).
 
     Where the widened angle exceeds π its cosine would rise again: there the logit is
     ``c − sin(π − m')`` with m' the widening, as in the authors' code. With the easy margin a
-    cosine of at most 0 is kept as it is. ``(B, K)``, ``(B,)``, ``(K,)``, ``(B, K)``.
+    cosine of at most 0 is kept as it is.
     """
     target = F.one_hot(labels, cosine.shape[1])
     widening = (torch.pi / 2 * epsilon * cloud_sizes(counts) * noise).abs() + margin * target
@@ -81,14 +67,12 @@ def gcl_angular_loss(
     sine = (1 - inside.square()).sqrt()
     widened = cosine * widening.cos() - sine * widening.sin()
     if easy_margin:
-        logits = torch.where(cosine > 0, widened, cosine)
-    else:
-        fallback = cosine - (torch.pi - widening).sin()
-        logits = torch.where(cosine > (torch.pi - widening).cos(), widened, fallback)
-    return _focal(scale * logits, labels, gamma)
+        return torch.where(cosine > 0, widened, cosine)
+    fallback = cosine - (torch.pi - widening).sin()
+    return torch.where(cosine > (torch.pi - widening).cos(), widened, fallback)
 
 
-def _focal(logits: Tensor, labels: Tensor, gamma: float) -> Tensor:
+def focal_loss(logits: Tensor, labels: Tensor, gamma: float) -> Tensor:
     """Mean of ``(1 − p_y)^γ · CE`` whose modulator has no gradient: ``(B, K)``, ``(B,)``."""
     ce = F.cross_entropy(logits, labels, reduction="none")
     return ((-torch.expm1(-ce.detach())) ** gamma * ce).mean()
@@ -103,16 +87,17 @@ class Clouded(Stage):
         self,
         model: Model,
         task: Task,
-        criterion: Criterion,
+        cloud: Cloud,
         *,
         scale: float,
+        gamma: float,
         mixup: float,
         part: nn.Module | None = None,
         **options: Unpack[Options],
     ) -> None:
         super().__init__(part, **options)
         self.model, self.classifier = model, cosine_classifier(model, scale)
-        self.criterion, self.mixup = criterion, mixup
+        self.cloud, self.scale, self.gamma, self.mixup = cloud, scale, gamma, mixup
         self.register_buffer("counts", task.class_counts, persistent=False)
 
     def loss(self, batch: Batch, *others: Batch) -> Terms:
@@ -128,7 +113,8 @@ class Clouded(Stage):
         return {"loss": loss}
 
     def _clouded(self, cosine: Tensor, labels: Tensor) -> Tensor:
-        return self.criterion(cosine, labels, self.counts, draw_noise(cosine))
+        clouded = self.cloud(cosine, labels, self.counts, draw_noise(cosine))
+        return focal_loss(self.scale * clouded, labels, self.gamma)
 
 
 def gcl(
@@ -162,20 +148,18 @@ def gcl(
     tail.
     """
 
-    def criterion(margin: float, scale: float, gamma: float) -> Criterion:
-        if form == "angular":
-            loss = partial(gcl_angular_loss, epsilon=epsilon, easy_margin=easy_margin)
-        else:
-            loss = partial(gcl_loss, noise_mul=noise_mul)
-        return partial(loss, margin=margin, scale=scale, gamma=gamma)
-
-    yield Clouded(model, task, criterion(margin, scale, 0.0), scale=scale, mixup=mixup)
-    second = criterion(stage2_margin, stage2_scale, stage2_gamma)
+    if form == "angular":
+        cloud = partial(clouded_angle, epsilon=epsilon, easy_margin=easy_margin)
+    else:
+        cloud = partial(clouded_cosine, noise_mul=noise_mul)
+    first = partial(cloud, margin=margin)
+    yield Clouded(model, task, first, scale=scale, gamma=0.0, mixup=mixup)
     yield Clouded(
         model,
         task,
-        second,
+        partial(cloud, margin=stage2_margin),
         scale=stage2_scale,
+        gamma=stage2_gamma,
         mixup=stage2_mixup,
         part=model.classifier,
         weights=image_weights(task.class_counts),

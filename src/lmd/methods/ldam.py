@@ -60,20 +60,20 @@ class LDAM(Stage):
     def __init__(
         self,
         model: Model,
-        counts: Tensor,
-        margin: float,
-        beta: float,
-        *,
-        scale: float,
+        task: Task,
         rule: Rule,
+        max_margin: float,
+        scale: float,
+        beta: float,
         defer: float,
     ) -> None:
         # The margins alone do not balance: it takes weights, from the first epoch or later.
         super().__init__(balanced=(rule == "rs" or defer < 1) and balances_by(beta))
         self.model, self.classifier = model, cosine_classifier(model, scale)
         self.scale, self.rule, self.defer = scale, rule, defer
-        balance = class_balanced_weights(counts, beta)
-        self.register_buffer("margins", ldam_margins(counts, margin), persistent=False)
+        balance = class_balanced_weights(task.class_counts, beta)
+        margins = ldam_margins(task.class_counts, max_margin)
+        self.register_buffer("margins", margins, persistent=False)
         self.register_buffer("balance", balance, persistent=False)
         self.register_buffer("weight", torch.ones_like(balance))
 
@@ -109,8 +109,7 @@ def ldam(
 
     No rule both resamples and re-weights: that would count the imbalance twice.
     """
-    counts = task.class_counts
-    yield LDAM(model, counts, max_margin, beta, scale=scale, rule=rule, defer=defer)
+    yield LDAM(model, task, rule, max_margin, scale, beta, defer)
 
 
 CAO = (
@@ -130,13 +129,5 @@ METHODS = (
         note="Resampling by effective number from the first epoch; rule=drw defers re-weighting.",
         preset={"rule": "rs"},
     ),
-    Method(
-        "ldam_drw",
-        "LDAM-DRW",
-        ldam,
-        CAO,
-        ("LDAM",),
-        head="cosine",
-        preset={"rule": "drw"},
-    ),
+    Method("ldam_drw", "LDAM-DRW", ldam, CAO, ("LDAM",), head="cosine", preset={"rule": "drw"}),
 )

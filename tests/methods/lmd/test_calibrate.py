@@ -45,7 +45,7 @@ def test_normal_draws_are_normal_and_follow_the_generator():
 
 def test_expected_cross_entropy_is_that_of_virtual_features():
     features, labels = overlapping()
-    gaussians = ClassGaussians(4, 8).double().fit(features, labels)
+    gaussians = ClassGaussians(4, 8).double().update(features, labels)
     g = torch.Generator().manual_seed(1)
     weight = (0.5 * torch.randn(4, 8, generator=g)).double().requires_grad_()
     bias = torch.randn(4, generator=g).double().requires_grad_()
@@ -63,7 +63,7 @@ def test_expected_cross_entropy_is_that_of_virtual_features():
 
 def test_gradient_of_the_expected_cross_entropy_is_exact():
     features, labels = overlapping(dim=5)
-    gaussians = ClassGaussians(4, 5).double().fit(features, labels)
+    gaussians = ClassGaussians(4, 5).double().update(features, labels)
     draws = normal_draws(64, 3, torch.Generator().manual_seed(0))
     objective = expected_cross_entropy(gaussians.mean, gaussians.covariance, draws)
     g = torch.Generator().manual_seed(1)
@@ -81,7 +81,7 @@ def test_gradient_of_the_expected_cross_entropy_is_exact():
 
 def test_many_classes_take_turns_with_the_same_result(monkeypatch):
     features, labels = overlapping(dim=5)
-    gaussians = ClassGaussians(4, 5).double().fit(features, labels)
+    gaussians = ClassGaussians(4, 5).double().update(features, labels)
     draws = normal_draws(64, 3, torch.Generator().manual_seed(0))
     objective = expected_cross_entropy(gaussians.mean, gaussians.covariance, draws)
     weight = torch.randn(4, 5, generator=torch.Generator().manual_seed(1)).double()

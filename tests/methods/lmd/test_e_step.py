@@ -38,7 +38,7 @@ def test_fdc_against_a_naive_loop_with_gradients(distance):
     g = torch.Generator().manual_seed(0)
     x = torch.randn(60, 5, generator=g, dtype=torch.float64) + 2
     y = torch.arange(60) % 4
-    gaussians = ClassGaussians(4, 5).double().fit(x, y)
+    gaussians = ClassGaussians(4, 5).double().update(x, y)
     z = x[:10].clone().requires_grad_()
     loss = fdc_loss(z, y[:10], gaussians, distance)
     (fast,) = torch.autograd.grad(loss, z)

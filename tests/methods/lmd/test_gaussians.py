@@ -26,7 +26,7 @@ def clouds(classes=4, dim=6, n=200, seed=0, dtype=torch.float64, offset=0.0):
 def fitted(**kwargs):
     features, labels = clouds(**kwargs)
     gaussians = ClassGaussians(int(labels.max()) + 1, features.shape[1]).double()
-    return gaussians.fit(features, labels), features, labels
+    return gaussians.update(features, labels), features, labels
 
 
 def mahalanobis(gaussians, features):
@@ -38,7 +38,7 @@ def mahalanobis(gaussians, features):
 def test_moments_are_those_of_the_released_code():
     x = torch.tensor([[1.0, 2.0], [1.5, 1.0], [0.5, 2.5], [3.0, 0.0], [2.0, 1.0]])
     y = torch.tensor([0, 0, 0, 1, 1])
-    gaussians = ClassGaussians(2, 2).fit(x, y)
+    gaussians = ClassGaussians(2, 2).update(x, y)
     torch.testing.assert_close(gaussians.mean, torch.tensor([[1.0, 1.8333333], [2.5, 0.5]]))
     expected = torch.tensor([[[0.26, -0.375], [-0.375, 0.5933333]], [[0.51, -0.5], [-0.5, 0.51]]])
     torch.testing.assert_close(gaussians.covariance, expected)
@@ -47,7 +47,7 @@ def test_moments_are_those_of_the_released_code():
 def test_moments_against_a_naive_loop_in_any_order():
     features, labels = clouds()
     order = torch.randperm(len(labels), generator=torch.Generator().manual_seed(1))
-    gaussians = ClassGaussians(4, 6, ridge=0.3).double().fit(features[order], labels[order])
+    gaussians = ClassGaussians(4, 6, ridge=0.3).double().update(features[order], labels[order])
     for k in range(4):
         rows = features[labels == k]
         mean = sum(rows) / len(rows)
@@ -74,7 +74,7 @@ def test_a_class_with_one_image_has_the_pooled_covariance(copies):
 @pytest.mark.parametrize("decay", [0.999, 0.0])
 def test_a_class_that_was_not_drawn(decay):
     features, labels = clouds(classes=3)
-    gaussians = ClassGaussians(4, 6, decay=decay).double().fit(features, labels)
+    gaussians = ClassGaussians(4, 6, decay=decay).double().update(features, labels)
     torch.testing.assert_close(gaussians.mean[3], gaussians.mean[:3].mean(0))
     assert torch.linalg.eigvalsh(gaussians.covariance[3]).min() > 0
     before = copy.deepcopy(gaussians)
@@ -181,8 +181,8 @@ def test_own_and_total_against_a_naive_loop_with_gradients(distance):
 
 def test_large_means_do_not_cancel_in_float32():
     features, labels = clouds(offset=1000.0)
-    exact = ClassGaussians(4, 6).double().fit(features, labels)
-    rough = ClassGaussians(4, 6).fit(features.float(), labels)
+    exact = ClassGaussians(4, 6).double().update(features, labels)
+    rough = ClassGaussians(4, 6).update(features.float(), labels)
     # The same moments, so that only the arithmetic of the distances differs.
     rough.mean.copy_(exact.mean)
     rough.covariance.copy_(exact.covariance)
@@ -208,7 +208,7 @@ def test_derived_matrices_follow_every_change_of_the_moments():
     other.load_state_dict(torch.load(buffer))
     torch.testing.assert_close(mahalanobis(other, features), first / 4)
     twin = copy.deepcopy(gaussians)
-    twin.fit(features + 1, labels)
+    twin.update(features + 1, labels)
     torch.testing.assert_close(mahalanobis(twin, features + 1), first)
     torch.testing.assert_close(mahalanobis(gaussians, features), first / 4)
     assert gaussians.float().precision().dtype == torch.float32
@@ -223,7 +223,7 @@ def test_a_singular_covariance_still_has_a_factor():
     assert torch.isfinite(cholesky(torch.zeros(3, 3))).all()
     gaussians = ClassGaussians(2, 5, ridge=0.0)
     features = torch.randn(6, 5, generator=torch.Generator().manual_seed(0))
-    gaussians.fit(features, torch.tensor([0, 0, 0, 1, 1, 1]))  # rank 2 in 5 dimensions
+    gaussians.update(features, torch.tensor([0, 0, 0, 1, 1, 1]))  # rank 2 in 5 dimensions
     assert torch.isfinite(virtual_sample(gaussians, 10, torch.Generator().manual_seed(0))[0]).all()
     assert (mahalanobis(gaussians, features) >= 0).all()
 
@@ -244,7 +244,7 @@ def peak():
 base = peak()
 g = torch.Generator().manual_seed(0)
 x, y = torch.randn(2300, C, generator=g), torch.arange(2300) % K
-gaussians = ClassGaussians(K, C).fit(x, y)
+gaussians = ClassGaussians(K, C).update(x, y)
 gaussians.own_and_total(x[:8], y[:8])
 seen = 0
 for features, labels in gaussians.batches(R, 352, g):

@@ -51,6 +51,6 @@ def test_every_reference_vector():
     close(phi, fdc["paper_literal_with_Sigma_not_inverse"]["phi"])
 
     vfc = vectors["lmd_vfc"]
-    gaussians = ClassGaussians(2, 2).fit(torch.tensor(vfc["X"]), torch.tensor(vfc["y"]))
+    gaussians = ClassGaussians(2, 2).update(torch.tensor(vfc["X"]), torch.tensor(vfc["y"]))
     close(gaussians.mean, vfc["mean"])
     close(gaussians.covariance, vfc["cov(unbiased + 0.01*I)"])

@@ -23,7 +23,7 @@ from lmd.methods.lmd.vfc import (
 @pytest.mark.parametrize("penalty", [0.0, 0.05])
 def test_the_argmin_is_one_and_no_worse_than_long_sgd(penalty):
     features, labels = overlapping()
-    gaussians = ClassGaussians(4, 8).fit(features, labels)
+    gaussians = ClassGaussians(4, 8).update(features, labels)
     g = torch.Generator().manual_seed(2)
     problem = virtual_features(gaussians, torch.full((4,), 100), 4096, g)
     solution = problem.solve(torch.zeros(4, 8).normal_(generator=g), torch.zeros(4), penalty)
@@ -47,7 +47,7 @@ def test_the_argmin_is_one_and_no_worse_than_long_sgd(penalty):
 
 def test_the_argmin_does_not_depend_on_where_it_starts():
     features, labels = overlapping()
-    gaussians = ClassGaussians(4, 8).fit(features, labels)
+    gaussians = ClassGaussians(4, 8).update(features, labels)
     g = torch.Generator().manual_seed(2)
     problem = virtual_features(gaussians, torch.full((4,), 100), 2048, g)
     first = problem.solve(torch.randn(4, 8, generator=g), torch.zeros(4), 0.01)
@@ -73,7 +73,7 @@ def test_real_features_are_solved_like_logistic_regression():
 
 def test_shrinkage_moves_towards_the_pooled_covariance():
     features, labels = overlapping()
-    gaussians = ClassGaussians(4, 8).fit(features, labels)
+    gaussians = ClassGaussians(4, 8).update(features, labels)
     counts = torch.tensor([101, 51, 11, 1])
     pooled = sum(w * gaussians.covariance[k] for k, w in enumerate((100, 50, 10, 0))) / 160
     torch.testing.assert_close(pooled_covariance(gaussians.covariance, counts), pooled)

@@ -183,18 +183,14 @@ class ClassGaussians(nn.Module):
         self._derived: dict[str, Any] = {}
 
     @torch.no_grad()
-    def fit(self, features: Tensor, labels: Tensor, adjust: Adjust | None = None) -> Self:
-        """Replace the moments by those of ``features (N, C)`` with ``labels (N,)``."""
-        return self.update(features, labels, 0, adjust)
-
-    @torch.no_grad()
     def update(
-        self, features: Tensor, labels: Tensor, step: int, adjust: Adjust | None = None
+        self, features: Tensor, labels: Tensor, step: int = 0, adjust: Adjust | None = None
     ) -> Self:
-        """Average over EM iterations with decay min(1 - 1/(step+1), 0.999); step counts from 0.
+        """Average over EM iterations with decay min(1 - 1/(step+1), 0.999).
 
-        The first 1000 iterations are thus a running mean. A class that was not drawn this time
-        keeps its moments. ``adjust`` may change new means and covariances before they are averaged.
+        Step 0 replaces the moments by those of ``features (N, C)``, ``labels (N,)``; the first 1000
+        steps are a running mean. A class that was not drawn this time keeps its moments. ``adjust``
+        may change new means and covariances before they are averaged.
         """
         rows = features.to(self.mean), labels.to(self.mean.device)
         mean, covariance, counts = class_moments(*rows, len(self.mean), self.ridge)

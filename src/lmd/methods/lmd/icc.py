@@ -33,7 +33,7 @@ from lmd.model import Model
 
 Chosen = Literal["validation"]
 
-WITH_ICC, WITH_FDC = Needs(icc=True), Needs(icc=True, fdc=True)
+E_STEP, WITH_FDC = Needs(icc=True), Needs(icc=True, fdc=True)
 WITH_ARGMIN, WITH_SGD = Needs(m_step="argmin"), Needs(m_step="sgd")
 WITH_DIFFERENCE = Needs(icc=True, fdc=True, fdc_form="difference")
 
@@ -45,21 +45,15 @@ class ICCSettings(Settings):
     """
 
     iterations: Annotated[
-        Count | None, "EM iterations (J); null: the protocol's stage2_epochs.", WITH_ICC
+        Count | None, "EM iterations (J); null: the protocol's stage2_epochs.", E_STEP
     ] = None
-    levels: Annotated[
-        int, Field(ge=0), "Inner levels of the encoder among the features (row 31)."
-    ] = 5
+    levels: Annotated[int, Field(ge=0), "Inner levels of the encoder as features (row 31)."] = 5
     classifier: Annotated[
         Literal["averaged", "kept", "fresh"],
         "Average with stage 1's classifier, correct it, or drop it (row 32).",
     ] = "fresh"
-    m_views: Annotated[
-        Literal["eval", "all"], "Moments of the eval view, or of all views (row 33)."
-    ] = "all"
-    mean_images: Annotated[NonNegative, "Images that pull a class mean to the centre (row 34)."] = (
-        30.0
-    )
+    m_views: Annotated[Literal["eval", "all"], "Views for the moments (row 33)."] = "all"
+    mean_images: Annotated[NonNegative, "Images that pull means to the centre (row 34)."] = 30.0
     covariance_images: Annotated[
         NonNegative, "Images that pull a covariance to the pooled one (row 34)."
     ] = 0.0
@@ -72,15 +66,11 @@ class ICCSettings(Settings):
         "draw from averaged or new moments (row 12).",
         Needs(icc=True, vfc=True),
     ] = "ema"
-    moments_decay: Annotated[Share, "largest decay of the averaged moments (row 13).", WITH_ICC] = (
-        0.0
-    )
+    moments_decay: Annotated[Share, "largest decay of averaged moments (row 13).", E_STEP] = 0.0
     virtual_features: Annotated[
         Count, "virtual features of each class; argmin: at most 4096 (row 14).", Needs(vfc=True)
     ] = 50_000
-    m_step: Annotated[
-        Literal["argmin", "sgd"], "Solve the M step, or make one pass of SGD (row 15)."
-    ] = "argmin"
+    m_step: Annotated[Literal["argmin", "sgd"], "Solve it, or one pass of SGD (row 15)."] = "argmin"
     shrinkage: Annotated[
         Share | Chosen,
         "shrinkage to the pooled covariance (row 15).",
@@ -93,19 +83,15 @@ class ICCSettings(Settings):
     m_momentum: Annotated[BelowOne, "momentum of the M step (row 15).", WITH_SGD] = 0.9
     m_weight_decay: Annotated[NonNegative, "weight decay of the M step (row 15).", WITH_SGD] = 1e-4
     m_batch: Annotated[Count, "batch size of the M step (row 15).", WITH_SGD] = 352
-    e_sampling: Annotated[Sampling, "how the E step draws images.", WITH_ICC] = "natural"
+    e_sampling: Annotated[Sampling, "how the E step draws images.", E_STEP] = "natural"
     e_tau: Annotated[
-        NonNegative, "its label loss sees z + e_tau ln(prior); 0 is plain (row 26).", WITH_ICC
+        NonNegative, "its label loss sees z + e_tau ln(prior); 0 is plain (row 26).", E_STEP
     ] = 1.0
-    e_statistics: Annotated[
-        bool, "let the E step update BatchNorm statistics (row 35).", WITH_ICC
-    ] = False
+    e_statistics: Annotated[bool, "E steps update BatchNorm statistics (row 35).", E_STEP] = False
     label_loss: Annotated[
-        Literal["ce", "gce"], "plain or generalised cross-entropy (row 16).", WITH_ICC
+        Literal["ce", "gce"], "plain or generalised cross-entropy (row 16).", E_STEP
     ] = "ce"
-    label_gradient: Annotated[
-        bool, "whether the label loss reaches the encoder (row 16).", WITH_ICC
-    ] = True
+    label_gradient: Annotated[bool, "the label loss reaches the encoder (row 16).", E_STEP] = True
     lambda_e: Annotated[NonNegative, "weight of feature distribution consistency.", WITH_FDC] = 0.1
     fdc_form: Annotated[
         Literal["difference", "bounded"], "Psi - Phi, or bounded cross-entropy (row 36).", WITH_FDC
@@ -115,13 +101,11 @@ class ICCSettings(Settings):
     ] = 10.0
     fdc_sign: Annotated[Literal[1, -1], "-1 changes its sign (row 17).", WITH_DIFFERENCE] = 1
     distance: Annotated[Distance, "kind of distance (row 18).", WITH_DIFFERENCE] = "mahalanobis"
-    encoder_lr: Annotated[NonNegative, "learning rate of the encoder (row 20).", WITH_ICC] = 1e-3
+    encoder_lr: Annotated[NonNegative, "learning rate of the encoder (row 20).", E_STEP] = 1e-3
     encoder_weight_decay: Annotated[
-        NonNegative | None, "the encoder's weight decay; null: the protocol's (row 20).", WITH_ICC
+        NonNegative | None, "the encoder's weight decay; null: the protocol's (row 20).", E_STEP
     ] = None
-    last_e_step: Annotated[bool, "whether the last iteration has an E step (row 21).", WITH_ICC] = (
-        False
-    )
+    last_e_step: Annotated[bool, "the last iteration has an E step (row 21).", E_STEP] = False
 
 
 def check_model(model: Model, settings: ICCSettings) -> None:

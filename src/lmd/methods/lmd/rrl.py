@@ -29,9 +29,7 @@ WITH_RRL = Needs(rrl=True)
 class RRLSettings(Settings):
     """Settings of stage 1; the rows are those of ``docs/paper-vs-code.md``."""
 
-    tau: Annotated[
-        NonNegative, "Cross-entropy sees z + tau ln(prior); 0 is the plain one (row 26)."
-    ] = 0.0
+    tau: Annotated[NonNegative, "Cross-entropy sees z + tau ln(prior); 0: plain (row 26)."] = 0.0
     ce_view: Annotated[
         supervised.View, "View for cross-entropy; label: the protocol's (rows 1 and 37)."
     ] = "strong"
@@ -40,23 +38,13 @@ class RRLSettings(Settings):
         Share, "share of the steps to average weights over (row 39).", Needs(rrl=False)
     ] = 0.0
     warmup: Annotated[Share, "share of all steps with cross-entropy alone (row 2).", WITH_RRL] = 0.2
-    gram: Annotated[Gram, "Gram matrices with rows of length 1, or raw (row 3).", WITH_RRL] = (
-        "normalised"
-    )
+    gram: Annotated[Gram, "scale of Gram matrices (row 3).", WITH_RRL] = "normalised"
     centre: Annotated[bool, "centre features before the Gram matrices (row 27).", WITH_RRL] = False
-    channel_divisor: Annotated[Divisor, "divisor of the channel loss (row 4).", WITH_RRL] = (
-        "channels"
-    )
-    kl: Annotated[Direction, "which way the KL divergence is taken (row 5).", WITH_RRL] = (
-        "teacher_student"
-    )
+    channel_divisor: Annotated[Divisor, "divisor of channel loss (row 4).", WITH_RRL] = "channels"
+    kl: Annotated[Direction, "direction of KL divergence (row 5).", WITH_RRL] = "teacher_student"
     lambda_1: Annotated[NonNegative, "weight of the consistency losses (row 6).", WITH_RRL] = 10.0
-    relations: Annotated[
-        NonNegative, "share of each relation loss in lambda_1 (row 28).", WITH_RRL
-    ] = 1.0
-    probabilities: Annotated[
-        NonNegative, "share of the KL loss in lambda_1 (row 28).", WITH_RRL
-    ] = 0.5
+    relations: Annotated[NonNegative, "share of relations in lambda_1 (row 28).", WITH_RRL] = 1.0
+    probabilities: Annotated[NonNegative, "share of KL in lambda_1 (row 28).", WITH_RRL] = 0.5
     sam: Annotated[NonNegative, "Radius of sharpness-aware steps; 0: none (row 29)."] = 0.0
     teacher: Annotated[
         Literal["copy", "own"], "a copy of the student, or with its own head (row 7).", WITH_RRL
@@ -64,12 +52,8 @@ class RRLSettings(Settings):
     ema_horizon: Annotated[
         Share | None, "horizon of the teacher's average / all steps (row 7).", WITH_RRL
     ] = 0.3
-    ema_decay: Annotated[
-        Share, "decay of that average where there is no horizon (row 7).", WITH_RRL
-    ] = 0.999
-    ema_ramp: Annotated[bool, "let the decay grow from 0 in the first steps (row 7).", WITH_RRL] = (
-        True
-    )
+    ema_decay: Annotated[Share, "its decay without a horizon (row 7).", WITH_RRL] = 0.999
+    ema_ramp: Annotated[bool, "let the decay grow from 0 at first (row 7).", WITH_RRL] = True
     keep: Annotated[
         Literal["student", "teacher"],
         "what goes on to stage 2; the teacher of the last epoch (row 30).",

@@ -287,25 +287,22 @@ def choose(
     median penalty, then the penalty.
     """
 
-    def tried(pairs: list[tuple[float, float]]) -> list[tuple[Score, tuple[float, float]]]:
-        scores, last = [], guess
+    scores: list[tuple[Score, tuple[float, float]]] = []
+
+    def best_with(pairs: list[tuple[float, float]]) -> tuple[float, float]:
+        """Try further pairs, and return the best of all until now."""
+        last = guess
         for shrinkage, penalty in pairs:
             strength = problem.variance * penalty
             solution = problem.solve(*last, strength, anchor, shrinkage=shrinkage, trial=True)
             last = solution.weight, solution.bias
             scores.append((balanced_score(solution, *validation), (shrinkage, penalty)))
-        return scores
+        top = max((score for score, _ in scores), key=lambda score: score.accuracy)
+        level = top.accuracy - top.error
+        return min((score.entropy, pair) for score, pair in scores if score.accuracy >= level)[1]
 
     descending = sorted(penalties, reverse=True)
     middle = descending[len(descending) // 2]
-    scores = tried([(s, middle) for s in shrinkages])
-    shrinkage = _best(scores)[0]
+    shrinkage, _ = best_with([(s, middle) for s in shrinkages])
     # From strong to weak penalty each solution is a good first guess for the next.
-    return _best(scores + tried([(shrinkage, p) for p in descending if p != middle]))
-
-
-def _best(tried: list[tuple[Score, tuple[float, float]]]) -> tuple[float, float]:
-    top = max((score for score, _ in tried), key=lambda score: score.accuracy)
-    level = top.accuracy - top.error
-    equal = [(score.entropy, pair) for score, pair in tried if score.accuracy >= level]
-    return min(equal)[1]
+    return best_with([(shrinkage, p) for p in descending if p != middle])
