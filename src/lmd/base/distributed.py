@@ -71,18 +71,13 @@ def world() -> int:
     return dist.get_world_size() if _running() else 1
 
 
-def local_world() -> int:
-    """Return the number of these processes on this machine."""
-    return _environment("LOCAL_WORLD_SIZE", 1) if _running() else 1
-
-
 def own_device(device: torch.device) -> torch.device:
     """Return the GPU of this process, one per process on a machine; all share the CPU."""
-    if _environment("WORLD_SIZE", 1) <= 1 or device.type != "cuda":
+    if environment_number("WORLD_SIZE", 1) <= 1 or device.type != "cuda":
         return device
     if str(device) != "cuda":
         raise LmdError(f"--device: several processes cannot share {device}: use cuda or cpu")
-    local, gpus = _environment("LOCAL_RANK", 0), torch.cuda.device_count()
+    local, gpus = environment_number("LOCAL_RANK", 0), torch.cuda.device_count()
     if local >= gpus:
         raise LmdError(
             f"--nproc-per-node: no GPU is left for process {local + 1} of this machine, which has "
@@ -94,15 +89,15 @@ def own_device(device: torch.device) -> torch.device:
 @contextmanager
 def joined(device: torch.device) -> Iterator[None]:
     """Connect the processes inside the context, by gloo on CPUs and NCCL on GPUs."""
-    if _environment("WORLD_SIZE", 1) <= 1 or _running():
+    if environment_number("WORLD_SIZE", 1) <= 1 or _running():
         yield
         return
     if device.type == "cuda":
         torch.cuda.set_device(device)
-    if _environment("RANK", 0) > 0:
+    if environment_number("RANK", 0) > 0:
         # Only the first process prints; errors of the others still reach stderr.
         sys.stdout = Path(os.devnull).open("w")  # noqa: SIM115
-    seconds = _environment("LMD_TIMEOUT", TIMEOUT)
+    seconds = environment_number("LMD_TIMEOUT", TIMEOUT)
     backend = "cpu:gloo,cuda:nccl" if device.type == "cuda" else "gloo"
     try:
         dist.init_process_group(backend, timeout=timedelta(seconds=seconds))
@@ -136,7 +131,7 @@ def in_turn(work: Callable[[], T]) -> T:
     """
     if world() == 1:
         return work()
-    mine = 0 if rank() == 0 else 1 if _environment("LOCAL_RANK", 0) == 0 else 2
+    mine = 0 if rank() == 0 else 1 if environment_number("LOCAL_RANK", 0) == 0 else 2
     result: list[T] = []
     group = _patient_group()  # made before the first turn, which may take longer than others wait
     for turn in range(3):
@@ -167,8 +162,6 @@ def cut(size: int, process: int, processes: int) -> slice:
 
 def check_same(losses: Sequence[float]) -> None:
     """Raise ``NotShareable`` if the processes have different losses for the same batches."""
-    if world() == 1 or not losses:
-        return
     everyone = torch.stack(all_gather(torch.tensor(losses, dtype=torch.float64)))
     # Different machines round differently, but by far less than this.
     same = torch.isclose(everyone, everyone[0], rtol=1e-2, equal_nan=True).all(0)
@@ -179,8 +172,6 @@ def check_same(losses: Sequence[float]) -> None:
 
 def agree(tensors: Sequence[Tensor]) -> None:
     """Set tensors to their values in process 0."""
-    if world() == 1:
-        return
     for kind in dict.fromkeys((t.dtype, t.device) for t in tensors):
         same = [t.detach() for t in tensors if (t.dtype, t.device) == kind]
         flat = torch.cat([t.flatten() for t in same])
@@ -193,7 +184,7 @@ def agree(tensors: Sequence[Tensor]) -> None:
 def average_gradients(parameters: Iterable[Parameter]) -> None:
     """Replace the gradients of trained parameters by their means over all processes."""
     gradients = [p.grad for p in parameters if p.requires_grad and p.grad is not None]
-    if world() == 1 or not gradients:
+    if not gradients:
         return
     # One large message is faster than hundreds of small ones.
     flat = torch.cat([gradient.flatten() for gradient in gradients])
@@ -214,9 +205,8 @@ def all_gather(tensor: Tensor) -> list[Tensor]:
 
 def all_reduce(tensor: Tensor) -> None:
     """Replace a tensor by its sum over all processes; without gradient."""
-    if world() > 1:
-        with _answered():
-            dist.all_reduce(tensor)
+    with _answered():
+        dist.all_reduce(tensor)
 
 
 @contextmanager
@@ -235,7 +225,8 @@ def _running() -> bool:
     return dist.is_available() and dist.is_initialized()
 
 
-def _environment(name: str, default: int) -> int:
+def environment_number(name: str, default: int) -> int:
+    """Return a number from the environment, which ``torchrun`` sets."""
     text = os.environ.get(name, "")
     if not text:
         return default

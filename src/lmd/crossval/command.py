@@ -60,8 +60,6 @@ def train(
         log: Report epochs and results to tensorboard, mlflow or wandb too, offline by default; can
             be repeated.
     """
-    from lmd.report.text import format_scores
-
     merged = dict(settings or {})
     shortcuts = {"weights": weights, "seed": seed, "epochs": epochs, "image_size": image_size}
     for key, value in shortcuts.items():
@@ -99,6 +97,8 @@ def train(
         for name in only_folds:
             raise LmdError(f"--{name} is for a cross-validation: give --folds too")
         run = train_run(data, keep_features=keep_features, **request)
+    from lmd.report.text import format_scores
+
     typer.echo(f"\n{format_scores(run.record)}")
     if keep_features:
         from lmd.explain.command import show_size

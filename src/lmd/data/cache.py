@@ -163,7 +163,6 @@ def decode(
     read is read again next time, and damaged pixels are decoded again. An unreadable image is an
     ``LmdError`` unless ``skip_bad``.
     """
-    display.start("decoding images", len(table))
     if isinstance(table.images, FileImages):
         folder = folder or cache_folder("images")
         try:
@@ -282,6 +281,7 @@ def _read(
         return None
 
     problems = {}
+    display.start("decoding images", len(wanted))
     with quiet_decoders(), ThreadPoolExecutor(max_workers=os.cpu_count() or 1) as pool:
         for done, (i, problem) in enumerate(zip(wanted, pool.map(work, wanted), strict=True)):
             display.step(done + 1, len(wanted))

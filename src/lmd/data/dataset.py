@@ -95,8 +95,10 @@ def plan_data(source: Source, protocol: Protocol) -> Dataset:
         leak = protocol.allow_leak
         table = split(table, protocol.split, seed=protocol.split_seed, allow_leak=leak)
     table = _thin(table, protocol, "pareto")
-    tiers, warnings = _tiers(table, protocol), tuple(unused_groups(scan))
-    return Dataset(table, tiers, table.skipped, warnings, protocol, source.skip_bad)
+    warnings = tuple(unused_groups(scan))
+    return Dataset(
+        table, _tiers(table, protocol), table.skipped, warnings, protocol, source.skip_bad
+    )
 
 
 def _tiers(table: Table, protocol: Protocol) -> Tiers:

@@ -28,7 +28,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 from torch.utils.data import DataLoader, Dataset
 
-from lmd.base.distributed import cut, derive_seed, local_world
+from lmd.base.distributed import cut, derive_seed, environment_number
 from lmd.data.table import Part
 
 Image = cv2.typing.MatLike  # uint8 (S, S, 3)
@@ -309,7 +309,7 @@ def generators(seed: int, stream: int, batch: int, first: int) -> Iterator[np.ra
 
 def default_workers(device: torch.device) -> int:
     """Return the worker processes for views: all spare cores (up to 8) with a GPU, one without."""
-    cores = (os.cpu_count() or 1) // local_world()
+    cores = (os.cpu_count() or 1) // environment_number("LOCAL_WORLD_SIZE", 1)
     return min(8, max(1, cores - 1)) if device.type != "cpu" else max(0, min(1, cores - 1))
 
 

@@ -203,14 +203,13 @@ def score_sets(
     sizes = inside.sum(axis=1).astype(np.float64)
     drawn, total = resampled_sums(sample, sizes)
     once = any(promise.groups is not None for promise in sets)
-
-    def coverage(rows: slice) -> Estimate:
-        groups = sample.groups_in(rows)
-        if groups is None or not once:
-            return share_of(covered[rows], groups)
-        index = np.unique(groups, return_inverse=True)[1]
-        return share_of(np.bincount(index, covered[rows]) / np.bincount(index), None)
-
+    coverage = []
+    for rows in (*sample.rows, slice(None)):
+        hits, groups = covered[rows], sample.groups_in(rows)
+        if groups is not None and once:
+            index = np.unique(groups, return_inverse=True)[1]
+            hits, groups = np.bincount(index, hits) / np.bincount(index), None
+        coverage.append(share_of(hits, groups))
     per_class = [
         ClassSets(
             name=name,
@@ -219,14 +218,14 @@ def score_sets(
             group_count=promise.groups,
             threshold=promise.threshold,
             expected=Estimate(value=promise.mean, low=promise.low, high=promise.high),
-            coverage=coverage(rows),
+            coverage=coverage[k],
             size=mean_estimate(sizes[rows], drawn[:, k], total[:, k]),
         )
         for k, (name, rows, promise) in enumerate(zip(classes, sample.rows, sets, strict=True))
     ]
     return SetScores(
         requested=requested,
-        coverage=coverage(slice(None)),
+        coverage=coverage[-1],
         size=mean_estimate(sizes, drawn.sum(axis=1), total.sum(axis=1)),
         empty=float((sizes == 0).mean()),
         per_class=per_class,

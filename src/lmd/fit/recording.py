@@ -158,11 +158,11 @@ def data_info(request: Request, data: Dataset) -> DataInfo:
     if data.counts("validation").sum() == 0:
         notes.append(NO_VALIDATION)
     return DataInfo(
+        file_sha256=file_digest(Path(request.data).expanduser()),
         source=table.source,
         kind=table.kind,
         synthetic=table.synthetic,
         fingerprint=data.fingerprint(),
-        file_sha256=file_digest(Path(request.data).expanduser()),
         pixels=data.pixel_digest(),
         classes=list(table.classes),
         counts={part: data.counts(part).tolist() for part in get_args(TablePart)},
@@ -209,12 +209,13 @@ def scored(
     Of an external validation only the external images are scored: the validation part, which gives
     the prediction sets, is that of the run.
     """
-    basis = Basis.of_run(record, predictions)
-    decisions = decisions_of(record, predictions, basis, decide)
     external = record.external is not None
     parts = {
         part: rows for part, rows in predictions.parts.items() if part == "test" or not external
     }
+    temperatures = {part: _temperatures(record, part, rows.labels) for part, rows in parts.items()}
+    basis = Basis.of_run(record, predictions)
+    decisions = decisions_of(record, predictions, basis, decide)
     scores = {
         part: score(
             rows.labels,
@@ -236,7 +237,7 @@ def scored(
         calibration={
             part: calibration(
                 Sample(rows.labels, rows.probabilities, groups=rows.groups),
-                _temperatures(record, part, rows.labels),
+                temperatures[part],
                 basis.prior,
                 resamples=resamples,
             )

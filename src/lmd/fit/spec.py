@@ -192,9 +192,10 @@ def open_run(
         if not resume:
             raise LmdError("give DATA, or --resume and the run to continue as --out")
         raise LmdError(f"there is no run to resume in {folder}: give DATA to start a new run")
+    run = Run(folder)
     if rank() == 0:
         if not begun:
-            Run.check_free(folder, overwrite=overwrite)
+            run.check_free(folder, overwrite=overwrite)
             check_outside(folder, str(spec.source.data))
         if not folder.exists():
             new = [folder, *takewhile(lambda above: not above.exists(), folder.parents)]
@@ -204,8 +205,7 @@ def open_run(
         begun = resume and (folder / "record.json").exists()
         clear_leftovers(folder, folder / "checkpoint")
         if begun:
-            Run(folder).make_checkpoint_folder()
-    run = Run(folder)
+            run.make_checkpoint_folder()
     return run, _reopen(run, spec) if begun else spec, begun
 
 

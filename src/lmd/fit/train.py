@@ -29,7 +29,7 @@ from lmd.explain.examples import write_examples
 from lmd.fit import recording
 from lmd.fit.spec import Spec, open_run, resolve
 from lmd.methods import DEFAULT, find_method
-from lmd.methods.stage import Stages, Task
+from lmd.methods.stage import Task
 from lmd.model import Model, Normalise, Preprocessing, build_model
 from lmd.model.files import ModelSpec, save_model
 from lmd.predict.engines import TorchEngine
@@ -107,12 +107,13 @@ def train_spec(
     folder = spec.folder if out is None else Path(out)
     here = dist.own_device(dist.choose_device(device))
     with dist.joined(here), ExitStack() as stack:
+        first = dist.rank() == 0
         run, spec, begun = dist.in_turn(
             partial(open_run, stack, folder, spec, resume=resume, overwrite=overwrite)
         )
         if begun and dist.in_turn(partial(_complete, run)):
             return run
-        display = stack.enter_context(Display(quiet=quiet or dist.rank() > 0))
+        display = stack.enter_context(Display(quiet=quiet or not first))
         dataset = dist.in_turn(partial(_plan, spec))
         if not begun:
             spec = dist.in_turn(spec.with_available_weights)
@@ -122,7 +123,7 @@ def train_spec(
         record = dist.in_turn(partial(_start, run, ready, command, begun=begun))
         _announce(ready, record, display)
         tracking = None
-        if trackers and dist.rank() == 0:
+        if trackers and first:
             from lmd.fit.tracking import Tracking
 
             reported = len(run.read_history()) if resume else 0
@@ -281,15 +282,12 @@ def fit(
     spec, data, preprocessing = ready.spec, ready.data, ready.preprocessing
     counts = torch.from_numpy(data.counts("train"))
 
-    def stages() -> Stages:
-        task = Task(counts.to(ready.device), ready.model.classifier.in_features)
-        return spec.method.start(ready.model, task, spec.settings)
-
+    task = Task(counts.to(ready.device), ready.model.classifier.in_features)
     trainer = Trainer(
-        model=ready.model,
-        stages=stages,
+        stages=partial(spec.method.start, ready.model, task, spec.settings),
         train=data.part("train"),
         validation=data.part("validation"),
+        model=ready.model,
         protocol=spec.protocol,
         normalise=Normalise(preprocessing.mean, preprocessing.std, ready.device),
         folder=run.path,

@@ -14,7 +14,7 @@ import torch
 from torch import Tensor, nn
 from torch.optim import Optimizer
 
-from lmd.base.distributed import average_gradients
+from lmd.base.distributed import average_gradients, world
 
 Terms = Mapping[str, Tensor]
 Schedule = Literal["constant", "cosine"]
@@ -173,7 +173,8 @@ class Stage(nn.Module):
     def backward(self, loss: Tensor) -> None:
         """Compute the gradients of a loss; processes that share a batch get the mean of theirs."""
         loss.backward()
-        average_gradients(self.parameters())
+        if world() > 1:
+            average_gradients(self.parameters())
 
     def step(self, optimizer: Optimizer, *batches: Batch) -> Terms:
         """One update. Overridden only where one backward pass is not enough."""

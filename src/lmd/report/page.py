@@ -31,7 +31,7 @@ Values = dict[str, Any]  # what the template of a section is filled with
 _PACKAGE = Path(__file__).parents[1]
 # The sections in their order, by their anchor, which is also the name of their template: the title
 # in the contents, and the function that makes the values of the template, or ``None`` where there
-# is nothing to show. A section without a function needs only the field of the record of its name.
+# is nothing to show. A section with the name of a field of the record needs that field.
 SECTIONS: dict[str, tuple[str, str | None]] = {
     "external": ("Another place", "lmd.evaluation.shift:external_view"),
     "candidates": ("Before and after", None),
@@ -90,13 +90,13 @@ class Report:
 
     def __init__(self, run: Run, others: Sequence[Run], resamples: int, images: bool) -> None:
         self.run, self.others, self.resamples, self.images = run, others, resamples, images
-        self.record, self.metrics = run.record, run.metrics
+        self.record, self.metrics, predictions = run.record, run.metrics, run.predictions
+        part = self.record.part
         self.headline = self.metrics.get("balanced_accuracy")
         self.classes = class_rows(self.record)
         self.grouped = any(row.units is not None for row in self.classes)
         tiers = [tier for tier in TIERS if any(row.tier == tier for row in self.classes)]
         self.legend = [(tier, charts.legend_mark(charts.SHAPES[tier], tier)) for tier in tiers]
-        part, predictions = self.record.part, run.predictions
         rows = predictions.parts.get(part) if predictions and part else None
         self.sample = None
         if rows is not None and len(rows.labels):
@@ -142,9 +142,10 @@ def write_report(
     report, record = Report(run, compare, resamples, images), run.record
     sections = []
     for key, (title, function) in SECTIONS.items():
-        if function is None:
-            values: Values | None = {} if getattr(record, key, True) else None
-        else:
+        values: Values | None = {}
+        if not getattr(record, key, True):
+            continue
+        if function is not None:
             module, _, name = function.partition(":")
             view: Callable[[Report], Values | None] = getattr(import_module(module), name)
             values = view(report)

@@ -25,6 +25,8 @@ FORMAT: Literal[2] = 2
 Part = Literal["validation", "test"]
 TablePart = Literal["train", "validation", "test"]
 HistoryRow = dict[str, int | float | str | None]
+# The key in ``Record.timings`` of a stage, from 1 on.
+PROCESSOR_TIME = "stage {} processor time"
 
 
 class Request(Plain):
@@ -262,18 +264,13 @@ def check_numbers(history: Sequence[HistoryRow]) -> None:
                 )
 
 
-def processor_time(stage: int) -> str:
-    """Return the key of a stage's processor time in ``Record.timings``; stages count from 1."""
-    return f"stage {stage} processor time"
-
-
 def training_minutes(record: Record) -> float:
     """Return processor minutes of all stages and processes, or GPU minutes.
 
     A record without processor times has elapsed times: they count for each thread.
     """
     used = record.machine.processes
-    spent = [record.timings.get(processor_time(i + 1)) for i in range(len(record.stages))]
+    spent = [record.timings.get(PROCESSOR_TIME.format(i + 1)) for i in range(len(record.stages))]
     measured = [seconds for seconds in spent if seconds is not None]
     if len(measured) == len(spent):
         return used * sum(measured) / 60

@@ -27,7 +27,7 @@ from lmd.methods.stage import Batch, Stage, Stages, Terms, prepare
 from lmd.model import Model, Normalise
 from lmd.runs.folder import Run
 from lmd.runs.protocol import Protocol
-from lmd.runs.record import HistoryRow, processor_time
+from lmd.runs.record import PROCESSOR_TIME, HistoryRow
 from lmd.scoring.metrics import class_recalls, mean_over_classes
 from lmd.training.checkpoint import Checkpoint, FirstStages, Progress
 
@@ -60,6 +60,10 @@ class Trainer:
             run=self.folder.name, stage=0, epoch=0, best_score=-1.0, history=[], stages=[],
             timings={}, val_recall=None,
         )  # fmt: skip
+        self.autocast: AbstractContextManager[Any] = nullcontext()
+        on_gpu = self.protocol.amp and self.device.type == "cuda"
+        if on_gpu and torch.cuda.is_bf16_supported(including_emulation=False):  # not slowly
+            self.autocast = torch.autocast("cuda", dtype=torch.bfloat16)
         self.share: Callable[[int], AbstractContextManager[Any]] = nullcontext  # a batch's size
 
     def fit(self, *, resume: bool = False) -> None:
@@ -127,21 +131,14 @@ class Trainer:
         """Return outputs ``(N, width)`` in eval mode; processes share the batches."""
         outputs = torch.zeros(len(images), width)
         size = max(self.protocol.batch_size, 64)
-        precision = nullcontext() if exact else self.autocast()
+        precision = nullcontext() if exact else self.autocast
         batches = loaders.evaluation_batches(images, size, (rank(), world()), view, seed)
         with evaluating(self.model), torch.no_grad(), precision:
             for rows, batch in batches:
                 outputs[rows] = compute(self.normalise(batch)).float().cpu()
-        all_reduce(outputs)
+        if world() > 1:
+            all_reduce(outputs)
         return outputs
-
-    def autocast(self) -> AbstractContextManager[Any]:
-        """Return a context of bfloat16 where a GPU computes in it; else all is in float32."""
-        if not self.protocol.amp or self.device.type != "cuda":
-            return nullcontext()
-        # Older GPUs emulate it, slowly.
-        supported = torch.cuda.is_bf16_supported(including_emulation=False)
-        return torch.autocast("cuda", dtype=torch.bfloat16) if supported else nullcontext()
 
     def validate(self) -> float | None:
         """Return the balanced accuracy on the validation part, and keep its recalls."""
@@ -221,7 +218,8 @@ class StageTraining:
         with self._clock("start of epoch"):
             means = dict(self.stage.start_epoch(epoch) or {})
             # Different machines round differently; here they get the same values again.
-            agree(list(self.stage.state_dict().values()))
+            if world() > 1:
+                agree(list(self.stage.state_dict().values()))
         means |= self._train_batches(epoch)
         with progress.clock("validation"):
             score = trainer.validate()
@@ -232,7 +230,7 @@ class StageTraining:
         if trainer.device.type == "cpu":
             # Unlike the seconds of the row, this does not grow with other work on the machine.
             used = sum(os.times()[:4]) - sum(spent[:4])
-            progress.add_time(processor_time(self.index + 1), round(used, 3))
+            progress.add_time(PROCESSOR_TIME.format(self.index + 1), round(used, 3))
         row: dict[str, Any] = {
             "stage": self.index + 1,
             "stage_name": self.stage.name,
@@ -271,10 +269,12 @@ class StageTraining:
             self._set_lr(epoch.index + b / len(loader))
             with self._clock("steps"):
                 try:
-                    with trainer.autocast(), trainer.share(len(batches[0].labels)):
+                    with trainer.autocast, trainer.share(len(batches[0].labels)):
                         terms = self.stage.step(self.optimizer, *batches)
                 except Exception:
-                    losses.read()  # the cause may be a term that was not finite some steps ago
+                    losses.read(
+                        compare=False
+                    )  # the cause may be a term that was not finite some steps ago
                     raise
                 losses.add(terms)
             trainer.display.step(b + 1, len(loader), losses.newest)
@@ -415,13 +415,13 @@ class LossTerms:
         self._unread.append(self._newest)
         # The first batch is read at once, as it shows most mistakes.
         if self.batches == 0 or len(self._unread) == READ_EVERY:
-            check_same(self.read())
+            self.read()
 
-    def read(self) -> list[float]:
-        """Sum and check the terms added since the last call; return the loss of each batch."""
+    def read(self, *, compare: bool = True) -> None:
+        """Sum and check the terms added since the last call; ``compare`` them among processes."""
         rows, self._unread = self._unread, []
         if not rows:
-            return []
+            return
         numbers = iter(torch.stack([value for row in rows for value in row.values()]).tolist())
         losses = []
         for row in rows:
@@ -439,7 +439,8 @@ class LossTerms:
                 if key == "loss":
                     losses.append(value)
             self.batches += 1
-        return losses
+        if compare and world() > 1:
+            check_same(losses)
 
     def newest(self) -> dict[str, float]:
         """Return the terms of the last batch."""
@@ -447,5 +448,5 @@ class LossTerms:
 
     def means(self) -> dict[str, float]:
         """Return the mean of every term over the epoch."""
-        check_same(self.read())
+        self.read()
         return {key: value / self.batches for key, value in self.sums.items()}

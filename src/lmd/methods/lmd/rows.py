@@ -56,7 +56,7 @@ def lmd(
             model.load_state_dict(first.teacher.state_dict())
     else:
         yield _plain(model, task, stage_1)
-    if stage_2.levels:
+    if stage_2.levels and model.inner:
         model.widen(list(model.inner)[-stage_2.levels :])
     if stage_2.classifier == "fresh":
         model.classifier.reset_parameters()
