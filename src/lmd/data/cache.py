@@ -281,8 +281,8 @@ def _read(
         return None
 
     problems = {}
-    display.start("decoding images", len(wanted))
     with quiet_decoders(), ThreadPoolExecutor(max_workers=os.cpu_count() or 1) as pool:
+        display.start("decoding images", len(wanted))
         for done, (i, problem) in enumerate(zip(wanted, pool.map(work, wanted), strict=True)):
             display.step(done + 1, len(wanted))
             if problem is not None:

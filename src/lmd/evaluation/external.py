@@ -25,7 +25,6 @@ from lmd.data.table import PARTS, FileImages, Table
 from lmd.decisions.decide import Decide
 from lmd.decisions.numbers import score_sets
 from lmd.decisions.policy import Basis, make_policy
-from lmd.evaluation.record import External, UnknownClass
 from lmd.evaluation.shift import class_shifts, compare_metrics, confidence_shift, shared
 from lmd.fit.recording import NO_VALIDATION, commit, data_info, file_digest, machine, now, scored
 from lmd.model.files import weights_digest
@@ -41,7 +40,7 @@ from lmd.runs.folder import (
     trainings_of,
 )
 from lmd.runs.protocol import Protocol
-from lmd.runs.record import DataInfo, Part, Record
+from lmd.runs.record import DataInfo, External, Part, Record, UnknownClass
 from lmd.scoring.metrics import Sample
 from lmd.scoring.scores import share_of
 

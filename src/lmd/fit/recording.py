@@ -142,7 +142,8 @@ NO_VALIDATION = "There is no validation part: nothing was chosen on held-out ima
 
 def data_info(request: Request, data: Dataset) -> DataInfo:
     """Return what the record says about the images."""
-    table, factor = data.table, imbalance_factor(data.counts("train"))
+    table, sha256 = data.table, file_digest(Path(request.data).expanduser())
+    factor = imbalance_factor(data.counts("train"))
     notes = []
     if table.synthetic:
         notes.append("The images are synthetic: these numbers say nothing about patients.")
@@ -158,7 +159,7 @@ def data_info(request: Request, data: Dataset) -> DataInfo:
     if data.counts("validation").sum() == 0:
         notes.append(NO_VALIDATION)
     return DataInfo(
-        file_sha256=file_digest(Path(request.data).expanduser()),
+        file_sha256=sha256,
         source=table.source,
         kind=table.kind,
         synthetic=table.synthetic,

@@ -130,13 +130,13 @@ def resolve(
     """
     shared = {k: v for k, v in overrides.items() if k in Protocol.model_fields}
     special = {k: v for k, v in overrides.items() if k not in Protocol.model_fields}
+    complete = load_protocol(protocol, shared)
     defaults = method.settings()
     for key in special:
         if key not in defaults:
             there_are = f"the protocol and method {method.key!r} have"
             names = [*sorted(Protocol.model_fields), *sorted(defaults)]
             raise LmdError(unknown("setting", key, names, there_are=there_are))
-    complete = load_protocol(protocol, shared)
     for name in complete.methods:
         # The families of all methods, only if need be: to know them is to import all methods.
         if name not in {method.key, method.family, *METHODS}:

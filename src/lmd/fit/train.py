@@ -8,7 +8,7 @@ from contextlib import ExitStack
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
-from typing import Any, get_args
+from typing import TYPE_CHECKING, Any, get_args
 
 import numpy as np
 import torch
@@ -25,22 +25,19 @@ from lmd.data.dataset import Dataset, plan_data
 from lmd.data.source import Columns, Source
 from lmd.data.table import PARTS
 from lmd.decisions.policy import answers_of
-from lmd.explain.examples import write_examples
 from lmd.fit import recording
 from lmd.fit.spec import Spec, open_run, resolve
 from lmd.methods import DEFAULT, find_method
 from lmd.methods.stage import Task
 from lmd.model import Model, Normalise, Preprocessing, build_model
 from lmd.model.files import ModelSpec, save_model
-from lmd.predict.engines import TorchEngine
-from lmd.predict.novelty import fit_flag
-from lmd.report.card import write_card
-from lmd.report.page import write_report
 from lmd.runs.folder import WRITTEN_AGAIN, PartPredictions, Predictions, Run
 from lmd.runs.record import HistoryRow, Part, Record
 from lmd.scoring.proportions import fit_temperature, mix_weights
-from lmd.training.checkpoint import FirstStages
 from lmd.training.loop import Trainer, check_finite
+
+if TYPE_CHECKING:
+    from lmd.training.checkpoint import FirstStages
 
 
 def train(
@@ -159,8 +156,7 @@ def _complete(run: Run) -> bool:
         return False
     if missing and dist.rank() == 0:
         run.write_history(run.record.history)
-        write_report(run)
-        write_card(run.record, run.path)
+        _write_pages(run)
     return True
 
 
@@ -304,8 +300,10 @@ def fit(
     return trainer
 
 
-def _shared(folder: Path, record: Record) -> FirstStages:
+def _shared(folder: Path, record: Record) -> "FirstStages":
     """Return stage-1 checkpoints shared by runs with identical code, data and hardware."""
+    from lmd.training.checkpoint import FirstStages
+
     later = {"stage2_epochs", "stage2_lr", "methods", "workers"}
     code = hashlib.sha256()
     for path in sorted(Path(package).resolve().parent.rglob("*.py")):
@@ -364,6 +362,8 @@ def _finish(
     """Score the predictions, and write the files of a finished run, the record and pages last."""
     if dist.rank() > 0:
         return record
+    from lmd.predict.novelty import fit_flag
+
     spec, data = ready.spec, ready.data
     train, test = data.table.part("train"), predictions.parts.get("test")
     novelty, flag = fit_flag(features, train.labels, None if test is None else test.groups)
@@ -392,12 +392,22 @@ def _finish(
         index.save(run.path, digest)
     if not model_only:
         if spec.images:
+            from lmd.explain.examples import write_examples
+            from lmd.predict.engines import TorchEngine
+
             engine = TorchEngine(ready.model, description, ready.device)
             write_examples(run.path, engine, data, predictions)
         record = recording.scored(record, predictions).replaced(finished=recording.now())
         run.write_predictions(predictions)
     run.write_record(record)
     if not model_only:
-        write_report(run)
-        write_card(record, run.path)
+        _write_pages(run)
     return record
+
+
+def _write_pages(run: Run) -> None:
+    from lmd.report.card import write_card
+    from lmd.report.page import write_report
+
+    write_report(run)
+    write_card(run.record, run.path)

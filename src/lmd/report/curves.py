@@ -171,7 +171,7 @@ class Group:
 
 def curves_view(report: Report) -> Values:
     """Show the learning curves of the run."""
-    return {"groups": curve_groups(report.run.history)}
+    return {"groups": curve_groups(report.history)}
 
 
 def curve_groups(history: Sequence[HistoryRow]) -> list[Group]:

@@ -92,6 +92,7 @@ class Report:
         self.run, self.others, self.resamples, self.images = run, others, resamples, images
         self.record, self.metrics, predictions = run.record, run.metrics, run.predictions
         part = self.record.part
+        self.history = run.history
         self.headline = self.metrics.get("balanced_accuracy")
         self.classes = class_rows(self.record)
         self.grouped = any(row.units is not None for row in self.classes)

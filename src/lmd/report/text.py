@@ -11,7 +11,7 @@ from lmd.base.errors import LmdError
 from lmd.base.text import clipped, counted, text_table
 from lmd.runs.record import Record
 from lmd.scoring.estimates import MISSING, Definition, number_text
-from lmd.scoring.metrics import METRICS, PER_CLASS, number_form
+from lmd.scoring.metrics import METRICS, PER_CLASS
 from lmd.scoring.proportions import LEVEL
 
 if TYPE_CHECKING:
@@ -23,6 +23,17 @@ WIDE = 0.3
 WIDTH = 80
 HEADLINES = ("balanced_accuracy", "bacc_head", "bacc_medium", "bacc_tail", "macro_f1", "auc", "ece")
 Table = list[Sequence[str] | None]
+_ITEM = textwrap.TextWrapper(98, initial_indent="- ", subsequent_indent="  ")
+
+
+def number_form(key: str) -> str:
+    """Return how a metric is shown, for ``number_text``: shares of images are in per cent.
+
+    >>> number_form("balanced_accuracy"), number_form("ece")
+    ('.1%', '.3f')
+    """
+    rate = key in PER_CLASS or (key in METRICS and METRICS[key].rate)
+    return ".1%" if rate else ".3f"
 
 
 def percent(value: float | None, digits: int = 1) -> str:
@@ -214,17 +225,13 @@ def format_scores(record: Record) -> str:
         table.append(cells)
     lines += ["", text_table(table)]
     if record.notes:
-        lines += ["", "Notes", *(_item(note) for note in record.notes)]
+        lines += ["", "Notes", *(_ITEM.fill(note) for note in record.notes)]
     return "\n".join(lines)
 
 
 def format_definitions(definitions: Mapping[str, Definition]) -> str:
     """Return what each number means."""
-    return "\n".join(_item(f"{x.title}: {x.definition}") for x in definitions.values())
-
-
-def _item(text: str) -> str:
-    return textwrap.fill(text, 98, initial_indent="- ", subsequent_indent="  ")
+    return "\n".join(_ITEM.fill(f"{x.title}: {x.definition}") for x in definitions.values())
 
 
 def format_comparison(differences: Mapping[str, "Difference"], title: str) -> str:

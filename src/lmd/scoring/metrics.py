@@ -368,13 +368,3 @@ _METRICS = (
     ),
 )
 METRICS: dict[str, Metric] = {metric.key: metric for metric in _METRICS}
-
-
-def number_form(key: str) -> str:
-    """Return how a metric is shown, for ``number_text``: shares of images are in per cent.
-
-    >>> number_form("balanced_accuracy"), number_form("ece")
-    ('.1%', '.3f')
-    """
-    rate = key in PER_CLASS or (key in METRICS and METRICS[key].rate)
-    return ".1%" if rate else ".3f"
