@@ -205,7 +205,8 @@ def score_sets(
     once = any(promise.groups is not None for promise in sets)
     coverage = []
     for rows in (*sample.rows, slice(None)):
-        hits, groups = covered[rows], sample.groups_in(rows)
+        hits: NDArray[Any] = covered[rows]
+        groups = sample.groups_in(rows)
         if groups is not None and once:
             index = np.unique(groups, return_inverse=True)[1]
             hits, groups = np.bincount(index, hits) / np.bincount(index), None
