@@ -7,7 +7,7 @@ from typing import Any
 
 import numpy as np
 from matplotlib.axes import Axes
-from matplotlib.backends.backend_agg import FigureCanvasAgg
+from matplotlib.figure import Figure
 from matplotlib.patheffects import withStroke
 from matplotlib.text import Annotation
 
@@ -187,7 +187,7 @@ def cost_figure(request: Request) -> Drawn:
         notes.append(
             "Only the front, the reference and the first row of a plan are labelled; see the CSV."
         )
-    label_points(axes, np.column_stack([minutes, values]), names)
+    label_points(figure, axes, np.column_stack([minutes, values]), names)
     return Drawn(figure, rows, tuple(notes))
 
 
@@ -210,14 +210,10 @@ NEAR = [(5, 0), (-5, 0), (0, 6), (0, -6), (5, 5), (-5, 5), (5, -5), (-5, -5)]
 OFFSETS = [(dx * k, dy * k) for k in (1, 2, 3, 4.5, 6.5, 9, 12) for dx, dy in NEAR]
 
 
-def label_points(axes: Axes, points: Floats, names: dict[int, str]) -> None:
+def label_points(figure: Figure, axes: Axes, points: Floats, names: dict[int, str]) -> None:
     """Write names beside some of ``points (N, 2)``, each where it hides and confuses least."""
-    figure = axes.get_figure(root=True)
-    assert figure is not None
     figure.draw_without_rendering()
-    assert isinstance(figure.canvas, FigureCanvasAgg)
-    renderer: Any = figure.canvas.get_renderer()  # type: ignore[no-untyped-call]
-    frame = np.array([axes.get_window_extent(renderer).extents])
+    frame = np.array([axes.get_window_extent().extents])
     size, marks = figure.dpi / 72, np.tile(axes.transData.transform(points), 2)
     around = np.array([-1, -1, 1, 1]) * size
     # What must stay readable: labels, and the points that have one.
@@ -228,7 +224,7 @@ def label_points(axes: Axes, points: Floats, names: dict[int, str]) -> None:
         costs, boxes = [], []
         for offset in OFFSETS:
             text = _annotate(axes, points[i], name, offset)
-            box = np.array(text.get_window_extent(renderer).extents)
+            box = np.array(text.get_window_extent().extents)
             text.remove()
             hidden = weights @ _overlap(box, marks + 4.5 * around)
             hidden += 10 * _overlap(box, labels).sum()

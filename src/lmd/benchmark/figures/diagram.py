@@ -5,7 +5,7 @@ changes if only the first is changed.
 """
 
 import textwrap
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from copy import deepcopy
 from dataclasses import dataclass, field
 from functools import partial
@@ -256,9 +256,8 @@ def diagram_figure(
     below = sum(tall)
     for (number, trace), high in zip(traces, tall, strict=True):
         below -= high
-        axes = figure.add_axes((0, below / sum(tall), 1, high / sum(tall)))
-        axes.set_xlim(-0.55, 6.45)
-        axes.set_ylim(-high, 0)
+        place = (0, below / sum(tall), 1, high / sum(tall))
+        axes = figure.add_axes(place, xlim=(-0.55, 6.45), ylim=(-high, 0))
         axes.axis("off")
         title = f"{method.title}, stage {number}: {trace.title}"
         axes.text(-0.45, -0.16, title, fontsize=9, fontweight="bold", va="center")
@@ -303,14 +302,24 @@ def _draw_batch(axes: Axes, trace: Trace) -> list[dict[str, Any]]:
     nodes = _nodes(trace, -0.75 - (EPOCH if trace.updates else 0.0))
     for key, node in nodes.items():
         _draw_box(axes, node, key, *COLUMNS[node.part])
-    _draw_follows(axes, [node for node in nodes.values() if node.part == "encoder"])
+    encoders = [node for node in nodes.values() if node.part == "encoder"]
+    trained = [node for node in encoders if node.role == "trained"]
+    for node in encoders:
+        if node.role == "follows" and trained:
+            near = min(trained, key=lambda other: abs(other.y - node.y))
+            side = 0.13 if near.y > node.y else -0.13
+            x, start, end = COLUMNS["encoder"][0] - 0.25, near.y - side, node.y + side
+            axes.annotate("", (x, end), (x, start), arrowprops=HEAD | DOTTED, zorder=2)
+            style: Style = {"fontsize": 6, "va": "center", "color": COLOURS[1]}
+            axes.text(x + 0.06, (start + end) / 2, "follows", **style)
     rows = []
     for source, goal in trace.arrows:
         call = trace.calls.get(goal) or trace.calls.get(source)
         gradient = call is None or call.gradient
         _draw_arrow(axes, nodes[source], nodes[goal], gradient)
-        start, end = (nodes[key].text.replace("\n", " ") for key in (source, goal))
-        rows.append({"from": start, "to": end, "kind": "each batch", "gradient": gradient})
+        ends = (nodes[key].text.replace("\n", " ") for key in (source, goal))
+        row = dict(zip(("from", "to"), ends, strict=True))
+        rows.append(row | {"kind": "each batch", "gradient": gradient})
     return rows
 
 
@@ -366,16 +375,3 @@ def _draw_arrow(axes: Axes, source: Node, goal: Node, gradient: bool) -> None:
         axes.plot(*zip(*path, strict=True), **style, solid_joinstyle="round", zorder=2)
         start = path[-1]
     axes.annotate("", end, start, arrowprops=HEAD | style, zorder=2)
-
-
-def _draw_follows(axes: Axes, encoders: Sequence[Node]) -> None:
-    """Draw an arrow from the nearest trained encoder to each that follows it without gradient."""
-    trained = [node for node in encoders if node.role == "trained"]
-    for node in encoders:
-        if node.role == "follows" and trained:
-            near = min(trained, key=lambda other: abs(other.y - node.y))
-            side = 1 if near.y > node.y else -1
-            x, start, end = COLUMNS["encoder"][0] - 0.25, near.y - 0.13 * side, node.y + 0.13 * side
-            axes.annotate("", (x, end), (x, start), arrowprops=HEAD | DOTTED, zorder=2)
-            style: Style = {"fontsize": 6, "va": "center", "color": COLOURS[1]}
-            axes.text(x + 0.06, (start + end) / 2, "follows", **style)

@@ -110,28 +110,18 @@ def embed(features: Sequence[Floats], perplexity: float, seed: int) -> list[Floa
     start: Any = "pca"
     embeddings: list[Floats] = []
     for of_run in features:
-        method = TSNE(
-            perplexity=min(perplexity, (n - 1) / 3),
-            initialization=start,
-            random_state=seed,
-            n_jobs=1,
-            metric="euclidean",
-        )
-        xy: Floats = np.asarray(method.fit(principal(of_run, COMPONENTS)), dtype=np.float64)
+        fixed: Style = {"random_state": seed, "n_jobs": 1, "metric": "euclidean"}
+        method = TSNE(perplexity=min(perplexity, (n - 1) / 3), initialization=start, **fixed)
+        unit = of_run / np.maximum(np.linalg.norm(of_run, axis=1, keepdims=True), 1e-12)
+        left, sizes, _ = np.linalg.svd(unit - unit.mean(0), full_matrices=False)
+        components = left[:, :COMPONENTS] * sizes[:COMPONENTS]
+        xy: Floats = np.asarray(method.fit(components), dtype=np.float64)
         if embeddings:
             embeddings.append(aligned(xy, embeddings[0]))
         else:
             start = xy / xy[:, 0].std() * 1e-4
             embeddings.append(xy - xy.mean(0))
     return embeddings
-
-
-def principal(features: Floats, most: int) -> Floats:
-    """Return the first principal components of unit features: ``(N, C) → (N, ≤ most)``."""
-    unit = features / np.maximum(np.linalg.norm(features, axis=1, keepdims=True), 1e-12)
-    centred = unit - unit.mean(0)
-    left, sizes, _ = np.linalg.svd(centred, full_matrices=False)
-    return np.asarray(left[:, :most] * sizes[:most])
 
 
 def aligned(points: Floats, goal: Floats) -> Floats:
@@ -180,11 +170,8 @@ def tsne_figure(
             row |= {"class": classes[k], "tier": str(tiers[k])}
             rows.append(row | {"x": round(x, 4), "y": round(y, 4)})
     for panel in axes.ravel():
-        panel.set_xticks([])
-        panel.set_yticks([])
-        for side in panel.spines.values():
-            side.set_visible(True)
-            side.set_color("#BBBBBB")
+        panel.set(xticks=[], yticks=[])
+        panel.spines[:].set(visible=True, color="#BBBBBB")
     # Beside each row of panels; both rows are as wide as the wider legend.
     legend: Style = {"title_fontsize": 7, "loc": "upper left", "bbox_to_anchor": (1.0, 1.0)}
     legend |= {"handletextpad": 0.2, "markerscale": 1.6, "alignment": "left"}
