@@ -49,7 +49,9 @@ def ablation_figure(request: Request) -> Drawn:
         rows += shown
     if not rows:
         raise LmdError(f"no row of the ablation has the metrics {', '.join(keys)}")
-    axes.set_xticks(range(len(keys)), [_tier_or_metric(key) for key in keys])
+    names = [METRICS[key].tier or METRICS[key].short for key in keys]
+    pairs = zip(keys, names, strict=True)
+    axes.set_xticks(range(len(keys)), ["overall" if k == HEADLINE else name for k, name in pairs])
     axes.tick_params(axis="x", length=0)
     only_recalls = all(key in DEFAULT for key in keys)
     axes.set_ylabel("balanced accuracy, %" if only_recalls else "value × 100")
@@ -75,12 +77,6 @@ def _ablations(request: Request) -> list[Series]:
             "at least one row without a part of it; choose with --reference or --methods"
         )
     return replace(request, methods=shown).series("ablation")
-
-
-def _tier_or_metric(key: str) -> str:
-    if key == HEADLINE:
-        return "overall"
-    return key.removeprefix("bacc_") if key.startswith("bacc_") else METRICS[key].short
 
 
 def difference_figure(request: Request) -> Drawn:
