@@ -20,8 +20,7 @@ from lmd.model.files import HeldOut, ModelSpec, Prior, save_model
 from lmd.predict.novelty import Novelty
 from lmd.serve.app import create_app
 from lmd.serve.limits import Limits
-from lmd.serve.models import Measures, load_models
-from lmd.serve.service import Service
+from lmd.serve.models import Measures, Service, load_models
 
 SIZE = 16
 CLASSES = ("melanoma", "naevus", "keratosis")

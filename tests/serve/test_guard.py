@@ -12,8 +12,8 @@ import pytest
 from served import client, encoded, is_problem, make_service, photo, shipped
 
 from lmd.base.errors import LmdError
+from lmd.serve.app import Guard
 from lmd.serve.command import check_access
-from lmd.serve.guard import Guard
 from lmd.serve.limits import Limits
 from lmd.serve.models import Measures
 

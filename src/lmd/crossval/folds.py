@@ -190,13 +190,13 @@ def _open(
     if before is not None:
         _check_same(folder, before, request)
         return request, folder, True
-    if (folder / NAME).exists() and not overwrite:
+    if not (folder / NAME).exists():
+        Run.check_free(folder, overwrite=overwrite)
+    elif not overwrite:
         raise LmdError(
             f"{folder} already holds a cross-validation: continue it with --resume, choose another "
             "folder with --out, or replace it with --overwrite"
         )
-    if not (folder / NAME).exists():
-        Run.check_free(folder, overwrite=overwrite)
     check_outside(folder, request.data)
     return request, folder, False
 
@@ -255,8 +255,8 @@ def _read(folder: Path) -> FoldsRequest | None:
 
 def _check_same(folder: Path, before: FoldsRequest, request: FoldsRequest) -> None:
     """Check that only the model at the end is another one: it needs no other folds."""
-    old, new = before.model_dump(exclude={"final"}), request.model_dump(exclude={"final"})
-    changed = [f"{k}: {old[k]} → {new[k]}" for k in old if old[k] != new[k]]
+    pairs = zip(before, request, strict=True)
+    changed = [f"{k}: {old} → {new}" for (k, old), (_, new) in pairs if k != "final" and old != new]
     if changed:
         raise LmdError(
             f"{folder} was started with other settings, so it cannot be resumed with these:\n  "
@@ -317,10 +317,9 @@ def _pooled(runs: Sequence[Run]) -> Predictions:
     parts: list[PartPredictions] = []
     groups: list[Any] = []
     for run in runs:
-        part = run.predictions.parts.get("test") if run.predictions is not None else None
-        if part is None:
+        if run.predictions is None or "test" not in run.predictions.parts:
             raise LmdError(f"{run.path} has no test predictions: train this fold again")
-        parts.append(part)
+        parts.append(part := run.predictions.parts["test"])
         if part.groups is not None:
             groups.append(part.groups + (int(groups[-1].max()) + 1 if groups else 0))
     test = PartPredictions(

@@ -9,7 +9,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from importlib import import_module, resources
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 from lmd.base.errors import LmdError
 from lmd.base.files import Content, atomic_write, check_output
@@ -79,8 +79,7 @@ _TEXT = (resources.files("lmd") / "recipes" / "recipes.toml").read_text(encoding
 RECIPES = {key: Recipe(key, **values) for key, values in tomllib.loads(_TEXT).items()}
 
 
-@dataclass(frozen=True)
-class Result:
+class Result(NamedTuple):
     """A written file: its SHA-256, the command that trains on it, its table and notes."""
 
     path: Path
@@ -107,14 +106,14 @@ def make(
     atomic_write(out, content(there.relative_to(here) if inside else Path()), parents=True)
     with out.open("rb") as file:
         digest = hashlib.file_digest(file, "sha256").hexdigest()
-    command = ["lmd", "train", str(out)]
-    command += ["--root", str(root)] if recipe.suffix == ".csv" and not inside else []
+    place = ["--root", str(root)] if recipe.suffix == ".csv" and not inside else []
     every, training = table.counts(), table.part("train").counts()
     ratios = (
         f"imbalance factor: {imbalance_factor(every):.4g} overall ({every.max()} : {every.min()}), "
         f"{imbalance_factor(training):.4g} in training ({training.max()} : {training.min()})"
     )
-    return Result(out, digest, shlex.join(command), table, (*download.notes, ratios))
+    command = shlex.join(["lmd", "train", str(out), *place])
+    return Result(out, digest, command, table, (*download.notes, ratios))
 
 
 def _checked(name: str, root: Path, out: Path, overwrite: bool, options: dict[str, Any]) -> Recipe:
@@ -158,10 +157,8 @@ class Download:
 
     def find(self, *names: str) -> Path | None:
         """Find a file by name: in the root, or else the only one in a folder below."""
-        for name in names:
-            if (self.root / name).is_file():
-                return self.root / name
-        paths = [path for path in files_below(self.root) if path.name in names]
+        paths = [self.root / name for name in names if (self.root / name).is_file()][:1]
+        paths = paths or [path for path in files_below(self.root) if path.name in names]
         if len(paths) > 1:
             listed = shorten([str(path) for path in paths])
             raise LmdError(
@@ -202,15 +199,14 @@ class Download:
 
     def note_missing(self, names: Sequence[str], total: int) -> None:
         """Note images that are not on disk."""
-        if not names:
-            return
         text = f"{len(names)} of {total} images are not below {self.root} ({shorten(names)})"
-        if not self.allow_missing:
+        if names and not self.allow_missing:
             raise LmdError(
                 f"{text}: complete the download, or keep them in the split with "
                 "--allow-missing-images"
             )
-        self.notes.append(f"{text}: they are in the split, and training will need them")
+        if names:
+            self.notes.append(f"{text}: they are in the split, and training will need them")
 
     def compare_counts(self) -> None:
         """Note whether each class has its published number of images."""
@@ -221,13 +217,12 @@ class Download:
             if counts[name] != published[name]
         ]
         total = published.total()
-        note = f"all {len(published)} classes have the published counts, {total} images in total"
-        if different:
-            note = (
-                f"{counts.total()} images, but {total} were published; classes with other counts: "
-                f"{', '.join(different)}"
-            )
-        self.notes.append(note)
+        self.notes.append(
+            f"{counts.total()} images, but {total} were published; classes with other counts: "
+            f"{', '.join(different)}"
+            if different
+            else f"all {len(published)} classes have the published counts, {total} images in total"
+        )
 
     def table(self, *, grouped: bool = False) -> Table:
         """Return the table with names as ids, so that a split does not depend on the folders."""

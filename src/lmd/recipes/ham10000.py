@@ -1,6 +1,6 @@
 """HAM10000: seven skin diagnoses, split by lesion, with the natural tail or a longer one."""
 
-from collections import defaultdict
+from collections import Counter
 from dataclasses import replace
 
 import numpy as np
@@ -11,7 +11,6 @@ from lmd.data.table import PARTS, Table
 from lmd.recipes import Download, Made, read_rows, require_distinct
 
 METADATA = ("HAM10000_metadata.csv", "HAM10000_metadata.tab", "HAM10000_metadata")
-HEAD_SIZE = 2000
 # With fewer lesions a recall says little: one lesion of ten changes it by ten points.
 FEW = 10
 
@@ -40,8 +39,7 @@ def build(
         share = 0.1 if validation_share is None else validation_share
         if not 0 < share < 1:
             raise LmdError(f"validation_share is {share:g}; expected a number between 0 and 1")
-        head_size = HEAD_SIZE if head_size is None else head_size
-        table = long_tailed(table, factor, head_size, share, seed)
+        table = long_tailed(table, factor, 2000 if head_size is None else head_size, share, seed)
     download.notes.append(_lesions(table))
     return download.manifest(table, "group")
 
@@ -51,18 +49,16 @@ def _read(download: Download) -> None:
     published = download.recipe.published
     path = download.require(*METADATA)
     rows = read_rows(path, ["image_id", "lesion_id", "dx"])
-    require_distinct(path, [row["image_id"] for row in rows])
-    diagnoses = defaultdict(set)
-    for row in rows:
-        diagnoses[row["lesion_id"]].add(row["dx"])
-        if row["dx"] not in published:
+    names, labels, lesions = ([row[c] for row in rows] for c in ("image_id", "dx", "lesion_id"))
+    require_distinct(path, names)
+    for name, label in zip(names, labels, strict=True):
+        if label not in published:
             raise LmdError(
-                f"{path}: image {row['image_id']!r} has dx {row['dx']!r}; expected one of "
-                f"{', '.join(published)}"
+                f"{path}: image {name!r} has dx {label!r}; expected one of {', '.join(published)}"
             )
-    columns = ([row[name] for row in rows] for name in ("image_id", "dx", "lesion_id"))
-    download.locate(*columns)
-    several = [lesion for lesion, names in diagnoses.items() if lesion and len(names) > 1]
+    download.locate(names, labels, lesions)
+    diagnoses = Counter(lesion for lesion, _ in dict.fromkeys(zip(lesions, labels, strict=True)))
+    several = [lesion for lesion, count in diagnoses.items() if lesion and count > 1]
     if several:
         raise LmdError(
             f"{len(several)} lesions have more than one dx, for example {several[0]!r}: "

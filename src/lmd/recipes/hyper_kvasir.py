@@ -23,8 +23,7 @@ def build(download: Download, *, seed: int = 0) -> Made:
     """
     images = _tree(download)
     findings: dict[str, str] = {}
-    path = download.find(LABELS)
-    if path is not None:
+    if path := download.find(LABELS):
         findings = _findings(path, images, download.notes)
         download.note_missing(sorted(findings.keys() - images.keys()), len(findings))
     else:

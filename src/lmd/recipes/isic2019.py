@@ -114,7 +114,7 @@ def _read(download: Download) -> None:
     names = [name for name, label in images if label != UNKNOWN]
     require_distinct(path, names)
     groups = None
-    if (metadata := download.find(METADATA)) is not None:
+    if metadata := download.find(METADATA):
         rows = read_rows(metadata, ["image", "lesion_id"])
         lesions = {row["image"]: row["lesion_id"] for row in rows}
         groups = [lesions.get(name, "") for name in names]

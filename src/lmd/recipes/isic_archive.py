@@ -107,16 +107,13 @@ def diagnosis(row: Row, stem: str) -> str:
 def _rows(download: Download) -> list[tuple[Row, str]]:
     """Read all rows of metadata, each with the stem of its file."""
     rows: list[tuple[Row, str]] = []
-    used, other = [], []
-    for path in files_below(download.root):
-        if path.suffix.lower() != ".csv":
-            continue
+    used: list[str] = []
+    other: list[str] = []
+    for path in (path for path in files_below(download.root) if path.suffix.lower() == ".csv"):
         table = read_rows(path)
-        if not any(name in table[0] for name in NAME):
-            other.append(path.name)
-            continue
-        used.append(path.name)
-        rows += [(row, path.stem) for row in table if _first(row, NAME)]
+        usable = any(name in table[0] for name in NAME)
+        (used if usable else other).append(path.name)
+        rows += [(row, path.stem) for row in table if usable and _first(row, NAME)]
     if not used:
         raise LmdError(
             f"root {download.root} contains no metadata of the archive: expected .csv files with a "

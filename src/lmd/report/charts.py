@@ -143,11 +143,6 @@ def data_uri(pixels: NDArray[np.uint8], side: int, quality: int = 72) -> str:
     return "data:image/jpeg;base64," + base64.b64encode(file.getvalue()).decode()
 
 
-def png_uri(png: bytes) -> str:
-    """Return the bytes of a PNG file as a data URI."""
-    return "data:image/png;base64," + base64.b64encode(png).decode()
-
-
 @dataclass(frozen=True)
 class Point:
     """A named value with its interval; ``tone`` is a colour class, by default with its shape."""
@@ -183,18 +178,17 @@ def dots_figure(
     reference: float | None = None,
 ) -> Markup:
     """Draw shares from 0 to 1 as dots with whiskers; ``reference`` is a dashed vertical line."""
-    top, head = 6.0, 21.0
-    bottom = top + sum(head + 8 + 13 * max(len(points), 1) for _, _, points in rows)
+    top = y = 6.0
+    bottom = top + sum(29.0 + 13 * max(len(points), 1) for _, _, points in rows)
     labels = {share: f"{100 * share:.0f}{' %' if share == 1 else ''}" for share in SHARES}
     parts = _grid(top, bottom, labels)
     if reference is not None:
         x = _across(reference)
         parts.append(line(x, top, x, bottom, "reference"))
-    y = top
     for label, note, points in rows:
         parts.append(_heading(label, note, y + 15))
-        parts += [_whiskers(point, y + head + 8 + 13 * i) for i, point in enumerate(points)]
-        y += head + 8 + 13 * max(len(points), 1)
+        parts += [_whiskers(point, y + 29 + 13 * i) for i, point in enumerate(points)]
+        y += 29 + 13 * max(len(points), 1)
     about = "; ".join(
         f"{label}: {', '.join(point.estimate.value_text('.1%') for point in points)}"
         for label, _, points in rows
@@ -217,15 +211,9 @@ def count_bars(name: str, rows: Sequence[tuple[str, str, Sequence[int | None]]])
         y, train = top + step * i, counts[0] or 0
         numbers = [thousands(count) for count in (train, *counts[1:])]
         length = max(math.log10(max(train, 1)) / powers, 0.005) if train else 0.0
-        bar = element(
-            "rect",
-            x=_across(0),
-            y=y + 21,
-            width=f"{(100 - 2 * EDGE) * length:.2f}%",
-            height=15.0,
-            rx=2,
-            class_=f"fill {tier}",
-        )
+        wide = f"{(100 - 2 * EDGE) * length:.2f}%"
+        box = {"x": _across(0), "y": y + 21, "width": wide, "height": 15, "rx": 2}
+        bar = element("rect", "", **box, class_=f"fill {tier}")
         names = ("training", "validation", "test")
         listed = ", ".join(f"{n} {part}" for n, part in zip(numbers, names, strict=True))
         heading = _heading(label, " / ".join(numbers), y + 15)

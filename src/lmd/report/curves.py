@@ -1,8 +1,9 @@
 """Draw the reliability diagram, and the learning curves of each stage."""
 
 import math
+from collections import Counter
 from collections.abc import Sequence
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass
 from itertools import groupby
 from typing import Any, NamedTuple
 
@@ -107,25 +108,18 @@ def reliability(name: str, bins: Sequence[Bin]) -> Markup:
             svg.text(x(share), base + 15, f"{100 * share:.0f}", class_="tick"),
         ]
     parts.append(svg.line(x(0), y(0), x(1), y(1), "reference"))
-    for row in bins:
+    for row in (row for row in bins if row.count):
         height = below * row.count / tallest
         about = (
             f"confidence {percent(row.left, 0)} to {percent(row.right, 0)}: {row.count} images, "
             f"{percent(row.accuracy)} right at a mean confidence of {percent(row.confidence)}"
         )
-        bar = svg.element(
-            "rect",
-            x=x(row.left) + 1,
-            y=base - height,
-            width=x(row.right) - x(row.left) - 2,
-            height=height,
-            class_="fill quiet",
-        )
-        if row.count:
-            at = x(row.confidence)
-            bar += svg.line(at, y(row.low), at, y(row.high), "whisker curve")
-            bar += svg.mark("circle", at, y(row.accuracy), "fill curve", 4.5)
-            parts.append(svg.with_tip(about, bar))
+        at, start, width = x(row.confidence), x(row.left) + 1, x(row.right) - x(row.left) - 2
+        box = {"x": start, "y": base - height, "width": width, "height": height}
+        bar = svg.element("rect", "", **box, class_="fill quiet")
+        bar += svg.line(at, y(row.low), at, y(row.high), "whisker curve")
+        bar += svg.mark("circle", at, y(row.accuracy), "fill curve", 4.5)
+        parts.append(svg.with_tip(about, bar))
     parts.append(svg.line(left, base, left + size, base, "axis"))
     parts.append(svg.text(left + size / 2, base + 32, "confidence, %", class_="tick"))
     parts.append(svg.upward_text(12, top + size / 2, "accuracy, %", class_="tick"))
@@ -160,13 +154,12 @@ class Stage(NamedTuple):
     keys: list[str]
 
 
-@dataclass(frozen=True)
-class Group:
+class Group(NamedTuple):
     """What one stage has alone, or all stages share: small charts, or numbers of a single epoch."""
 
     heading: str
-    figures: list[tuple[str, Markup]] = field(default_factory=list)
-    numbers: list[tuple[str, str]] = field(default_factory=list)
+    figures: list[tuple[str, Markup]]
+    numbers: list[tuple[str, str]]
 
 
 def curves_view(report: Report) -> Values:
@@ -181,24 +174,18 @@ def curve_groups(history: Sequence[HistoryRow]) -> list[Group]:
     down if that is a single epoch.
     """
     stages = _stages(history)
-    keys = list(dict.fromkeys(key for stage in stages for key in stage.keys))
-    keys.sort(key=lambda key: key != "val_bacc")
-    if len(stages) == 1:
-        figures = [_figure(key, stages) for key in keys]
-        return [Group("", figures)] if figures else []
-    shared = [
-        key for key in keys if key == "val_bacc" or sum(key in stage.keys for stage in stages) > 1
-    ]
-    groups = [Group("", [_figure(key, stages) for key in shared])]
+    uses = Counter(key for stage in stages for key in stage.keys)
+    keys = sorted(uses, key=lambda key: key != "val_bacc")
+    shared = [key for key in keys if key == "val_bacc" or uses[key] > 1 or len(stages) == 1]
+    groups = [Group("", [_figure(key, stages) for key in shared], [])]
     for stage in stages:
         alone = [key for key in keys if key in stage.keys and key not in shared]
         if len(stage.rows) == 1:
-            row = stage.rows[0]
-            numbers = [(TITLES.get(key, key), f"{row[key]:.4g}") for key in alone]
-            groups.append(Group(stage.name, numbers=numbers))
-            continue
-        heading = stage.name + (", over its EM iterations" if M_STEP in stage.keys else "")
-        groups.append(Group(heading, [_figure(key, [stage]) for key in alone]))
+            numbers = [(TITLES.get(key, key), f"{stage.rows[0][key]:.4g}") for key in alone]
+            groups.append(Group(stage.name, [], numbers))
+        else:
+            heading = stage.name + (", over its EM iterations" if M_STEP in stage.keys else "")
+            groups.append(Group(heading, [_figure(key, [stage]) for key in alone], []))
     return [group for group in groups if group.figures or group.numbers]
 
 
@@ -254,11 +241,8 @@ def _figure(key: str, stages: Sequence[Stage]) -> tuple[str, Markup]:
             parts.append(svg.line(start, top - 14, start, height - bottom, "boundary"))
         name = svg.shorten(stage.name, room - 10, 6)
         parts.append(svg.text(start + 4, top - 6, name, class_="tick start"))
-        measured = [
-            (first + i, row[key]) if key in row else None for i, row in enumerate(stage.rows)
-        ]
-        for _, run in groupby(measured, key=bool):
-            points = [point for point in run if point is not None]
+        for measured, rows in groupby(enumerate(stage.rows, first), key=lambda row: key in row[1]):
+            points = [(epoch, row[key]) for epoch, row in rows if measured]
             path = " ".join(f"{x(epoch):.1f},{y(value):.1f}" for epoch, value in points)
             if len(points) > 1:
                 parts.append(svg.element("polyline", points=path, class_="curve"))

@@ -1,11 +1,10 @@
 """Assemble the report of a run, and write it into the run's folder."""
 
 from collections import Counter
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Sequence
 from functools import lru_cache
-from importlib import import_module
 from pathlib import Path
+from pkgutil import resolve_name
 from typing import Any
 
 from jinja2 import Environment, FileSystemLoader, StrictUndefined
@@ -19,10 +18,9 @@ from lmd.report.text import FILTERS, summary
 from lmd.runs.folder import Run, paired
 from lmd.runs.record import Record
 from lmd.scoring.estimates import ClassScore, Definition, Estimate
-from lmd.scoring.metrics import METRICS, Sample
+from lmd.scoring.metrics import METRICS, PER_CLASS, Sample
 from lmd.scoring.tiers import TIERS
 
-UNKNOWN = Estimate(value=None)
 PARTS = ("train", "validation", "test")
 MOST_RUNS = 8  # side by side; each has a tone
 RUN_SHAPES = ("circle", "diamond", "square", "triangle")
@@ -51,23 +49,14 @@ SECTIONS: dict[str, tuple[str, str | None]] = {
 }
 
 
-@dataclass(frozen=True)
-class ClassRow:
+class ClassRow(ClassScore):
     """A class with its images and its scores in the reported part; ``index`` is its label.
 
     ``counts`` has its images by part, ``None`` where a cross-validation has no such part.
     """
 
     index: int
-    counts: Mapping[str, int | None]
-    name: str
-    tier: str
-    train: int
-    support: int
-    units: int | None
-    recall: Estimate
-    precision: Estimate
-    f1: Estimate
+    counts: dict[str, int | None]
 
     def point(self, estimate: Estimate, images: int | None = None) -> charts.Point:
         """Return a point in the colour and shape of the tier."""
@@ -136,20 +125,14 @@ def write_report(
     Without ``out``, it is ``report.html`` in the run's folder. ``resamples`` is for the paired
     differences. With ``images``, it has the pictures of ``examples.npz``, if the folder has them.
     """
-    if len(compare) >= MOST_RUNS:
-        raise LmdError(
-            f"a report shows at most {MOST_RUNS} runs side by side; got {len(compare) + 1}"
-        )
+    if (count := len(compare) + 1) > MOST_RUNS:
+        raise LmdError(f"a report shows at most {MOST_RUNS} runs side by side; got {count}")
     report, record = Report(run, compare, resamples, images), run.record
     sections = []
     for key, (title, function) in SECTIONS.items():
-        values: Values | None = {}
         if not getattr(record, key, True):
             continue
-        if function is not None:
-            module, _, name = function.partition(":")
-            view: Callable[[Report], Values | None] = getattr(import_module(module), name)
-            values = view(report)
+        values: Values | None = resolve_name(function)(report) if function else {}
         if values is not None:
             template = environment().get_template(f"{key}.html")
             html = template.render(values, report=report, record=record)
@@ -193,16 +176,13 @@ def class_rows(record: Record) -> list[ClassRow]:
         if record.folds is None or any(images)
     }
     rows = []
-    for k, (name, tier) in enumerate(
-        zip(record.data.classes, record.tiers.assignment, strict=True)
-    ):
+    for k, tier in enumerate(record.tiers.assignment):
         images = {part: counts[part][k] if part in counts else None for part in PARTS}
-        score = ClassScore(
-            name=name, tier=tier, train=0, support=0, recall=UNKNOWN, precision=UNKNOWN, f1=UNKNOWN
-        )
-        if record.part is not None:
-            score = record.per_class[record.part][k]
-        rows.append(ClassRow(k, images, **dict(score) | {"train": images["train"] or 0}))
+        score: Values = {"name": record.data.classes[k], "tier": tier, "support": 0}
+        score |= dict.fromkeys(PER_CLASS, Estimate(value=None))
+        score |= dict(record.per_class[record.part][k]) if record.part else {}
+        score |= {"train": images["train"] or 0}
+        rows.append(ClassRow(index=k, counts=images, **score))
     return sorted(rows, key=lambda row: -row.train)
 
 
@@ -258,15 +238,14 @@ def confusion_view(report: Report) -> Values | None:
     matrix = record.confusion.get(record.part) if record.part else None
     if not matrix:
         return None
-    names = [row.name for row in report.classes]
-    order = [row.index for row in report.classes]
-    ordered = [[matrix[i][j] for j in order] for i in order]
+    rows = report.classes
     data = [
-        {"true": names[i], "predicted": names[j], "images": images}
-        for i, row in enumerate(ordered)
-        for j, images in enumerate(row)
+        {"true": true.name, "predicted": guess.name, "images": matrix[true.index][guess.index]}
+        for true in rows
+        for guess in rows
     ]
-    drawing = charts.confusion("confusion", names, ordered)
+    ordered = [[matrix[true.index][guess.index] for guess in rows] for true in rows]
+    drawing = charts.confusion("confusion", [row.name for row in rows], ordered)
     return {"figure": charts.savable("confusion", drawing, data)}
 
 

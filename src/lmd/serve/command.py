@@ -42,8 +42,7 @@ def serve(
     need_extra("lmd serve", "serve", "fastapi", "uvicorn", *PACKAGES)
     from lmd.base.distributed import choose_device
     from lmd.serve.app import create_app
-    from lmd.serve.models import Measures, load_models
-    from lmd.serve.service import Service
+    from lmd.serve.models import Measures, Service, load_models
 
     # The contents of uploads stay out of the log: libraries quote what they cannot read.
     warnings.simplefilter("ignore")

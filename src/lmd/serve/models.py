@@ -1,19 +1,23 @@
-"""The models of a server: loading, description, the thread of each, and what they count."""
+"""The models of a server: loading, the thread of each, what they count, and the service."""
 
+import asyncio
+import base64
+import os
 import queue
 import re
 import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
-from concurrent.futures import Future
+from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
-from typing import Any, Literal, NamedTuple
+from typing import Any, Literal, NamedTuple, TypeVar
 
 import numpy as np
 from numpy.typing import NDArray
+from PIL import Image
 from prometheus_client import (
     CollectorRegistry,
     Counter,
@@ -26,24 +30,30 @@ from prometheus_client import (
 from lmd.base.errors import LmdError
 from lmd.decisions.decide import Decide
 from lmd.decisions.policy import Policy, policy_of
-from lmd.explain.explanation import nearest_index
+from lmd.explain.explanation import Explanation, explain_pixels, nearest_index
+from lmd.explain.pictures import OPACITY, as_png, colour_map
 from lmd.export.export import TracedEngine, onnx_is_there
 from lmd.predict.engines import TorchEngine
 from lmd.predict.onnx_files import OnnxEngine
 from lmd.predict.predictor import Answers, Predictor, load
+from lmd.report.charts import data_uri
 from lmd.scoring.proportions import class_mix
+from lmd.serve import schemas
 from lmd.serve.limits import Limits
-from lmd.serve.schemas import Answer, ClassInfo, ModelInfo, Options, Problem, busy
+from lmd.serve.schemas import Answer, Explained, ModelInfo, Options, Problem, Rows, busy
+from lmd.serve.uploads import Decoded, Form, Upload, decode
 
 Pixels = NDArray[np.uint8]
 Scores = tuple[NDArray[np.float32], bool]  # probabilities ``(K,)``; is it unlike training?
 Engine = Literal["auto", "onnx", "torch"]
+T = TypeVar("T")
 
 SECONDS = (0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0)
 BATCH = 32
 WAIT = 0.005  # seconds that a batch waits for images that are being decoded
 LOADED = 4  # times as long if more than a batch is on its way: then larger batches save time
 MOST_CARD = 200_000  # characters
+SIDE = 768  # longest side of a picture
 # Where the message of an error names an option; the rest may be words of the user.
 _OPTION = re.compile(r"\A--([a-z-]+)|(?<=\A--refer-above needs )--([a-z]+)")
 disable_created_metrics()  # type: ignore[no-untyped-call]
@@ -232,7 +242,7 @@ class Served:
         if spec.held_out is not None:
             images = [len(probabilities) for probabilities in spec.held_out.probabilities]
         shares = class_mix("training", spec.class_counts).tolist()
-        fields = ("name", "training_images", "training_share", "validation_images")
+        fields = schemas.ClassInfo.model_fields
         rows = zip(spec.classes, spec.class_counts, shares, images, strict=True)
         return ModelInfo(
             name=self.name,
@@ -242,7 +252,7 @@ class Served:
             image_size=engine.image_size,
             temperature=spec.temperature,
             prior=None if spec.prior is None else spec.prior.kind,
-            classes=[ClassInfo.model_validate(dict(zip(fields, row, strict=True))) for row in rows],
+            classes=[schemas.ClassInfo(**dict(zip(fields, row, strict=True))) for row in rows],
             coverage=any(images),
             explanations=self.explains,
             neighbours=predictor.index is not None,
@@ -305,3 +315,128 @@ def _name(path: Path, taken: dict[str, Served]) -> str:
     while name in taken:
         name, number = f"{base}-{number}", number + 1
     return name
+
+
+class Service:
+    """The models of a server and the threads that they share."""
+
+    def __init__(self, models: dict[str, Served], limits: Limits, measures: Measures) -> None:
+        self.models, self.limits, self.measures = models, limits, measures
+        self._pool = ThreadPoolExecutor(min(os.cpu_count() or 1, 4), "lmd-decode")
+
+    def model(self, name: str) -> Served:
+        """Return the model of this name."""
+        if name not in self.models:
+            names = ", ".join(self.models)
+            raise Problem("not-found", f"There is no such model; the models are: {names}.")
+        return self.models[name]
+
+    async def predict(self, served: Served, form: Form) -> Answer:
+        """Return the answer for the one image of a form."""
+        policy = served.policy(form.options)
+        return await self._answer(served, form.images[0], policy, form.options.picture)
+
+    async def predict_all(self, served: Served, form: Form) -> Rows:
+        """Return one row for each image; one that cannot be read does not stop the others."""
+        policy = served.policy(form.options)
+
+        async def row(upload: Upload) -> schemas.Row:
+            try:
+                answer = await self._answer(served, upload, policy, form.options.picture)
+            except Problem as problem:
+                return schemas.Row(image=upload.name, problem=problem.details)
+            return schemas.Row(image=upload.name, answer=answer)
+
+        return Rows(model=served.name, rows=await asyncio.gather(*map(row, form.images)))
+
+    async def explain(self, served: Served, form: Form) -> Explained:
+        """Return heat maps and nearest cases of the one image of a form."""
+        upload = form.images[0]
+        decoded = await self._aside(lambda: self._decoded(served, upload, picture=True))
+        picture = decoded.picture
+        assert picture is not None
+        work = served.batcher.submit(
+            lambda: explain_pixels(served.predictor, decoded.pixels, picture)
+        )
+        explanation: Explanation = await asyncio.wrap_future(work)
+        uris = await self._aside(lambda: [*map(_heat_uri, explanation.heat)])
+        rows = zip(explanation.classes, explanation.probabilities, uris, strict=True)
+        cases = [
+            schemas.Case(label=case.label, distance=case.distance, number=case.row)
+            for case in explanation.neighbours
+        ]
+        return Explained(
+            model=served.name,
+            image=upload.name,
+            picture=await self._aside(lambda: data_uri(picture, SIDE, quality=90)),
+            classes=[
+                schemas.Heat(name=name, probability=float(p), heat=uri, peak=explanation.peak(i))
+                for i, (name, p, uri) in enumerate(rows)
+            ],
+            neighbours=None if served.predictor.index is None else cases,
+            unlike_training=explanation.unlike_training,
+        )
+
+    def counters(self) -> bytes:
+        """Return the page for Prometheus."""
+        for name, served in self.models.items():
+            self.measures.waiting.labels(name).set(served.batcher.taken)
+        return self.measures.text()
+
+    def close(self) -> None:
+        """Finish what was begun, and end all threads."""
+        for served in self.models.values():
+            served.batcher.close()
+        self._pool.shutdown()
+
+    async def _answer(
+        self, served: Served, upload: Upload, policy: Policy, picture: bool
+    ) -> Answer:
+        shown: list[Pixels] = []
+
+        def decoded() -> Pixels:
+            image = self._decoded(served, upload, picture=picture)
+            shown.extend([] if image.picture is None else [image.picture])
+            return image.pixels
+
+        answer = served.answer(upload.name, await self._scores(served, decoded), policy)
+        if shown:
+            answer.picture = await self._aside(lambda: data_uri(shown[0], SIDE, quality=90))
+        return answer
+
+    def _decoded(self, served: Served, upload: Upload, *, picture: bool) -> Decoded:
+        try:
+            size = served.predictor.engine.image_size
+            return decode(upload.data, size, self.limits, picture=picture)
+        except Problem as problem:
+            self.measures.refused.labels(served.name, problem.kind).inc()
+            raise
+
+    async def _scores(self, served: Served, decoded: Callable[[], Pixels]) -> Scores:
+        """Decode in a thread and score; the loop is woken once, and nothing is done for a request
+        that was given up.
+        """
+        done: Future[Scores] = Future()
+
+        def work() -> None:
+            if done.cancelled():
+                return
+            try:
+                served.batcher.submit(decoded(), done)
+            except Exception as error:
+                if done.set_running_or_notify_cancel():
+                    done.set_exception(error)
+
+        self._pool.submit(work)
+        return await asyncio.wrap_future(done)
+
+    async def _aside(self, work: Callable[[], T]) -> T:
+        return await asyncio.get_running_loop().run_in_executor(self._pool, work)
+
+
+def _heat_uri(heat: NDArray[np.float32]) -> str:
+    """Return ``heat (H, W)`` from 0 to 1 as a transparent PNG that is laid over the picture."""
+    level = (heat * 255).round().astype(np.uint8)
+    cover = (OPACITY * 255 * heat.clip(0, 1)).round().astype(np.uint8)
+    png = as_png(Image.fromarray(np.dstack([colour_map()[level], cover])))
+    return "data:image/png;base64," + base64.b64encode(png).decode()

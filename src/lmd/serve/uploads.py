@@ -9,13 +9,14 @@ import unicodedata
 import warnings
 from collections.abc import AsyncGenerator
 from contextlib import suppress
+from functools import partial
 from typing import Any, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
 from PIL import Image
 from pydantic import ValidationError
-from starlette.datastructures import FormData, UploadFile
+from starlette.datastructures import UploadFile
 from starlette.formparsers import MultiPartException, MultiPartParser
 from starlette.requests import ClientDisconnect, Request
 
@@ -54,7 +55,7 @@ class Form(NamedTuple):
 
 
 class _Parser(MultiPartParser):
-    """Starlette's parser, which here keeps files in memory and refuses a form without its end."""
+    """Starlette's parser, which here keeps files in memory and notices the end of the form."""
 
     spool_max_size = sys.maxsize  # the guard bounds the body
     complete = False
@@ -62,23 +63,20 @@ class _Parser(MultiPartParser):
     def on_end(self) -> None:
         self.complete = True
 
-    async def parse(self) -> FormData:
-        self.stream = self._to_its_end(self.stream)
-        return await super().parse()
-
-    async def _to_its_end(self, stream: AsyncGenerator[bytes]) -> AsyncGenerator[bytes]:
-        async for chunk in stream:
-            yield chunk
-        if not self.complete:
-            raise MultiPartException("it is cut short.")
-
 
 async def read_form(request: Request, limits: Limits, *, field: str, most: int) -> Form:
     """Return between one and ``most`` files in ``field``, and the JSON in ``options``."""
     header = request.headers.get("content-type", "")
     if header.partition(";")[0].strip().lower() != "multipart/form-data":
         raise Problem("wrong-type", f"Send multipart/form-data with a file in the field {field}.")
-    parser = _Parser(request.headers, request.stream(), max_part_size=_MOST_OPTIONS)
+
+    async def stream() -> AsyncGenerator[bytes]:
+        async for chunk in request.stream():
+            yield chunk
+        if not parser.complete:
+            raise MultiPartException("it is cut short.")
+
+    parser = _Parser(request.headers, stream(), max_part_size=_MOST_OPTIONS)
     try:
         form = await parser.parse()
     except MultiPartException as error:
@@ -94,7 +92,12 @@ async def read_form(request: Request, limits: Limits, *, field: str, most: int) 
                     raise Problem("too-large", f"A request may have at most {most} files.")
                 uploads.append(await _upload(value, limits))
             elif name == "options" and isinstance(value, str) and options is None:
-                options = _options(value)
+                try:
+                    options = Options.model_validate_json(value)
+                except ValidationError as error:
+                    first = error.errors(include_url=False, include_input=False)[0]
+                    place = "".join(map(str, first["loc"][:1])) or "options"
+                    raise Problem("bad-options", f"{place}: {first['msg']}") from None
             else:
                 raise Problem("bad-request", f"The fields are {field} (a file) and options (JSON).")
     finally:
@@ -113,15 +116,6 @@ async def _upload(file: UploadFile, limits: Limits) -> Upload:
     if (file.size or 0) > limits.max_image_mb * MB:
         raise Problem("too-large", f"A file may have at most {limits.max_image_mb:g} MB.")
     return Upload(name, await file.read())
-
-
-def _options(text: str) -> Options:
-    try:
-        return Options.model_validate_json(text)
-    except ValidationError as error:
-        first = error.errors(include_url=False, include_input=False, include_context=False)[0]
-        place = ".".join(str(part) for part in first["loc"][:1]) or "options"
-        raise Problem("bad-options", f"{place}: {first['msg']}") from None
 
 
 def check_name(name: str) -> str:
@@ -147,9 +141,8 @@ def decode(data: bytes, size: int, limits: Limits, *, picture: bool) -> Decoded:
     The full image is not kept: it may be large, and many requests wait at the same time.
     """
     kind = check(data, limits)
-    kinds = None if kind == "DICOM" else (kind,)
     try:
-        full = read_image(data, kinds=kinds)
+        full = read_image(data, kinds=None if kind == "DICOM" else (kind,))
         return Decoded(resize(full, size), shown(full) if picture else None)
     except LmdError as error:
         if "pip install" in str(error):
@@ -170,13 +163,10 @@ def check(data: bytes, limits: Limits) -> str:
     kind = "DICOM" if has_dicom_mark(data) else next(marked, None)
     if kind is None:
         raise Problem("wrong-type", "Send a JPEG, PNG, TIFF or DICOM image.")
+    measure = _dicom if kind == "DICOM" else partial(_raster, kind)
     try:
-        with warnings.catch_warnings():
-            warnings.simplefilter("ignore")
-            if kind == "DICOM":
-                high, wide, frames = _dicom(data, limits)
-            else:
-                high, wide, frames = _raster(data, kind, limits)
+        with warnings.catch_warnings(action="ignore"):
+            high, wide, frames = measure(data, limits)
     except Problem:
         raise
     except Image.DecompressionBombError:
@@ -199,10 +189,13 @@ def check(data: bytes, limits: Limits) -> str:
     return kind
 
 
-def _raster(data: bytes, kind: str, limits: Limits) -> tuple[int, int, int]:
+def _raster(kind: str, data: bytes, limits: Limits) -> tuple[int, int, int]:
     """Return height, width and frames by the header; further pictures in a JPEG are previews."""
-    if kind == "PNG" and _has_too_many_chunks(data):
-        raise ValueError("more chunks than an image needs")
+    place, chunks = 8, 0
+    while kind == "PNG" and place + 12 <= len(data):
+        place, chunks = place + 12 + int.from_bytes(data[place : place + 4]), chunks + 1
+        if chunks == _MOST_CHUNKS:  # reading each takes time
+            raise ValueError("more chunks than an image needs")
     with Image.open(io.BytesIO(data), formats=(kind,)) as image:
         wide, high = image.size
         if kind == "PNG":
@@ -212,16 +205,6 @@ def _raster(data: bytes, kind: str, limits: Limits) -> tuple[int, int, int]:
                 image.seek(limits.max_frames)
                 return high, wide, limits.max_frames + 1
         return high, wide, 1
-
-
-def _has_too_many_chunks(png: bytes) -> bool:
-    """Return whether a PNG file has more chunks than an image needs; reading each takes time."""
-    place = 8
-    for _ in range(_MOST_CHUNKS):
-        if place + 12 > len(png):
-            return False
-        place += 12 + int.from_bytes(png[place : place + 4])
-    return True
 
 
 class _Counted(io.BytesIO):
