@@ -15,10 +15,8 @@ from lmd.decisions.policy import Basis, make_policy
 from lmd.fit.recording import now, scored
 from lmd.report.card import write_card
 from lmd.report.page import write_report
-from lmd.report.text import format_comparison
 from lmd.runs.folder import PARTS, PartPredictions, Predictions, Run, paired, unborn
 from lmd.runs.record import Record
-from lmd.scoring.differences import compare
 from lmd.scoring.metrics import Sample
 
 NOTE = (
@@ -126,6 +124,9 @@ def rescore(
 
 def compare_runs(a: Path, b: Path, *, resamples: int = 1000) -> str:
     """Return differences of two runs in all metrics as text, with paired intervals and p-values."""
+    from lmd.report.text import format_comparison
+    from lmd.scoring.differences import compare
+
     left = Run.open(a)
     mine, theirs = paired(left, Run.open(b))
     tiers = left.record.tiers.assignment

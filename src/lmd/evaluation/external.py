@@ -30,15 +30,8 @@ from lmd.fit.recording import NO_VALIDATION, commit, data_info, file_digest, mac
 from lmd.model.files import weights_digest
 from lmd.predict.predictor import Predictor, in_batches, load
 from lmd.report.page import write_report
-from lmd.runs.folder import (
-    PartPredictions,
-    Predictions,
-    Run,
-    matched,
-    paired,
-    scored_part,
-    trainings_of,
-)
+from lmd.runs import folder as folders
+from lmd.runs.folder import PartPredictions, Predictions, Run
 from lmd.runs.protocol import Protocol
 from lmd.runs.record import DataInfo, External, Part, Record, UnknownClass
 from lmd.scoring.metrics import Sample
@@ -116,7 +109,7 @@ def evaluate_external(
     record = scored(record, predictions, resamples=resamples, decide=decide)
     record = _with_home_coverage(record, home, saved).replaced(finished=now())
     if other is not None:
-        paired(Run(folder, record, predictions), other)  # some may have been unreadable
+        folders.paired(Run(folder, record, predictions), other)  # some may have been unreadable
     run = Run.create(folder, overwrite=overwrite)
     (folder / "checkpoint").rmdir()
     run.write_predictions(predictions)
@@ -154,7 +147,8 @@ def _check_out(folder: Path, run: Path, *, overwrite: bool, against: Path | None
 
 def _open(run: Run, source: Source, part: str | None) -> Table:
     """Open the table of the other images, which must not be those of training."""
-    if any(_is_data_of(record, str(source.data)) for record in (run.record, *trainings_of(run))):
+    records = run.record, *folders.trainings_of(run)
+    if any(_is_data_of(record, str(source.data)) for record in records):
         raise LmdError(
             f"--data: {run.record.name} was trained on {source.data}; `lmd evaluate` without "
             "--data scores its test part, and --data takes images from another place"
@@ -195,7 +189,7 @@ def _refuse_training_images(run: Run, ids: NDArray[np.str_], paths: Sequence[Pat
     resolved = cache(Path.resolve)
     places = {str(name): resolved(path) for name, path in zip(ids, paths, strict=True)}
     seen: set[str] = set()
-    for record in trainings_of(run):
+    for record in folders.trainings_of(run):
         planned = _planned(record, record.request.data)
         if planned is None or not isinstance(planned.table.images, FileImages):
             continue
@@ -280,10 +274,10 @@ def _check_paired(
     """Check that the other run was scored on the images that will be scored here."""
     if skip_bad:
         # What cannot be read is in neither run.
-        theirs = scored_part(other).ids
+        theirs = folders.scored_part(other).ids
         if np.isin(theirs, table.ids).all():
             table = table.take(np.isin(table.ids, theirs))
-    matched(folder, classes, table.ids, _labels(table, classes), other)
+    folders.matched(folder, classes, table.ids, _labels(table, classes), other)
 
 
 @dataclass(frozen=True)
