@@ -9,9 +9,9 @@ from toys import toy_predictions
 
 from lmd.decisions.numbers import precision_recall, predictive, roc_points, score_decisions
 from lmd.decisions.policy import Costs, Policy
+from lmd.decisions.record import Decisions
 from lmd.decisions.section import format_decisions
 from lmd.scoring.conformal import Guarantee
-from lmd.scoring.estimates import Decisions
 from lmd.scoring.metrics import Sample
 from lmd.scoring.proportions import class_mix, reweighted
 

@@ -19,6 +19,7 @@ from lmd.benchmark.backends import Local
 from lmd.benchmark.plan import Plan, Point, Row
 from lmd.benchmark.planning import plan_run
 from lmd.benchmark.run import open_board, run_plan
+from lmd.crossval.record import Final, FoldRun, Folds
 from lmd.data.dataset import fingerprint
 from lmd.data.source import Columns, Source
 from lmd.data.sources import open_table
@@ -32,7 +33,7 @@ from lmd.predict.average import save_average
 from lmd.report.card import write_card
 from lmd.report.page import write_report
 from lmd.runs.folder import FINAL, RUN_FILES, PartPredictions, Predictions, Run
-from lmd.runs.record import Final, FoldRun, Folds, Record, TablePart
+from lmd.runs.record import Record, TablePart
 from lmd.scoring.tiers import assign_tiers
 
 NAME = "folds.json"

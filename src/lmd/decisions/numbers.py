@@ -9,10 +9,11 @@ from numpy.typing import NDArray
 from lmd.base.errors import LmdError
 from lmd.decisions.decide import Decide
 from lmd.decisions.policy import Basis, Costs, Policy, make_policy
+from lmd.decisions.record import ClassDecision, ClassSets, Decisions, SetScores
 from lmd.runs.folder import Predictions
 from lmd.runs.record import Record
 from lmd.scoring.conformal import Guarantee, guarantees, prediction_sets
-from lmd.scoring.estimates import ClassDecision, ClassSets, Decisions, Estimate, SetScores
+from lmd.scoring.estimates import Estimate
 from lmd.scoring.metrics import Sample
 from lmd.scoring.proportions import Floats, Probabilities, effective, interval, mix_weights
 from lmd.scoring.scores import mean_estimate, resampled_sums, share_of

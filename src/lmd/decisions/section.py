@@ -7,10 +7,11 @@ from markupsafe import Markup
 
 from lmd.base.text import text_table
 from lmd.decisions.numbers import precision_recall, roc_points
+from lmd.decisions.record import Decisions, SetScores
 from lmd.report import charts as svg
 from lmd.report.page import ClassRow, Report, Values
 from lmd.report.text import percent
-from lmd.scoring.estimates import Decisions, SetScores, number_text
+from lmd.scoring.estimates import number_text
 from lmd.scoring.proportions import Floats, class_mix, reweighted
 
 UNPRICED = "the costs have no column refer, which says what referring an image costs"

@@ -25,6 +25,7 @@ from lmd.data.table import PARTS, FileImages, Table
 from lmd.decisions.decide import Decide
 from lmd.decisions.numbers import score_sets
 from lmd.decisions.policy import Basis, make_policy
+from lmd.evaluation.record import External, UnknownClass
 from lmd.evaluation.shift import class_shifts, compare_metrics, confidence_shift, shared
 from lmd.fit.recording import NO_VALIDATION, commit, data_info, file_digest, machine, now, scored
 from lmd.model.files import weights_digest
@@ -33,7 +34,7 @@ from lmd.report.page import write_report
 from lmd.runs import folder as folders
 from lmd.runs.folder import PartPredictions, Predictions, Run
 from lmd.runs.protocol import Protocol
-from lmd.runs.record import DataInfo, External, Part, Record, UnknownClass
+from lmd.runs.record import DataInfo, Part, Record
 from lmd.scoring.metrics import Sample
 from lmd.scoring.scores import share_of
 

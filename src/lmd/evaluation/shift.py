@@ -6,9 +6,10 @@ import numpy as np
 
 from lmd.base.errors import LmdError
 from lmd.base.text import text_table
+from lmd.evaluation.record import ClassShift, ConfidenceShift, MetricShift
 from lmd.report.page import Report, Values
 from lmd.report.text import number_form
-from lmd.runs.record import ClassShift, ConfidenceShift, MetricShift, Record
+from lmd.runs.record import Record
 from lmd.scoring.estimates import Estimate, number_text
 from lmd.scoring.metrics import METRICS, Sample
 from lmd.scoring.proportions import Floats, interval, mix_weights

@@ -22,13 +22,14 @@ from lmd.frozen.choose import CLASSIFIERS, Chosen, Selection, Tick, calibrate_fe
 from lmd.frozen.classifier import NAME, FeatureClassifier, softmax
 from lmd.frozen.encode import KEY, Encoded, Encoding, open_source
 from lmd.frozen.features import FeatureTable, feature_table
+from lmd.frozen.record import Candidate
 from lmd.model import Model
 from lmd.model.files import ModelSpec, save_model
 from lmd.predict.novelty import Flag, fit_flag
 from lmd.report.card import write_card
 from lmd.report.page import write_report
 from lmd.runs.folder import PartPredictions, Predictions, Run
-from lmd.runs.record import Candidate, MethodInfo, ModelInfo, Part, Record
+from lmd.runs.record import MethodInfo, ModelInfo, Part, Record
 from lmd.scoring.estimates import Estimate
 from lmd.scoring.metrics import Sample
 from lmd.scoring.proportions import Kind, class_mix, fit_temperature, mix_weights

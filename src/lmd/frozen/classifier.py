@@ -12,7 +12,7 @@ from numpy.typing import NDArray
 from lmd.base.arrays import read_npz
 from lmd.base.errors import LmdError
 from lmd.base.files import atomic_write
-from lmd.runs.record import Candidate
+from lmd.frozen.record import Candidate
 
 NAME = "classifier.npz"
 _ARRAYS = ("weight", "bias", "temperature", "prior", "classes", "class_counts")

@@ -16,7 +16,7 @@ from lmd.base.errors import LmdError
 from lmd.base.files import atomic_write
 
 if TYPE_CHECKING:
-    from lmd.scoring.estimates import NoveltyInfo
+    from lmd.predict.record import NoveltyInfo
 
 Features = NDArray[np.float32]
 FILE = "novelty.safetensors"
@@ -110,7 +110,7 @@ def fit_flag(
     there is no flag: training images are nearer to their own Gaussians than new images are, so they
     cannot give the threshold.
     """
-    from lmd.scoring.estimates import NoveltyInfo
+    from lmd.predict.record import NoveltyInfo
     from lmd.scoring.scores import share_of
 
     finite = all(np.isfinite(array).all() for array in features.values())

@@ -6,22 +6,17 @@ from typing import Any, Literal, Self
 
 from pydantic import Field, ValidatorFunctionWrapHandler, field_validator, model_validator
 
-from lmd.scoring.estimates import (
-    Calibration,
-    ClassScore,
-    Decisions,
-    Definition,
-    Estimate,
-    NoveltyInfo,
-    Plain,
-    SetScores,
-)
+from lmd.crossval.record import Folds
+from lmd.decisions.record import Decisions, SetScores
+from lmd.evaluation.record import External
+from lmd.frozen.record import Candidate
+from lmd.predict.record import NoveltyInfo
+from lmd.scoring.estimates import Calibration, ClassScore, Definition, Estimate, Plain
 from lmd.scoring.tiers import Tiers
 
 FORMAT: Literal[2] = 2
 Part = Literal["validation", "test"]
 TablePart = Literal["train", "validation", "test"]
-Final = Literal["average", "refit", "none"]  # the model that a cross-validation ships
 HistoryRow = dict[str, int | float | str | None]
 # The key in ``Record.timings`` of a stage, from 1 on.
 PROCESSOR_TIME = "stage {} processor time"
@@ -122,103 +117,6 @@ class Machine(Plain):
     device: str
     threads: int
     processes: int
-
-
-class Candidate(Plain):
-    """One of the classifiers that ``lmd calibrate`` compared on the same frozen features."""
-
-    key: str
-    title: str
-    chosen: bool = Field(description="whether it is the shipped one")
-    settings: dict[str, float] = Field(description="chosen on held-out images")
-    held_out: Estimate | None = Field(
-        description="balanced accuracy where the choice was made; null if it may know these images"
-    )
-    test: Estimate | None = Field(description="balanced accuracy of the test part, if there is one")
-    worst_class: str | None = Field(description="with the lowest recall, of test or else held out")
-    worst_recall: float | None
-
-
-class FoldRun(Plain):
-    """One fold of a cross-validation, in a run folder of its own."""
-
-    name: str = Field(description="name of its run folder, inside this one")
-    images: dict[Literal["train", "validation", "test"], int] = Field(
-        description="number of images, by part"
-    )
-    temperature: float = Field(description="of its model, from its validation part; 1 without one")
-    balanced_accuracy: float | None = Field(description="of its own test part")
-
-
-class Folds(Plain):
-    """A cross-validation: the test part of the record has every fold's test images."""
-
-    runs: list[FoldRun] = Field(min_length=2)
-    final: Final = Field(
-        description="the shipped model: the mean answer of the folds' models, one model trained on "
-        "all images, or none"
-    )
-
-
-class ClassShift(Plain):
-    """How often a class occurs in each place, and how well it is recognised in the run's own."""
-
-    name: str
-    train: float = Field(description="share of the training images")
-    home: float = Field(description="share of the run's own images")
-    here: float = Field(description="share of the external images")
-    recall: Estimate = Field(description="on the run's own images; here, see `per_class`")
-
-
-class MetricShift(Plain):
-    """A metric in two places, on the classes that both have."""
-
-    home: Estimate
-    here: Estimate
-    difference: Estimate = Field(description="here minus home")
-
-
-class ConfidenceShift(Plain):
-    """The mean probability of the predicted class in both places."""
-
-    home: Estimate
-    here: Estimate
-    expected: float = Field(description="at home, with images counted in the class mix of here")
-    distance: float = Field(
-        description="largest difference of the two distribution functions (Kolmogorov-Smirnov)"
-    )
-
-
-class UnknownClass(Plain):
-    """Images that are not scored, because the model does not know their class."""
-
-    name: str
-    images: int
-    confidence: float = Field(description="mean probability of the predicted class")
-    flagged: float | None = Field(description="share flagged as unlike the training images")
-
-
-class External(Plain):
-    """Labelled images from another place (here), beside the run's own test part (home)."""
-
-    run: str = Field(description="name of the run that made the model")
-    model_sha256: str | None = Field(description="of the model's weights, if they are one file")
-    part: str = Field(description="the part of the data that was used, or `all`")
-    home_part: Literal["validation", "test"] = Field(description="what home is")
-    mix_distance: float = Field(
-        description="share of images that would need another class to have home's class mix"
-    )
-    classes: list[ClassShift]
-    metrics: dict[str, MetricShift]
-    confidence: ConfidenceShift
-    coverage: Estimate | None = Field(
-        description="of prediction sets in home's test part, all classes; here, see `sets`; null "
-        "without sets or a test part"
-    )
-    flagged: Estimate | None = Field(
-        description="share of the images that are flagged as unlike the training images"
-    )
-    unknown: list[UnknownClass] = Field(description="classes that the model does not know")
 
 
 class Record(Plain):
