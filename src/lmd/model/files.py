@@ -70,9 +70,9 @@ class HeldOut:
     def classes(self) -> list[Held]:
         """Return the held-out images of each class."""
         groups = self.groups or [None] * len(self.probabilities)
-        pairs = zip(self.probabilities, groups, strict=True)
         return [
-            Held(np.array(p, np.float32), None if g is None else np.array(g, int)) for p, g in pairs
+            Held(np.array(p, np.float32), None if g is None else np.array(g, int))
+            for p, g in zip(self.probabilities, groups, strict=True)
         ]
 
     @model_validator(mode="after")

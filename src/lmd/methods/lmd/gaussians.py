@@ -230,11 +230,10 @@ class ClassGaussians(nn.Module):
 
         def invert() -> Tensor:
             # Factors that are not there yet are not kept: they are as large as the inverses.
-            factors = self._derived.get("factors")
+            factors = self._derived.get("factors", map(cholesky, self.covariance))
             precision = torch.empty_like(self.covariance)
-            for k, covariance in enumerate(self.covariance):
-                factor = cholesky(covariance) if factors is None else factors[k]
-                torch.cholesky_inverse(factor, out=precision[k])
+            for factor, inverse in zip(factors, precision, strict=True):
+                torch.cholesky_inverse(factor, out=inverse)
             return precision
 
         return self._cached("precision", invert)

@@ -44,9 +44,7 @@ class ICCSettings(Settings):
     Without ``icc`` there is one M step and no E step.
     """
 
-    iterations: Annotated[
-        Count | None, "EM iterations (J); null: the protocol's stage2_epochs.", E_STEP
-    ] = None
+    iterations: Annotated[Count | None, "EM iterations (J); null: stage2_epochs.", E_STEP] = None
     levels: Annotated[int, Field(ge=0), "Inner levels of the encoder as features (row 31)."] = 5
     classifier: Annotated[
         Literal["averaged", "kept", "fresh"],
@@ -88,9 +86,7 @@ class ICCSettings(Settings):
         NonNegative, "its label loss sees z + e_tau ln(prior); 0 is plain (row 26).", E_STEP
     ] = 1.0
     e_statistics: Annotated[bool, "E steps update BatchNorm statistics (row 35).", E_STEP] = False
-    label_loss: Annotated[
-        Literal["ce", "gce"], "plain or generalised cross-entropy (row 16).", E_STEP
-    ] = "ce"
+    label_loss: Annotated[Literal["ce", "gce"], "plain or generalised (row 16).", E_STEP] = "ce"
     label_gradient: Annotated[bool, "the label loss reaches the encoder (row 16).", E_STEP] = True
     lambda_e: Annotated[NonNegative, "weight of feature distribution consistency.", WITH_FDC] = 0.1
     fdc_form: Annotated[

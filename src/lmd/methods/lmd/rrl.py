@@ -30,13 +30,9 @@ class RRLSettings(Settings):
     """Settings of stage 1; the rows are those of ``docs/paper-vs-code.md``."""
 
     tau: Annotated[NonNegative, "Cross-entropy sees z + tau ln(prior); 0: plain (row 26)."] = 0.0
-    ce_view: Annotated[
-        supervised.View, "View for cross-entropy; label: the protocol's (rows 1 and 37)."
-    ] = "strong"
+    ce_view: Annotated[supervised.View, "View; label: the protocol's (rows 1 and 37)."] = "strong"
     ce_sampling: Annotated[Sampling, "How stage 1 draws images (row 38)."] = "balanced"
-    average: Annotated[
-        Share, "share of the steps to average weights over (row 39).", Needs(rrl=False)
-    ] = 0.0
+    average: Annotated[Share, "share of steps to average over (row 39).", Needs(rrl=False)] = 0.0
     warmup: Annotated[Share, "share of all steps with cross-entropy alone (row 2).", WITH_RRL] = 0.2
     gram: Annotated[Gram, "scale of Gram matrices (row 3).", WITH_RRL] = "normalised"
     centre: Annotated[bool, "centre features before the Gram matrices (row 27).", WITH_RRL] = False
@@ -49,10 +45,8 @@ class RRLSettings(Settings):
     teacher: Annotated[
         Literal["copy", "own"], "a copy of the student, or with its own head (row 7).", WITH_RRL
     ] = "copy"
-    ema_horizon: Annotated[
-        Share | None, "horizon of the teacher's average / all steps (row 7).", WITH_RRL
-    ] = 0.3
-    ema_decay: Annotated[Share, "its decay without a horizon (row 7).", WITH_RRL] = 0.999
+    ema_horizon: Annotated[Share | None, "teacher's horizon / all steps (row 7).", WITH_RRL] = 0.3
+    ema_decay: Annotated[Share, "teacher's decay without a horizon (row 7).", WITH_RRL] = 0.999
     ema_ramp: Annotated[bool, "let the decay grow from 0 at first (row 7).", WITH_RRL] = True
     keep: Annotated[
         Literal["student", "teacher"],
