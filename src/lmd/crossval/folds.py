@@ -30,8 +30,7 @@ from lmd.fit.tracking import Tracking, check_trackers
 from lmd.methods import DEFAULT, find_method
 from lmd.model.files import AVERAGE
 from lmd.predict.average import save_average
-from lmd.report.card import write_card
-from lmd.report.page import write_report
+from lmd.report.card import write_pages
 from lmd.runs.folder import FINAL, RUN_FILES, PartPredictions, Predictions, Run
 from lmd.runs.record import Record, TablePart
 from lmd.scoring.tiers import assign_tiers
@@ -308,8 +307,7 @@ def write_pooled(
     run = Run(folder)
     run.write_predictions(predictions)
     run.write_record(record)
-    write_report(run)
-    write_card(record, folder)
+    write_pages(run)
     return run
 
 

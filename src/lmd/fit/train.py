@@ -155,8 +155,10 @@ def _complete(run: Run) -> bool:
     if missing - WRITTEN_AGAIN:
         return False
     if missing and dist.rank() == 0:
+        from lmd.report.card import write_pages
+
         run.write_history(run.record.history)
-        _write_pages(run)
+        write_pages(run)
     return True
 
 
@@ -362,6 +364,7 @@ def _finish(
     """Score the predictions, and write the files of a finished run, the record and pages last."""
     if dist.rank() > 0:
         return record
+    from lmd.predict.engines import TorchEngine
     from lmd.predict.novelty import fit_flag
 
     spec, data = ready.spec, ready.data
@@ -392,22 +395,15 @@ def _finish(
         index.save(run.path, digest)
     if not model_only:
         if spec.images:
-            from lmd.explain.examples import write_examples
-            from lmd.predict.engines import TorchEngine
-
             engine = TorchEngine(ready.model, description, ready.device)
+            from lmd.explain.examples import write_examples
+
             write_examples(run.path, engine, data, predictions)
         record = recording.scored(record, predictions).replaced(finished=recording.now())
         run.write_predictions(predictions)
     run.write_record(record)
     if not model_only:
-        _write_pages(run)
+        from lmd.report.card import write_pages
+
+        write_pages(run)
     return record
-
-
-def _write_pages(run: Run) -> None:
-    from lmd.report.card import write_card
-    from lmd.report.page import write_report
-
-    write_report(run)
-    write_card(run.record, run.path)

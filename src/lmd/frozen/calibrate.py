@@ -26,8 +26,7 @@ from lmd.frozen.record import Candidate
 from lmd.model import Model
 from lmd.model.files import ModelSpec, save_model
 from lmd.predict.novelty import Flag, fit_flag
-from lmd.report.card import write_card
-from lmd.report.page import write_report
+from lmd.report.card import write_pages
 from lmd.runs.folder import PartPredictions, Predictions, Run
 from lmd.runs.record import MethodInfo, ModelInfo, Part, Record
 from lmd.scoring.estimates import Estimate
@@ -146,8 +145,7 @@ def calibrate_run(
     calibrated.classifier.save(run.path / NAME)
     run.write_predictions(calibrated.predictions)
     run.write_record(record)
-    write_report(run)
-    write_card(record, run.path)
+    write_pages(run)
     return run
 
 

@@ -8,14 +8,21 @@ from markupsafe import Markup, escape
 
 from lmd.base.errors import LmdError
 from lmd.base.files import atomic_write_all
-from lmd.report.page import environment
+from lmd.report.page import environment, write_report
 from lmd.report.text import fitted_on, setting
+from lmd.runs.folder import Run
 from lmd.runs.record import Record
 from lmd.scoring.estimates import MISSING
 from lmd.scoring.metrics import METRICS
 
 MARKDOWN, PAGE = "model-card.md", "model-card.html"
 FEW = 10  # images of a class that are too few for a firm number
+
+
+def write_pages(run: Run) -> None:
+    """Write the report and the card into the folder of a run."""
+    write_report(run)
+    write_card(run.record, run.path)
 
 
 def write_card(record: Record, folder: Path, *, exported: Path | None = None) -> Path:
