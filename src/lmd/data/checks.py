@@ -7,7 +7,7 @@ from collections import Counter, defaultdict
 from collections.abc import Iterator, Mapping, Sequence
 from itertools import combinations
 from math import prod
-from operator import attrgetter
+from operator import attrgetter, itemgetter
 from pathlib import PurePosixPath
 
 from lmd.base.text import counted, shorten
@@ -67,7 +67,17 @@ def check_classes(scan: Scan, ratios: Sequence[float]) -> Iterator[Finding]:
     sizes = {name: sum(parts.values()) for name, parts in counts.items()}
     yield from _class_sizes(scan, counts, sizes)
     yield from _class_names(sizes)
-    yield from (_absent(counts) if scan.split else _too_few(scan, sizes, ratios))
+    for part in PARTS if scan.split else ():
+        if names := [name for name, held in counts.items() if held[part] == 0]:
+            fatal = part == "train" or (part == "test" and len(names) == len(counts))
+            yield Finding.of(
+                "absent_in_part",
+                f"The {part} part has no image of {', '.join(map(repr, names))}.",
+                names=names,
+                severity="error" if fatal else "warning",
+            )
+    if not scan.split:
+        yield from _too_few(scan, sizes, ratios)
     yield from _tiny_test(scan, counts, sizes, ratios)
 
 
@@ -149,26 +159,12 @@ def _one_slip(a: str, b: str) -> bool:
     return len(a) == len(b) and (rest_a[1:] == rest_b[1:] or swapped)
 
 
-def _absent(counts: Counts) -> Iterator[Finding]:
-    for part in PARTS:
-        names = [name for name, held in counts.items() if held[part] == 0]
-        empty = len(names) == len(counts)
-        if names:
-            yield Finding.of(
-                "absent_in_part",
-                f"The {part} part has no image of {', '.join(map(repr, names))}.",
-                names=names,
-                severity="error" if part == "train" or (part == "test" and empty) else "warning",
-            )
-
-
 def _too_few(scan: Scan, sizes: Mapping[str, int], ratios: Sequence[float]) -> Iterator[Finding]:
     needed = sum(ratio > 0 for ratio in ratios)
     cases = [(i, scan.cases[i]) for i in scan.usable()]
     units = {(case.label, case.group if scan.grouped else i) for i, case in cases}
     held = Counter(label for label, _ in units)
-    small = {name: held[name] for name in sizes if held[name] < needed}
-    if small:
+    if small := {name: held[name] for name in sizes if held[name] < needed}:
         listed = ", ".join(f"{name!r} ({n})" for name, n in small.items())
         what = "groups" if scan.grouped else "images"
         yield Finding.of(
@@ -187,13 +183,12 @@ def _tiny_test(
     else:
         needed = sum(ratio > 0 for ratio in ratios) if ratios[2] > 0 else float("inf")
         tested = {name: part_sizes(n, ratios)[2] for name, n in sizes.items() if n >= needed}
-    points = {name: 1 / (len(tested) * n) for name, n in tested.items()}
-    small = [name for name in sorted(tested, key=tested.__getitem__) if points[name] > POINT]
+    small = {name: n for name, n in tested.items() if 1 / (len(tested) * n) > POINT}
     if not small:
         return
     listed = []
-    for name in small:
-        n, right = tested[name], round(0.8 * tested[name])
+    for name, n in sorted(small.items(), key=itemgetter(1)):
+        right = round(0.8 * n)
         low, high = wilson(right, n)
         listed.append(
             f"{name!r} with {n} ({100 / (len(tested) * n):.1f} points; with {right} of {n} "
@@ -204,7 +199,7 @@ def _tiny_test(
         "tiny_test",
         f"One test image {'moves' if scan.split else 'would move'} balanced accuracy by more than "
         f"a point in {'; '.join(listed[:LISTED])}{rest}.",
-        names=[name for name in tested if name in small],
+        names=small,
     )
 
 
@@ -218,7 +213,8 @@ def check_groups(scan: Scan, ratios: Sequence[float]) -> Iterator[Finding]:
         members[scan.cases[i].group].append(i)
     several = {group: cases for group, cases in members.items() if len(cases) > 1}
     if members:
-        yield _group_sizes(scan, members, several, ratios)
+        largest = sorted(several.values(), key=len, reverse=True)
+        yield Finding.of("groups", _group_sizes(scan, members, ratios), sets=largest[:6])
     torn, mixed = (
         {name: same for name, same in several.items() if len({of(scan.cases[i]) for i in same}) > 1}
         for of in (attrgetter("part"), attrgetter("label"))
@@ -236,14 +232,10 @@ def check_groups(scan: Scan, ratios: Sequence[float]) -> Iterator[Finding]:
         yield Finding.of("group_labels", text, sets=mixed.values())
 
 
-def _group_sizes(
-    scan: Scan,
-    members: Mapping[str, list[int]],
-    several: Mapping[str, list[int]],
-    ratios: Sequence[float],
-) -> Finding:
+def _group_sizes(scan: Scan, members: Mapping[str, list[int]], ratios: Sequence[float]) -> str:
     text = f"{len(members)} groups for {sum(map(len, members.values()))} images; "
-    text += counted(len(several), "{n} [has|have] more than one image.")
+    several = sum(len(cases) > 1 for cases in members.values())
+    text += counted(several, "{n} [has|have] more than one image.")
     if several:
         held = [Counter(scan.cases[i].label for i in cases) for cases in members.values()]
         groups, images, tested = expected_leak(held, ratios)
@@ -254,8 +246,7 @@ def _group_sizes(
             f"groups would be in several parts, and {images:.{digits}f} of {tested} "
             "test images would share their group with a training image."
         )
-    largest = sorted(several.values(), key=len, reverse=True)
-    return Finding.of("groups", text, sets=largest[:6])
+    return text
 
 
 def expected_leak(
@@ -298,15 +289,14 @@ def unused_groups(scan: Scan) -> Iterator[Finding]:
     """Yield signs of patients or lesions in a source whose groups are not used."""
     if scan.grouped:
         return
-    usable = scan.usable()
     sizes = {}
     for column, cells in scan.spare.items():
         if GROUP_WORDS.search(column.lower()) and not _is_attribute(column):
-            values = [cells[i] for i in usable if cells[i]]
+            values = [cells[i] for i in scan.usable() if cells[i]]
             if 1 < len(set(values)) < len(values):
                 sizes[column] = len(set(values)), len(values)
     if not sizes:
-        yield from _by_names(scan, usable)
+        yield from _by_names(scan)
         return
     column = min(sizes, key=lambda name: (not PERSON.search(name.lower()), -sizes[name][0]))
     different, images = sizes[column]
@@ -332,8 +322,9 @@ def _is_attribute(column: str) -> bool:
     return any(GROUP_WORDS.sub("", word.lower()) in ATTRIBUTES for word in words)
 
 
-def _by_names(scan: Scan, usable: Sequence[int]) -> Iterator[Finding]:
+def _by_names(scan: Scan) -> Iterator[Finding]:
     """Suggest groups by folders below class folders, or by names such as ``P012_01.png``."""
+    usable = scan.usable()
     folders: dict[str, list[int]] = defaultdict(list)
     series: dict[str, list[int]] = defaultdict(list)
     above = 2 + scan.split if "folders" in scan.kind else None

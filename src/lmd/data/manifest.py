@@ -43,7 +43,16 @@ class CsvFile:
 def read_csv(path: Path) -> CsvFile:
     """Read everything readable in a CSV file; the delimiter is a comma, semicolon or tab."""
     table = CsvFile()
-    file = io.StringIO(_text(path, table), newline="")
+    try:
+        data = path.read_bytes()
+        text = data.decode("utf-8-sig")
+    except OSError as error:
+        raise LmdError(f"{path} cannot be read: {error.strerror or error}") from error
+    except UnicodeDecodeError as error:
+        table.findings.append(Finding.of("encoding", f"The file is not UTF-8 text ({error})."))
+        utf16 = data[:2] in {b"\xff\xfe", b"\xfe\xff"}
+        text = data.decode("utf-16" if utf16 else "cp1252", errors="replace")
+    file = io.StringIO(text, newline="")
     first = file.readline()
     file.seek(0)
     # Spreadsheets write semicolons in many countries.
@@ -78,35 +87,16 @@ def read_csv(path: Path) -> CsvFile:
     return table
 
 
-def _text(path: Path, table: CsvFile) -> str:
-    try:
-        data = path.read_bytes()
-    except OSError as error:
-        raise LmdError(f"{path} cannot be read: {error.strerror or error}") from error
-    try:
-        return data.decode("utf-8-sig")
-    except UnicodeDecodeError as error:
-        table.findings.append(Finding.of("encoding", f"The file is not UTF-8 text ({error})."))
-        utf16 = data[:2] in {b"\xff\xfe", b"\xfe\xff"}
-        return data.decode("utf-16" if utf16 else "cp1252", errors="replace")
-
-
-@dataclass
 class Finder:
     """Finds the files that names refer to: in the root, ``beside`` it, or in the folders below.
 
     ``unlisted`` are the folders of the search that cannot be listed, with the reason.
     """
 
-    root: Path
-    beside: tuple[Path, ...]
-    unlisted: dict[Path, str] = field(default_factory=dict)
-    _listings: dict[Path, dict[str, list[Path]]] = field(default_factory=dict)
-
-    @cached_property
-    def places(self) -> list[Path]:
-        """The folders that names may be relative to, in the order of the search."""
-        return list(dict.fromkeys((self.root, *self.beside)))
+    def __init__(self, root: Path, *beside: Path) -> None:
+        self.root, self.places = root, list(dict.fromkeys((root, *beside)))
+        self.unlisted: dict[Path, str] = {}
+        self._listings: dict[Path, dict[str, list[Path]]] = {}
 
     def find(self, name: str) -> list[Path]:
         """Return the files that a name may refer to: none, one, or several."""
@@ -178,12 +168,11 @@ def scan_manifest(path: Path, columns: Columns) -> Scan:
     if "image" not in at or "label" not in at:
         return scan
     scan.grouped, scan.split = "group" in at, "split" in at
-    finder = Finder(root, (path.parent, path.parent / "images"))
+    finder = Finder(root, path.parent, path.parent / "images")
     for line, cells in table.lines:
         values = {what: cells[i] for what, i in at.items()}
         scan.cases.append(_case(line, values, finder, columns.allow_outside))
-    conflicts = _mark_repeats(scan)
-    _report(scan, finder, table.header[at["split"]] if scan.split else "", conflicts)
+    _report(scan, finder, table.header[at["split"]] if scan.split else "", _mark_repeats(scan))
     scan.spare = {
         name: [cells[i] for _, cells in table.lines]
         for i, name in enumerate(table.header)

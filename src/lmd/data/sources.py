@@ -75,7 +75,11 @@ def scan_folders(root: Path) -> Scan:
     Names are paths relative to the root, in sorted order; hidden files are skipped. A folder that
     cannot be listed is an error that names it: its images would be missing without a word.
     """
-    inside = {top: _folders(top) for top in _folders(root)}
+
+    def folders_in(folder: Path) -> list[Path]:
+        return [path for path in visible(folder) if what_is(path) == FOLDER]
+
+    inside = {top: folders_in(top) for top in folders_in(root)}
     split = _means_parts(inside)
     scan = Scan(str(root), "split folders" if split else "folders", root=root, split=split)
     _check_part_folders(scan, inside)
@@ -95,10 +99,6 @@ def scan_folders(root: Path) -> Scan:
     return scan
 
 
-def _folders(root: Path) -> list[Path]:
-    return [path for path in visible(root) if what_is(path) == FOLDER]
-
-
 def _means_parts(inside: Mapping[Path, list[Path]]) -> bool:
     """Return whether the top folders are parts, even if one of them is misspelt or empty."""
     names = {top: {folder.name for folder in folders} for top, folders in inside.items()}
@@ -112,20 +112,16 @@ def _means_parts(inside: Mapping[Path, list[Path]]) -> bool:
 def _check_part_folders(scan: Scan, inside: Mapping[Path, list[Path]]) -> None:
     unknown = [printable(top.name) for top in inside if part_name(top.name) is None]
     parts = [top for top in inside if part_name(top.name) is not None]
-    if not scan.split:
-        if len(parts) > 1:
-            text = f"The class folders {shorten([top.name for top in parts])} are named like parts."
-            remedy = "If they are parts, put class folders into each."
-            scan.findings.append(
-                Finding.of("part_folders", text, severity="warning", remedy=remedy)
-            )
-        return
     bare = [top.name for top in parts if not inside[top] and listing_problem(top) is None]
     why = [f"{shorten(unknown)} is not the name of a part"] if unknown else []
     why += [f"{shorten(bare)} has no class folders"] if bare else []
-    if why:
+    if scan.split and why:
         text = f"The top folders look like parts, but {' and '.join(why)}."
         scan.findings.append(Finding.of("part_folders", text, names=[*unknown, *bare]))
+    elif not scan.split and len(parts) > 1:
+        text = f"The class folders {shorten([top.name for top in parts])} are named like parts."
+        remedy = "If they are parts, put class folders into each."
+        scan.findings.append(Finding.of("part_folders", text, severity="warning", remedy=remedy))
 
 
 def _add_stray(scan: Scan, root: Path, folder: Path, unusable: Tree) -> None:
@@ -147,9 +143,9 @@ def _add_class(scan: Scan, root: Path, folder: Path, part: str | None, files: li
     for path in sorted(files, key=lambda path: path.relative_to(folder).parts):
         name = path.relative_to(root).as_posix()
         image = is_image(path)
-        fault = "" if printable(name) == name else "encoding"
-        if part is None or not image:
-            fault = "unknown_split" if image else "ignored_file"
+        fault = "ignored_file" if not image else "unknown_split" if part is None else ""
+        if not fault and printable(name) != name:
+            fault = "encoding"
         case = Case(printable(name), label, part=part or "", path=path, fault=fault)
         (scan.cases if image else scan.others).append(case)
 

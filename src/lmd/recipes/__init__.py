@@ -180,7 +180,7 @@ class Download:
         self, names: Sequence[str], labels: Sequence[str], groups: Sequence[str] | None
     ) -> None:
         """Find the images, and note missing ones and other counts than the published ones."""
-        finder = Finder(self.root, ())
+        finder = Finder(self.root)
         cells, missing = [], []
         for name in names:
             tries = (finder.find(f"{folder}/{name}") for folder in self.recipe.folders)
