@@ -34,6 +34,7 @@ if TYPE_CHECKING:
 # Changes with the rules of reading and resizing, so that no pixels of another rule are used.
 RULE = "v2"
 KEY, CHECKSUM = 16, 4  # bytes
+Write = Callable[[int, Pixels], None]
 GIGABYTES = 50.0  # that all files may have together, unless LMD_CACHE_SIZE says otherwise
 
 
@@ -123,10 +124,7 @@ class PixelFile:
 
 
 def _make_room(folder: Path, needed: int) -> None:
-    """Remove the files used least recently until ``needed`` bytes are within the limit.
-
-    Files that a process has open or mapped stay. An ``OSError`` if the disk has too little space.
-    """
+    """Remove the oldest files that no process uses until ``needed`` bytes are within the limit."""
     value = os.environ.get("LMD_CACHE_SIZE", "")
     try:
         gigabytes = float(value) if value else GIGABYTES
@@ -202,10 +200,17 @@ def _in_memory(table: Table, size: int, display: "Display") -> tuple[Part, dict[
 def _from_files(
     table: Table, images: FileImages, size: int, folder: Path, display: "Display"
 ) -> tuple[Part, dict[int, str]]:
-    """Return the images in the file of their folder, after adding what it lacks."""
+    """Return the images in the file of their folder, after adding what it lacks.
+
+    The folder is the root of the data, or if images are elsewhere, the nearest one above all.
+    """
     paths = [images.paths[row] for row in table.rows]
     keys = [_key(path) for path in paths]
-    name = hashlib.sha256(f"{RULE} {size} {_home(images.root, paths)}".encode()).hexdigest()[:32]
+    home = whole(images.root)
+    common = Path(os.path.commonpath([whole(path).parent for path in paths] or [home]))
+    if not common.is_relative_to(home):
+        home = common
+    name = hashlib.sha256(f"{RULE} {size} {home}".encode()).hexdigest()[:32]
     problems: dict[int, str] = {}
     folder.mkdir(parents=True, exist_ok=True)
     with PixelFile(folder / f"{name}.pixels", size) as file:
@@ -227,11 +232,10 @@ def _from_files(
                 file.find(keys)
         if any(key not in file.entries and i not in problems for i, key in enumerate(keys)):
             raise OSError(f"{file.path} does not hold what was written to it")
-        entries = np.array([file.entries.get(key, (-1, 0)) for key in keys], np.int64).reshape(
-            -1, 2
-        )
-        index, checksums = entries[:, 0], entries[:, 1].astype(np.uint32)
-        return Part(file.map(), np.ascontiguousarray(index), table.labels, checksums), problems
+        entries = [file.entries.get(key, (-1, 0)) for key in keys]
+        index = np.array([row for row, _ in entries], np.int64)
+        checksums = np.array([checksum for _, checksum in entries], np.uint32)
+        return Part(file.map(), index, table.labels, checksums), problems
 
 
 def _key(path: Path) -> bytes:
@@ -245,21 +249,8 @@ def _key(path: Path) -> bytes:
     return hashlib.sha256(text.encode(errors="surrogateescape")).digest()[:KEY]
 
 
-def _home(root: Path, paths: Sequence[Path]) -> str:
-    """Return the root of the data, or if images are elsewhere, the nearest folder above all."""
-    top = whole(root)
-    places = [whole(path) for path in paths]
-    if all(place.is_relative_to(top) for place in places):
-        return str(top)
-    return os.path.commonpath([place.parent for place in places])
-
-
 def _read(
-    table: Table,
-    wanted: Sequence[int],
-    size: int,
-    write: Callable[[int, Pixels], None],
-    display: "Display",
+    table: Table, wanted: Sequence[int], size: int, write: Write, display: "Display"
 ) -> dict[int, str]:
     """Decode images and ``write`` them; return index and reason of unreadable ones."""
     frames: dict[str, int] = {}

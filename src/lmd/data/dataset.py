@@ -48,8 +48,7 @@ class Dataset:
         assert self.protocol is not None
         size = self.protocol.image_size
         table, images, problems = decode(self.table, size, display, skip_bad=self.skip_bad)
-        tiers = _tiers(table, self.protocol)
-        skipped = (*self.skipped, *problems)
+        tiers, skipped = _tiers(table, self.protocol), (*self.skipped, *problems)
         return replace(self, table=table, tiers=tiers, skipped=skipped, images=images)
 
     def part(self, name: str | None = None) -> Part:
@@ -92,8 +91,7 @@ def plan_data(source: Source, protocol: Protocol) -> Dataset:
     if protocol.fold is not None:
         table = fold_split(table, protocol.fold, protocol.split, seed=protocol.split_seed)
     else:
-        leak = protocol.allow_leak
-        table = split(table, protocol.split, seed=protocol.split_seed, allow_leak=leak)
+        table = split(table, protocol.split, protocol.split_seed, allow_leak=protocol.allow_leak)
     table = _thin(table, protocol, "pareto")
     warnings = tuple(unused_groups(scan))
     return Dataset(

@@ -6,23 +6,11 @@ import numpy as np
 from numpy.typing import NDArray
 
 from lmd.base.errors import LmdError
-from lmd.data.images import Pixels, as_uint8, stretch
+from lmd.data.images import Decoded, Hold, Pixels, as_uint8, stretch
 
 
-def read_size(file: BinaryIO, name: str) -> Any:
-    """Return the tags of the header that say how large an image is."""
-    try:
-        import pydicom
-    except ImportError:
-        raise LmdError(
-            f"{name} is DICOM, which needs pydicom: install it with pip install 'lmd[dicom]'"
-        ) from None
-    tags = ["Rows", "Columns", "NumberOfFrames"]
-    return pydicom.dcmread(file, stop_before_pixels=True, specific_tags=tags)
-
-
-def first_frame(file: BinaryIO) -> Pixels:
-    """Return RGB pixels ``(H, W, 3)`` of the first frame of an open file.
+def decode(file: BinaryIO, name: str, hold: Hold) -> Decoded:
+    """Return RGB pixels ``(H, W, 3)`` of the first frame of an open file, and count its frames.
 
     Grey values pass the rescale slope and intercept (or the modality LUT), then the first VOI LUT
     or window of the file (DICOM PS3.3 C.11.2). Without either, stored values without a sign and a
@@ -30,18 +18,26 @@ def first_frame(file: BinaryIO) -> Pixels:
     to maximum. MONOCHROME1 is inverted, so that larger is always brighter. Colour is converted to
     RGB.
     """
-    import pydicom
-    from pydicom.pixels.utils import pixel_array
-
+    try:
+        import pydicom
+        from pydicom.pixels.utils import pixel_array
+    except ImportError:
+        raise LmdError(
+            f"{name} is DICOM, which needs pydicom: install it with pip install 'lmd[dicom]'"
+        ) from None
+    tags = ["Rows", "Columns", "NumberOfFrames"]
+    header = pydicom.dcmread(file, stop_before_pixels=True, specific_tags=tags)
+    hold(int(header.Columns), int(header.Rows))
+    frames = int(header.get("NumberOfFrames") or 1)
     file.seek(0)
     header = pydicom.dcmread(file)
     pixels = pixel_array(header, index=0)
     if not str(header.PhotometricInterpretation).startswith("MONOCHROME"):
-        return _colour(header, pixels)
+        return Decoded(_colour(header, pixels), frames)
     grey = _grey(header, pixels)
     if header.PhotometricInterpretation == "MONOCHROME1":
         grey = 255 - grey
-    return np.repeat(grey[:, :, None], 3, axis=2)
+    return Decoded(np.repeat(grey[:, :, None], 3, axis=2), frames)
 
 
 def _grey(header: Any, pixels: NDArray[Any]) -> Pixels:
@@ -54,10 +50,7 @@ def _grey(header: Any, pixels: NDArray[Any]) -> Pixels:
         return as_uint8(mapped.astype(np.float64) / (2**bits - 1))
     if header.get("WindowCenter") is not None and header.get("WindowWidth") is not None:
         # A file may have several windows; the first is the default.
-        centre, width = (
-            float(value[0] if hasattr(value, "__len__") else value)
-            for value in (header.WindowCenter, header.WindowWidth)
-        )
+        centre, width = (float(np.ravel(v)[0]) for v in (header.WindowCenter, header.WindowWidth))
         function = str(header.get("VOILUTFunction", "LINEAR"))
         return as_uint8(window(values.astype(np.float64), centre, width, function))
     unscaled = float(header.get("RescaleSlope") or 1) == 1
@@ -71,11 +64,7 @@ def _grey(header: Any, pixels: NDArray[Any]) -> Pixels:
 def window(
     values: NDArray[np.float64], centre: float, width: float, function: str = "LINEAR"
 ) -> NDArray[np.float64]:
-    """Scale values to [0, 1] by window centre and width (DICOM PS3.3 C.11.2.1.2 and .3).
-
-    >>> window(np.array([0.0, 127.5, 255.0]), 128, 256)
-    array([0. , 0.5, 1. ])
-    """
+    """Scale values to [0, 1] by window centre and width (DICOM PS3.3 C.11.2.1.2 and .3)."""
     if function == "SIGMOID":
         with np.errstate(over="ignore"):  # exp(∞) means 0 here
             return 1 / (1 + np.exp(-4 * (values - centre) / width))

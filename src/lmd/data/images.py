@@ -127,9 +127,7 @@ def _decode(path: Path | bytes, hold: Hold, kinds: tuple[str, ...] | None) -> De
                     return _decode_file(file, hold, kinds)
                 from lmd.data import dicom
 
-                header = dicom.read_size(file, _shown(path))
-                hold(int(header.Columns), int(header.Rows))
-                return Decoded(dicom.first_frame(file), int(header.get("NumberOfFrames") or 1))
+                return dicom.decode(file, _shown(path), hold)
     except (LmdError, MemoryError):
         raise
     except Image.DecompressionBombError:
@@ -237,11 +235,7 @@ def _shown(path: Path | bytes) -> str:
 
 
 def frames_note(frames: Mapping[str, int]) -> str:
-    """Return one line about files by name, with the number of their frames.
-
-    >>> frames_note({"a.tif": 3})
-    '1 file has several frames or pages, and the first was taken: a.tif (3)'
-    """
+    """Return one line about files by name, with the number of their frames."""
     text = "{n} [file has|files have] several frames or pages, and the first was taken: "
     return counted(len(frames), text) + shorten([f"{name} ({n})" for name, n in frames.items()])
 
@@ -395,10 +389,6 @@ def weights(
 
     Every full row has the sum ``2**BITS``. They are differences of the rounded share of each window
     that lies before each source pixel.
-
-    >>> weights(4, 2, (0, 2), (0, 4)) / 2**BITS
-    array([[0.5, 0.5, 0. , 0. ],
-           [0. , 0. , 0.5, 0.5]])
     """
     # Lengths are in units of 1 / (2 size) source pixels, in which all are integers.
     wide = 2 * max(length, size)

@@ -13,7 +13,7 @@ import signal
 import sys
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import lru_cache
@@ -24,7 +24,7 @@ from typing import NamedTuple
 import cv2
 import numpy as np
 import torch
-from numpy.typing import NDArray
+from numpy.typing import ArrayLike, NDArray
 from torch import Tensor
 from torch.utils.data import DataLoader, Dataset
 
@@ -83,9 +83,8 @@ def shift_scale_rotate(
 def grid_distortion(image: Image, stretch_x: Map, stretch_y: Map) -> Image:
     """Stretch each column and row of a grid by its own factor; the whole still fits the image."""
     size = image.shape[0]
-    columns = np.broadcast_to(_stretched(stretch_x, size), (size, size))
-    rows = np.broadcast_to(_stretched(stretch_y, size)[:, None], (size, size))
-    return _remap(image, np.ascontiguousarray(columns), np.ascontiguousarray(rows))
+    x, y = np.meshgrid(_stretched(stretch_x, size), _stretched(stretch_y, size))
+    return _remap(image, x, y)
 
 
 def elastic_distortion(image: Image, offsets: Map) -> Image:
@@ -109,7 +108,7 @@ def optical_distortion(image: Image, strength: float, centre: tuple[float, float
     return _remap(image, x + gain * (x - dx), y + gain * (y - dy))
 
 
-def rgb_shift(image: Image, shift: tuple[float, float, float]) -> Image:
+def rgb_shift(image: Image, shift: ArrayLike) -> Image:
     """Add one number to each channel, clipped to [0, 255]."""
     table = np.arange(256, dtype=np.float32)[:, None] + np.asarray(shift, np.float32)
     return cv2.LUT(image, np.rint(table).clip(0, 255).astype(np.uint8)[None])
@@ -121,7 +120,7 @@ def brightness_contrast(image: Image, brightness: float, contrast: float) -> Ima
     return cv2.LUT(image, np.rint(table).clip(0, 255).astype(np.uint8))
 
 
-def grid_dropout(image: Image, offset: tuple[float, float]) -> Image:
+def grid_dropout(image: Image, offset: Sequence[float]) -> Image:
     """Blacken one square hole in each cell of a grid; ``offset`` in [0, 1) of a cell."""
     size = image.shape[0]
     # Cells may be fractions of a pixel: rounded, the holes would cover half of a small image.
@@ -152,15 +151,11 @@ def strong(image: Image, rng: np.random.Generator) -> Image:
     if fires[2]:
         view = random_distortion(view, rng)
     if fires[3]:
-        red, green, blue = rng.uniform(-MAX_RGB, MAX_RGB, 3).tolist()
-        view = rgb_shift(view, (red, green, blue))
+        view = rgb_shift(view, rng.uniform(-MAX_RGB, MAX_RGB, 3))
     if fires[4]:
         brightness, contrast = rng.uniform(-1, 1, 2).tolist()
         view = brightness_contrast(view, MAX_BRIGHTNESS * brightness, MAX_CONTRAST * contrast)
-    if fires[5]:
-        across, down = rng.random(2).tolist()
-        view = grid_dropout(view, (across, down))
-    return view
+    return grid_dropout(view, rng.random(2).tolist()) if fires[5] else view
 
 
 def evaluation(image: Image, rng: np.random.Generator) -> Image:
@@ -277,20 +272,20 @@ class _Batches(Dataset[list[RawBatch]]):
         return min(len(plan) for plan in self.plans)
 
     def __getitem__(self, b: int) -> list[RawBatch]:
-        return [self._stream(s, plan[b], b) for s, plan in enumerate(self.plans)]
-
-    def _stream(self, stream: int, index: NDArray[np.int64], b: int) -> RawBatch:
-        started = time.perf_counter()
-        rows = cut(len(index), *self.share)
-        pixels = self.images[index[rows]]
-        views = {name: np.empty_like(pixels) for name in self.views}
-        random = generators(self.seed, stream, b, rows.start)
-        for i, (image, rng) in enumerate(zip(pixels, random, strict=False)):
-            for name, view in self.views.items():
-                views[name][i] = view(image, rng)
-        labels = torch.from_numpy(self.images.labels[index])
-        tensors = {name: torch.from_numpy(view) for name, view in views.items()}
-        return RawBatch(tensors, labels, time.perf_counter() - started)
+        batches = []
+        for stream, plan in enumerate(self.plans):
+            started, index = time.perf_counter(), plan[b]
+            rows = cut(len(index), *self.share)
+            pixels = self.images[index[rows]]
+            views = {name: np.empty_like(pixels) for name in self.views}
+            random = generators(self.seed, stream, b, rows.start)
+            for i, (image, rng) in enumerate(zip(pixels, random, strict=False)):
+                for name, view in self.views.items():
+                    views[name][i] = view(image, rng)
+            labels = torch.from_numpy(self.images.labels[index])
+            tensors = {name: torch.from_numpy(view) for name, view in views.items()}
+            batches.append(RawBatch(tensors, labels, time.perf_counter() - started))
+        return batches
 
 
 def generators(seed: int, stream: int, batch: int, first: int) -> Iterator[np.random.Generator]:

@@ -139,10 +139,9 @@ class Finder:
 
 def common_root(root: Path, paths: Sequence[Path]) -> Path:
     """Return the root of the data, or the nearest folder above it that contains all images."""
-    top, places = whole(root), [whole(path) for path in paths]
-    if all(path.is_relative_to(top) for path in places):
-        return root
-    return Path(os.path.commonpath([top, *(path.parent for path in places)]))
+    top = whole(root)
+    common = Path(os.path.commonpath([top, *(whole(path).parent for path in paths)]))
+    return root if common == top else common
 
 
 def written_path(path: Path, root: Path) -> str:

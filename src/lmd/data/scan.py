@@ -70,20 +70,12 @@ class Finding:
 
 
 def part_name(word: str) -> str | None:
-    """Return the part that a word in a source means, or ``None``.
-
-    >>> part_name("Val")
-    'validation'
-    """
+    """Return the part that a word in a source means, or ``None``."""
     return PART_NAMES.get(word.strip().lower())
 
 
 def class_order(names: Iterable[str]) -> tuple[str, ...]:
-    """Sort class names into the order of their index: numeric if all are numbers, else alphabetic.
-
-    >>> class_order(["10", "2", "2"])
-    ('2', '10')
-    """
+    """Sort class names into the order of their index: numeric if all are numbers, else by text."""
     distinct = set(names)
     numbers = all(name.isascii() and name.isdecimal() for name in distinct)
     return tuple(sorted(distinct, key=lambda name: (int(name) if numbers else 0, name)))

@@ -49,9 +49,8 @@ class Columns:
         >>> Columns(label_column="dx", root=Path("images")).changed()
         {'label_column': 'dx', 'root': 'images'}
         """
-        pairs = ((field.name, getattr(self, field.name), field.default) for field in fields(self))
-        changed = {name: value for name, value, default in pairs if value != default}
-        return {k: str(v) if isinstance(v, Path) else v for k, v in changed.items()}
+        values = {k: str(v) if isinstance(v, Path) else v for k, v in vars(self).items()}
+        return {name: value for name, value in values.items() if value not in (None, False)}
 
     def words(self) -> list[str]:
         """Return the options of a command that set these columns.

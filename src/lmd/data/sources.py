@@ -259,24 +259,22 @@ def class_names(
     labels: NDArray[Any], classes: NDArray[Any] | None
 ) -> tuple[tuple[str, ...], list[str]]:
     """Return class names in their order, and the name of each label ``(N,)``."""
-    values = labels.tolist()
+    values, named = labels.tolist(), labels.dtype.kind == "U"
     if classes is None:
-        texts = [str(value) for value in values]
-        if labels.dtype.kind == "U":
-            return class_order(texts), texts
-        return tuple(map(str, np.unique(labels).tolist())), texts  # by value, also negative ones
-    names = tuple(str(name) for name in classes.reshape(-1).tolist())
+        # Integers are sorted by value, also negative ones.
+        names = class_order(values) if named else tuple(map(str, np.unique(labels).tolist()))
+        return names, [str(value) for value in values]
+    names = tuple(map(str, classes.reshape(-1).tolist()))
+    by_label: dict[Any, str] = dict(zip(names if named else range(len(names)), names, strict=True))
     if len(set(names)) < len(names):
         raise LmdError(f"classes contains a name twice: {', '.join(names)}")
-    named = labels.dtype.kind == "U"
-    allowed: set[Any] = set(names) if named else set(range(len(names)))
     for value in np.unique(labels).tolist():
-        if value not in allowed:
+        if value not in by_label:
             raise LmdError(
                 f"label {value!r} is not among the {len(names)} classes "
                 f"({', '.join(names)}); integer labels count from 0"
             )
-    return names, values if named else [names[value] for value in values]
+    return names, [by_label[value] for value in values]
 
 
 def _column(arrays: Mapping[str, NDArray[Any]], name: str, n: int) -> list[str] | None:

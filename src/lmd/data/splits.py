@@ -66,11 +66,9 @@ def _salts(salt: str) -> Iterator[str]:
 def check_no_leak(table: Table) -> None:
     """Refuse a table with a group in more than one part."""
     leaks = groups_in_two_parts(table)
-    if leaks:
-        assert table.groups is not None
-        total = len(np.unique(table.groups))
-        group, parts = next(iter(leaks.items()))
+    for group, parts in leaks.items():
         where = " and ".join(f"{parts[part]} in {part}" for part in PARTS if parts[part])
+        total = len(units_of(table)[0])
         raise LmdError(
             f"{len(leaks)} of {total} groups are in more than one part, for example "
             f"{group!r} with {where}: the model would be tested on groups it was trained on. "
@@ -100,11 +98,7 @@ def require_training(table: Table) -> None:
 
 
 def part_sizes(count: int, ratios: Sequence[float]) -> list[int]:
-    """Return the images of each part, nearest to the ratios (largest remainder), at least one each.
-
-    >>> part_sizes(6, (0.8, 0.1, 0.1))
-    [4, 1, 1]
-    """
+    """Return the sizes of the parts, nearest to the ratios (largest remainder), at least 1 each."""
     exact = [round(count * ratio, 9) for ratio in ratios]  # 30 × 0.1 must be 3
     sizes = [math.floor(value) for value in exact]
     by_remainder = sorted(range(len(sizes)), key=lambda i: sizes[i] - exact[i])
@@ -185,10 +179,7 @@ def grouped_folds(table: Table, count: int = 5, seed: int | str = 0) -> NDArray[
 
 
 def without_parts(table: Table, split_column: str | None) -> Table:
-    """Return a table to be divided into folds; refuse one with parts of its own.
-
-    An empty ``split_column`` ignores them, in sources of any kind.
-    """
+    """Return a table for folds; refuse parts of its own unless ``split_column`` is empty."""
     if table.parts is not None and split_column != "":
         raise LmdError(
             f"{table.source or 'the data'} has parts of its own, and folds would mix them: train "
@@ -276,11 +267,7 @@ def fold_notes(table: Table, count: int) -> list[str]:
 
 
 def pareto_counts(head_size: int, factor: float, classes: int) -> NDArray[np.int64]:
-    """Return the paper's long tail: N_c = N_0 r^(-c / (K - 1)) to the nearest integer ``(K,)``.
-
-    >>> pareto_counts(1000, 100, 5)
-    array([1000,  316,  100,   32,   10])
-    """
+    """Return the paper's long tail: N_c = N_0 r^(-c / (K - 1)) to the nearest integer ``(K,)``."""
     _check_factor(factor, classes)
     if head_size < 1:
         raise LmdError(f"head_size is {head_size}; the largest class needs at least 1 image")
@@ -305,11 +292,7 @@ def official_counts(counts: ArrayLike, factor: float) -> NDArray[np.int64]:
 
 
 def imbalance_factor(counts: ArrayLike) -> float:
-    """Divide the size of the largest class by the smallest; infinite if that is empty.
-
-    >>> imbalance_factor([500, 40, 5])
-    100.0
-    """
+    """Divide the size of the largest class by the smallest; infinite if that is empty."""
     sizes = np.asarray(counts, dtype=np.float64)
     return float(sizes.max() / sizes.min()) if sizes.min() > 0 else math.inf
 
@@ -334,11 +317,22 @@ def subsample(
             "use shape 'pareto', or ignore its split column"
         )
     thinned = np.ones(len(table), bool) if table.parts is None else table.parts == "train"
-    available = np.bincount(table.labels[thinned], minlength=len(table.classes)).astype(np.int64)
+    available = table.take(thinned).counts()
     if isinstance(target, (int, float)):
         wanted = _by_factor(table, available, float(target), shape, head_size)
     else:
-        wanted = _by_counts(table, available, target)
+        wanted = np.asarray(target, dtype=np.int64)
+        if wanted.shape != available.shape:
+            raise LmdError(
+                f"{wanted.size} counts were given for {len(available)} classes "
+                f"({', '.join(table.classes)}): give one for each"
+            )
+    for name, most, count in zip(table.classes, available, wanted, strict=True):
+        if not 1 <= count <= most:
+            raise LmdError(
+                f"{count} images of class {name!r} were asked for, which has {most}: "
+                f"choose 1 to {most}"
+            )
     keep = ~thinned
     for c, count in enumerate(wanted.tolist()):
         rows = np.flatnonzero(thinned & (table.labels == c))
@@ -381,30 +375,12 @@ def _by_factor(
     return np.minimum(wanted, available)
 
 
-def _by_counts(
-    table: Table, available: NDArray[np.int64], target: Sequence[int] | NDArray[np.int64]
-) -> NDArray[np.int64]:
-    wanted = np.asarray(target, dtype=np.int64)
-    if wanted.shape != available.shape:
-        raise LmdError(
-            f"{wanted.size} counts were given for {len(available)} classes "
-            f"({', '.join(table.classes)}): give one for each"
-        )
-    for name, most, count in zip(table.classes, available, wanted, strict=True):
-        if not 1 <= count <= most:
-            raise LmdError(
-                f"{count} images of class {name!r} were asked for, which has {most}: "
-                f"choose 1 to {most}"
-            )
-    return wanted
-
-
 def draw_groups(table: Table, rows: NDArray[np.int64], count: int, salt: str) -> list[int]:
     """Draw about ``count`` of the rows: whole groups, in an order that depends on ``salt``."""
-    units: dict[str, list[int]] = {}
-    for row in rows.tolist():
-        name = str(table.ids[row] if table.groups is None else table.groups[row])
-        units.setdefault(name, []).append(row)
+    names = (table.ids if table.groups is None else table.groups)[rows].tolist()
+    units: dict[str, list[int]] = defaultdict(list)
+    for name, row in zip(names, rows.tolist(), strict=True):
+        units[name].append(row)
     members = list(units.values())
     drawn: list[int] = []
     left: list[list[int]] = []
@@ -413,12 +389,10 @@ def draw_groups(table: Table, rows: NDArray[np.int64], count: int, salt: str) ->
             drawn += members[i]
         else:
             left.append(members[i])
+    smallest, short = min(left, key=len, default=[]), count - len(drawn)
     # A group that is too large may still bring the count nearer.
-    if left:
-        smallest = min(left, key=len)
-        short = count - len(drawn)
-        if not drawn or len(smallest) - short < short:
-            drawn += smallest
+    if not drawn or len(smallest) - short < short:
+        drawn += smallest
     return drawn
 
 

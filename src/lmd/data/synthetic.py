@@ -12,7 +12,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from lmd.data.splits import pareto_counts
-from lmd.data.table import Table
+from lmd.data.table import PARTS, Table
 
 Field = NDArray[np.float32]
 
@@ -64,24 +64,19 @@ TEXTURE_SPREAD = 0.17
 
 
 def synthetic_table() -> Table:
-    """Return eight classes: in training ``N_c = N_0 r^(-c / (K - 1))``, in other parts balanced.
-
-    Test images come first in a class, then validation images, then training images.
-    """
-    k = len(LOOKS)
-    per_class = TEST_SIZE + VALIDATION_SIZE + pareto_counts(HEAD_SIZE, FACTOR, k)
-    labels = np.repeat(np.arange(k), per_class)
+    """Return eight classes: in training ``N_c = N_0 r^(-c / (K - 1))``, in other parts balanced."""
+    held_out = TEST_SIZE + VALIDATION_SIZE  # the first images of a class
+    per_class = held_out + pareto_counts(HEAD_SIZE, FACTOR, len(LOOKS))
+    labels = np.repeat(np.arange(len(LOOKS)), per_class)
     index = np.concatenate([np.arange(n) for n in per_class])
-    held_out = np.where(index < TEST_SIZE, "test", "validation")
-    settings = f"seed={SEED},size={SIZE}"
     return Table(
         ids=np.array([f"synthetic-{c:04d}-{i:05d}" for c, i in zip(labels, index, strict=True)]),
         labels=labels.astype(np.int64),
         classes=tuple(look.name for look in LOOKS),
         images=SyntheticImages(),
         rows=(labels * ROWS_PER_CLASS + index).astype(np.int64),
-        parts=np.where(index < TEST_SIZE + VALIDATION_SIZE, held_out, "train"),
-        source=f"synthetic({settings},head_size={HEAD_SIZE},factor={FACTOR})",
+        parts=np.array(PARTS[::-1])[np.digitize(index, (TEST_SIZE, held_out))],
+        source=f"synthetic(seed={SEED},size={SIZE},head_size={HEAD_SIZE},factor={FACTOR})",
         kind="synthetic",
         synthetic=True,
     )

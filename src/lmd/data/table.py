@@ -13,6 +13,7 @@ if TYPE_CHECKING:
     from lmd.data.synthetic import SyntheticImages
 
 PARTS = ("train", "validation", "test")
+COLUMNS = ("ids", "labels", "rows", "groups", "parts")  # of a table
 
 
 @dataclass(frozen=True)
@@ -73,14 +74,8 @@ class Table:
 
     def take(self, index: NDArray[np.int64] | NDArray[np.bool_]) -> "Table":
         """Return the chosen images, in the chosen order; the classes stay."""
-        return replace(
-            self,
-            ids=self.ids[index],
-            labels=self.labels[index],
-            rows=self.rows[index],
-            groups=None if self.groups is None else self.groups[index],
-            parts=None if self.parts is None else self.parts[index],
-        )
+        columns = {name: getattr(self, name) for name in COLUMNS}
+        return replace(self, **{k: v[index] for k, v in columns.items() if v is not None})
 
     def part(self, name: str) -> "Table":
         """Return the images of one part of a split table."""
@@ -104,12 +99,10 @@ class Table:
 
     def part_counts(self) -> list[tuple[str, int, int, int, int]]:
         """Count each class in train, validation, test and in total, the largest class first."""
-        columns = np.stack([self.part(part).counts() for part in PARTS])
-        order = np.argsort(-columns[0], kind="stable")
-        rows = [
-            (self.classes[k], *map(int, columns[:, k]), int(columns[:, k].sum())) for k in order
-        ]
-        return [*rows, ("all", *map(int, columns.sum(axis=1)), len(self))]
+        counts = [self.part(part).counts().tolist() for part in PARTS]
+        rows = list(zip(self.classes, *counts, map(sum, zip(*counts, strict=True)), strict=True))
+        rows.sort(key=lambda row: -row[1])
+        return [*rows, ("all", *map(sum, counts), len(self))]
 
 
 @dataclass(frozen=True)

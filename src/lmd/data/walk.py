@@ -1,6 +1,7 @@
 """Find the files and images in a folder and the folders below it."""
 
 import os
+from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -40,12 +41,10 @@ def visible(folder: Path) -> list[Path]:
 
 def tree_below(root: Path) -> Tree:
     """List what is below a folder and not hidden; follow links, but not loops of links."""
-    try:
-        states = [parent.stat() for parent in root.resolve().parents]
-    except OSError:
-        states = []
-    tree = Tree()
-    waiting = [(root, frozenset((state.st_dev, state.st_ino) for state in states))]
+    tree, parents = Tree(), []
+    with suppress(OSError):
+        parents = [parent.stat() for parent in root.resolve().parents]
+    waiting = [(root, frozenset((state.st_dev, state.st_ino) for state in parents))]
     while waiting:  # not recursive: folders may be nested deeper than Python calls may be
         folder, above = waiting.pop()
         try:

@@ -1,7 +1,4 @@
-"""Find copies of images, and write a cleaned manifest without what the doctor found.
-
-Images that look alike have nearly the same 64-bit perceptual hash, and a high correlation.
-"""
+"""Find copies of images, and write a cleaned manifest without what the doctor found."""
 
 import shlex
 from collections import Counter, defaultdict
@@ -39,31 +36,27 @@ ONES = np.array([bin(byte).count("1") for byte in range(256)], dtype=np.uint8)
 STAYS = {"test": 0, "validation": 1, "train": 2, "": 3}
 
 
-def exact_copies(scan: Scan, looks: Sequence[Look]) -> Sets:
-    """Return sets of usable images with equal pixels in any encoding; blank ones do not count."""
+def find_copies(scan: Scan, looks: Sequence[Look]) -> tuple[Sets, Sets]:
+    """Return sets of usable images with equal pixels, and of images that look alike.
+
+    Blank images do not count. Images that look alike are in different groups, and the first image
+    of a set with equal pixels stands for the others.
+    """
     same: dict[str, list[int]] = defaultdict(list)
     for i in scan.usable():
         if looks[i].pixels and "one_colour" not in looks[i].oddities:
             same[looks[i].pixels].append(i)
-    return [tuple(cases) for cases in same.values() if len(cases) > 1]
-
-
-def near_copies(scan: Scan, looks: Sequence[Look], exact: Sets) -> Sets:
-    """Return sets of usable images that look alike but are not equal, in different groups.
-
-    Each set of exact copies is represented by its first image.
-    """
-    spare = {i for same in exact for i in same[1:]}
+    exact = [tuple(cases) for cases in same.values() if len(cases) > 1]
+    spare = {i for cases in exact for i in cases[1:]}
     rows = [i for i in scan.usable() if looks[i].miniature is not None and i not in spare]
     if not rows:
-        return []
+        return exact, []
     hashes = np.array([looks[i].hash for i in rows], dtype=np.uint64)
     miniatures = np.array([looks[i].miniature for i in rows], dtype=np.uint8)
-    groups = None
-    if scan.grouped:
-        names = [scan.cases[i].group for i in rows]
-        groups = np.unique(names, return_inverse=True)[1].astype(np.int64)
-    return [tuple(rows[i] for i in same) for same in near_clusters(hashes, miniatures, groups)]
+    names = [scan.cases[i].group for i in rows]
+    groups = np.unique(names, return_inverse=True)[1] if scan.grouped else None
+    near = near_clusters(hashes, miniatures, groups)
+    return exact, [tuple(rows[i] for i in cases) for cases in near]
 
 
 def near_clusters(
@@ -94,11 +87,7 @@ def near_clusters(
 
 
 def clusters(pairs: Iterable[tuple[int, int]]) -> Sets:
-    """Return the connected sets of numbers, each ascending, ordered by their first members.
-
-    >>> clusters([(1, 2), (5, 7), (2, 3)])
-    [(1, 2, 3), (5, 7)]
-    """
+    """Return the connected sets of numbers, each ascending, ordered by their first members."""
     joined = list(pairs)
     owner = np.arange(1 + max(chain.from_iterable(joined), default=0))
     for i, j in joined:

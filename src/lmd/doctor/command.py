@@ -3,7 +3,7 @@
 import json
 import shlex
 from collections.abc import Callable
-from functools import cache, partial
+from functools import cache
 from pathlib import Path, PurePosixPath
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -70,11 +70,11 @@ def doctor(
         examination = examine(data, columns=columns, ratios=ratios, tick=display.step)
         display.stop()
     _print(examination)
-    cleaned, doubt = None, None
+    cleaned, doubts = None, []
     if fix is not None and columns.group_column is None:
-        hints = (finding for finding in examination.findings if finding.kind == "group_hint")
-        doubt = next((hint for hint in hints if hint.severity == "warning"), None)
-    if fix is not None and doubt is None:
+        hint = ("group_hint", "warning")
+        doubts = [item for item in examination.findings if (item.kind, item.severity) == hint]
+    if fix is not None and not doubts:
         cleaned = examination.clean()
         _write_fix(cleaned, fix, ratios)
     if html is not None:
@@ -84,8 +84,8 @@ def doctor(
         text = json.dumps(as_json(examination, cleaned), indent=1, ensure_ascii=False)
         atomic_write(json_file, f"{text}\n".encode(), parents=True)
         typer.echo(f"All findings: {json_file}")
-    if doubt is not None:
-        (column,) = doubt.names
+    if doubts:
+        (column,) = doubts[0].names
         raise LmdError(
             f"{fix} was not written, because it would hide that images of one patient or lesion "
             f"belong together: repeat the command with --group-column {shlex.quote(column)}, or "
@@ -95,35 +95,29 @@ def doctor(
 
 
 def _print(examination: "Examination") -> None:
-    for finding in examination.findings:
-        first, *rest = _finding_lines(examination, finding)
-        typer.secho(f"{finding.severity}: ", fg=COLOURS[finding.severity], bold=True, nl=False)
-        typer.secho(first, bold=True)
-        typer.echo("\n".join(rest) + "\n")
-    counts = examination.severities()
-    listed = ", ".join(f"{n} {word}{'' if n == 1 else 's'}" for word, n in counts.items())
-    typer.secho(f"{len(examination.looks)} images examined: {listed}.", bold=True)
-
-
-def _finding_lines(examination: "Examination", finding: "Finding") -> list[str]:
-    """Return the lines of one finding: title, sentence, images concerned, remedy."""
+    """Print each finding with its images and its remedy, and count the findings."""
     from lmd.data.scan import KINDS, LISTS
 
-    lines = [f"{KINDS[finding.kind][1]} [{finding.kind}]", f"  {finding.text}"]
-    if finding.sets:
+    for finding in examination.findings:
+        lines = [f"  {finding.text}"]
         between = " + " if finding.kind.startswith("group") else " = "
         for same in finding.sets[:SHOWN]:
             names = [examination.describe(i) for i in same[:4]]
             lines.append(f"    {between.join([*names, *['…'] * (len(same) > 4)])}")
         if len(finding.sets) > SHOWN:
             lines.append(f"    and {len(finding.sets) - SHOWN} more")
-    elif finding.cases:
-        lines.append(f"    {shorten([examination.describe(i) for i in finding.cases], SHOWN)}")
-    elif finding.names and finding.kind in LISTS:
-        lines.append(f"    {shorten(list(finding.names), SHOWN)}")
-    if finding.remedy and finding.severity != "note":
-        lines.append(f"  → {finding.remedy}")
-    return lines
+        names = [examination.describe(i) for i in finding.cases]
+        names = names or [*finding.names] * (finding.kind in LISTS)
+        if names and not finding.sets:
+            lines.append(f"    {shorten(names, SHOWN)}")
+        if finding.remedy and finding.severity != "note":
+            lines.append(f"  → {finding.remedy}")
+        typer.secho(f"{finding.severity}: ", fg=COLOURS[finding.severity], bold=True, nl=False)
+        typer.secho(f"{KINDS[finding.kind][1]} [{finding.kind}]", bold=True)
+        typer.echo("\n".join(lines) + "\n")
+    counts = examination.severities()
+    listed = ", ".join(f"{n} {word}{'' if n == 1 else 's'}" for word, n in counts.items())
+    typer.secho(f"{len(examination.looks)} images examined: {listed}.", bold=True)
 
 
 def exit_code(examination: "Examination") -> int:
@@ -200,10 +194,22 @@ def write_page(examination: "Examination", path: Path, cleaned: "Cleaned | None"
     """Write an examination as one self-contained HTML file, with thumbnails of the images."""
     from lmd import __version__
     from lmd.data.table import PARTS
+    from lmd.report.charts import data_uri
     from lmd.report.page import environment
 
+    @cache
+    def picture(i: int) -> dict[str, str]:
+        case, look, pixels = examination.scan.cases[i], examination.looks[i], examination.pixels(i)
+        size = f"{look.size[0]} × {look.size[1]}" if look.size[0] else ""
+        return {
+            "uri": "" if pixels is None else data_uri(pixels, SIDE),
+            "name": PurePosixPath(case.name).name,
+            "path": case.name,
+            "caption": " · ".join(filter(None, (case.label, case.part, size))),
+            "reason": look.reason or "cannot be shown",
+        }
+
     page = as_json(examination)
-    picture = cache(partial(_picture, examination))
     page |= {
         "findings": [
             listed | _pictures(examination, finding, picture)
@@ -239,18 +245,4 @@ def _pictures(
         "open": not visible and len(listed) <= PICTURES,
         "listed": listed[:LISTED],
         "unlisted": max(len(listed) - LISTED, 0),
-    }
-
-
-def _picture(examination: "Examination", i: int) -> dict[str, str]:
-    from lmd.report.charts import data_uri
-
-    case, look, pixels = examination.scan.cases[i], examination.looks[i], examination.pixels(i)
-    size = f"{look.size[0]} × {look.size[1]}" if look.size[0] else ""
-    return {
-        "uri": "" if pixels is None else data_uri(pixels, SIDE),
-        "name": PurePosixPath(case.name).name,
-        "path": case.name,
-        "caption": " · ".join(filter(None, (case.label, case.part, size))),
-        "reason": look.reason or "cannot be shown",
     }

@@ -3,6 +3,7 @@
 import os
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, replace
 from pathlib import Path
 from statistics import median
@@ -16,7 +17,7 @@ from lmd.data.source import Columns
 from lmd.data.sources import scan_source
 from lmd.data.splits import split
 from lmd.data.walk import visible
-from lmd.doctor.clean import Cleaned, Sets, check_copies, exact_copies, near_copies
+from lmd.doctor.clean import Cleaned, Sets, check_copies, find_copies
 from lmd.doctor.look import Look, Tick, look_at_all
 
 # Kinds with remarks that differ between images.
@@ -55,10 +56,9 @@ class Examination:
         path = self.scan.cases[i].path
         if path is None:
             return self.scan.read(i)
-        try:
+        with suppress(LmdError):
             return read_image(path)
-        except LmdError:
-            return None
+        return None
 
     def clean(self) -> Cleaned:
         """Return the data set without what is wrong with it."""
@@ -82,7 +82,9 @@ def examine(
         split(scan.table(), ratios)
     except LmdError as error:  # training would stop before it reads an image
         refusal = [Finding.of("refused", f"Training stops with: {printable(str(error))}.")]
-    _add_ignored(scan)
+    scan.cases += [case for case in scan.others if case.path and _starts_like_image(case.path)]
+    text = "{n} [file is an image|files are images] by content but not by name, and not used."
+    scan.report("ignored_file", text)
     if scan.kind == "manifest":
         _add_unlisted(scan)
     looks = look_at_all(scan, tick)
@@ -93,8 +95,7 @@ def examine(
         text = counted(len(broken), "Training stops at {n} [image|images] that cannot be read.")
         remedy = "Fix or remove them, or leave them out with --skip-bad."
         refusal = [Finding.of("refused", text, remedy=remedy)]
-    exact = exact_copies(scan, looks)
-    near = near_copies(scan, looks, exact)
+    exact, near = find_copies(scan, looks)
     findings = [
         *refusal,
         *scan.findings,
@@ -109,11 +110,11 @@ def examine(
 def _check_files(scan: Scan, looks: Sequence[Look]) -> Iterator[Finding]:
     """Yield findings from the looks at all images, one for each kind."""
     for kind, text in TEXTS["broken"].items():
-        cases = [i for i, look in enumerate(looks) if look.fault == kind]
-        if cases:
-            reasons = Counter(looks[i].reason for i in cases).most_common()
-            listed = kind in {"truncated", "unreadable"}
-            why = f" ({shorten([reason for reason, _ in reasons])})" if listed else ""
+        if cases := [i for i, look in enumerate(looks) if look.fault == kind]:
+            reasons = [
+                reason for reason, _ in Counter(looks[i].reason for i in cases).most_common()
+            ]
+            why = f" ({shorten(reasons)})" if kind in {"truncated", "unreadable"} else ""
             yield Finding.of(kind, f"{counted(len(cases), text)}{why}.", cases=cases)
     decoded = sum(bool(look.pixels) for look in looks)
     for kind, text in TEXTS["odd"].items():
@@ -123,11 +124,9 @@ def _check_files(scan: Scan, looks: Sequence[Look]) -> Iterator[Finding]:
             yield Finding.of(kind, f"{what}{_where(scan, kind, odd)}.", cases=odd)
     sides = {i: min(look.size) for i, look in enumerate(looks) if look.pixels}
     usual = median(sides.values()) if sides else 0
-    tiny = [i for i, side in sides.items() if side < max(TINY_SIDE, TINY_SHARE * usual)]
-    if tiny:
-        what = counted(len(tiny), "{n} [image is|images are] tiny")
-        smallest = min(sides.values())
-        text = f"{what}: the shortest side is {smallest} pixels, the median {usual:g}."
+    if tiny := [i for i, side in sides.items() if side < max(TINY_SIDE, TINY_SHARE * usual)]:
+        text = counted(len(tiny), "{n} [image is|images are] tiny: the shortest side is ")
+        text += f"{min(sides.values())} pixels, the median {usual:g}."
         yield Finding.of("tiny", text, cases=tiny)
 
 
@@ -140,15 +139,6 @@ def _where(scan: Scan, kind: str, odd: Mapping[int, str]) -> str:
         return ""
     remarks = Counter(odd.values())
     return " (" + shorten([f"{remark}: {n}" for remark, n in remarks.most_common()]) + ")"
-
-
-def _add_ignored(scan: Scan) -> None:
-    """Add files in class folders that are images by content but not by name."""
-    scan.cases += [case for case in scan.others if case.path and _starts_like_image(case.path)]
-    scan.report(
-        "ignored_file",
-        "{n} [file is an image|files are images] by content but not by name, and not used.",
-    )
 
 
 def _add_unlisted(scan: Scan) -> None:
@@ -174,5 +164,5 @@ def _starts_like_image(path: Path) -> bool:
             start = file.read(132)
     except OSError:
         return False
-    riff = start[:4] == b"RIFF" and start[8:12] == b"WEBP"
-    return start.startswith(MAGIC) or riff or has_dicom_mark(start)
+    webp = start[:4] == b"RIFF" and start[8:12] == b"WEBP"
+    return start.startswith(MAGIC) or webp or has_dicom_mark(start)

@@ -142,11 +142,8 @@ def thumbnail(rgb: Pixels) -> Pixels:
 
 
 def perceptual_hash(grey: Pixels) -> int:
-    """Return 64 bits of a miniature: which low frequencies of its DCT exceed their median.
-
-    The constant term is left out, so brightness has no effect; the last bit is always 0.
-    """
-    low = cv2.dct(grey.astype(np.float32))[:8, :8].ravel()[1:]
+    """Return 64 bits of a miniature: which low frequencies of its DCT exceed their median."""
+    low = cv2.dct(grey.astype(np.float32))[:8, :8].ravel()[1:]  # without the brightness
     bits = np.append(low > np.median(low), False)
     return int.from_bytes(np.packbits(bits).tobytes(), "big")
 
