@@ -72,16 +72,13 @@ class PixelFile:
         self._file.close()
 
     def find(self, keys: Iterable[bytes]) -> int:
-        """Look for images in the records that were added since the last call.
-
-        Return the number of images that are only there with damaged pixels. Read by ordinary
-        reads: a disk that fails is an ``OSError``.
-        """
+        """Look for images in the records added since the last call; count the damaged ones."""
         wanted, damaged = set(keys), set()
         descriptor = self._file.fileno()
         count = os.fstat(descriptor).st_size // self.record
         for row in range(self._seen, count):
             place = row * self.record
+            # Not through the map: so a disk that fails is an ``OSError``.
             tail = os.pread(descriptor, KEY + CHECKSUM, place + self.image)
             key, checksum = tail[:KEY], int.from_bytes(tail[KEY:], "little")
             if key in wanted:
@@ -224,11 +221,7 @@ def _from_files(
                 file.find(keys)  # what another process has added meanwhile
                 missing = [i for i, key in enumerate(keys) if key not in file.entries]
                 _make_room(folder, len(missing) * file.record)
-
-                def write(i: int, pixels: Pixels) -> None:
-                    file.add(keys[i], pixels)
-
-                problems = _read(table, missing, size, write, display)
+                problems = _read(table, missing, size, lambda i, p: file.add(keys[i], p), display)
                 file.find(keys)
         if any(key not in file.entries and i not in problems for i, key in enumerate(keys)):
             raise OSError(f"{file.path} does not hold what was written to it")

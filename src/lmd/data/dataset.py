@@ -41,10 +41,7 @@ class Dataset:
     images: Part | None = None
 
     def decode(self, display: Display) -> "Dataset":
-        """Return the data set with all images decoded; refuse images that cannot be read.
-
-        Unreadable images are left out if ``skip_bad``.
-        """
+        """Return the data set with all images decoded; refuse unreadable ones or leave them out."""
         assert self.protocol is not None
         size = self.protocol.image_size
         table, images, problems = decode(self.table, size, display, skip_bad=self.skip_bad)

@@ -31,10 +31,7 @@ ARRAYS = (
 
 
 def open_table(path: str | Path, *, skip_bad: bool = False, **columns: Any) -> Table:
-    """Return the table of a data set of any kind; refuse one with errors.
-
-    ``columns`` are fields of ``Columns``; for ``skip_bad`` see ``Scan.table``.
-    """
+    """Return the table of a data set, read with fields of ``Columns``; see ``Scan.table``."""
     return scan_source(path, Columns.of(columns)).table(skip_bad=skip_bad)
 
 

@@ -2,7 +2,7 @@
 
 import shlex
 from collections import Counter, defaultdict
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 from itertools import chain, pairwise
 from pathlib import Path
@@ -86,11 +86,10 @@ def near_clusters(
     return _sets(owner)
 
 
-def clusters(pairs: Iterable[tuple[int, int]]) -> Sets:
+def clusters(pairs: Sequence[tuple[int, int]]) -> Sets:
     """Return the connected sets of numbers, each ascending, ordered by their first members."""
-    joined = list(pairs)
-    owner = np.arange(1 + max(chain.from_iterable(joined), default=0))
-    for i, j in joined:
+    owner = np.arange(1 + max(chain.from_iterable(pairs), default=0))
+    for i, j in pairs:
         _unite(owner, i, j)
     return _sets(owner)
 

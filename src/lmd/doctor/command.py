@@ -58,10 +58,10 @@ def doctor(
         ratios = parse_ratios(split)
     except ValueError as error:
         raise LmdError(f"--split {error}") from None
-    outputs = {"--html": (html, ".html"), "--fix": (fix, ".csv"), "--json": (json_file, ".json")}
-    for option, (path, kind) in outputs.items():
+    outputs = (("--html", html, ".html"), ("--fix", fix, ".csv"), ("--json", json_file, ".json"))
+    for option, path, suffix in outputs:
         if path is not None:
-            check_output(path, option, kind)
+            check_output(path, option, suffix)
     source = Path(data).expanduser()
     if fix is not None and fix.exists() and source.exists() and fix.samefile(source):
         raise LmdError(f"--fix is {fix}, the data set itself: choose another name")

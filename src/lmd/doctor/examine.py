@@ -72,10 +72,7 @@ def examine(
     ratios: Sequence[float] = RATIOS,
     tick: Tick | None = None,
 ) -> Examination:
-    """Examine a data set: source, classes, groups, every file, and copies.
-
-    ``ratios`` are for the planned split; a source with parts keeps them.
-    """
+    """Examine source, classes, groups, files and copies of data that is split by ``ratios``."""
     scan = scan_source(data, columns)
     refusal = []
     try:

@@ -73,14 +73,13 @@ def look_at_all(scan: Scan, tick: Tick | None = None) -> list[Look]:
         return Look(reason="not found") if pixels is None else _look_at_pixels(pixels, "", {})
 
     looks: list[Look] = []
-    total = len(scan.cases)
     # Warning filters are global to the process, so they are set once around all threads.
     with warnings.catch_warnings(), ThreadPoolExecutor(max_workers=cpu_count() or 1) as pool:
         warnings.simplefilter("ignore")
-        for look in pool.map(look_at, range(total)):
+        for look in pool.map(look_at, range(len(scan.cases))):
             looks.append(look)
             if tick is not None:
-                tick(len(looks), total)
+                tick(len(looks), len(scan.cases))
     return looks
 
 
