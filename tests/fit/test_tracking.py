@@ -172,7 +172,7 @@ def use(monkeypatch: pytest.MonkeyPatch) -> Use:
     def replace(kind: type[Recording]) -> list[tuple[str, Any]]:
         seen: list[tuple[str, Any]] = []
         monkeypatch.setattr(kind, "seen", seen)
-        monkeypatch.setitem(trackers.TRACKERS, "tensorboard", (kind, "tensorboard"))
+        monkeypatch.setitem(trackers.TRACKERS, "tensorboard", kind)
         return seen
 
     return replace
@@ -240,7 +240,7 @@ def test_unknown_and_absent_trackers_are_refused_before_training(
 ) -> None:
     with pytest.raises(LmdError, match="there is no 'comet'; choose from tensorboard, mlflow"):
         trained(tmp_path, log=["comet"])
-    monkeypatch.setitem(trackers.TRACKERS, "mlflow", (trackers.Mlflow, "no_such_package"))
+    monkeypatch.setattr("lmd.base.errors.find_spec", lambda _: None)
     with pytest.raises(LmdError, match=r"pip install 'lmd\[mlflow\]'"):
         trained(tmp_path, log="mlflow")
     assert not (tmp_path / "run").exists()

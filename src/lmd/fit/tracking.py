@@ -117,12 +117,8 @@ class Wandb:
 
 # Each call may fail; then training goes on without it. Steps count the epochs of all stages from 1.
 Tracker = TensorBoard | Mlflow | Wandb
-# By the name that ``--log`` takes: how to start it for a run with so many epochs, and its package.
-TRACKERS: dict[str, tuple[Callable[[Path, Record, int], Tracker], str]] = {
-    "tensorboard": (TensorBoard, "tensorboard"),
-    "mlflow": (Mlflow, "mlflow"),
-    "wandb": (Wandb, "wandb"),
-}
+# By the name that ``--log`` takes, which is also that of the extra and its package.
+TRACKERS: dict[str, type[Tracker]] = {"tensorboard": TensorBoard, "mlflow": Mlflow, "wandb": Wandb}
 
 
 def parameters(record: Record) -> dict[str, str]:
@@ -145,7 +141,7 @@ def check_trackers(log: str | Sequence[str] | None) -> tuple[str, ...]:
     for name in names:
         if name not in TRACKERS:
             raise LmdError(f"--log: there is no {name!r}; choose from {', '.join(TRACKERS)}")
-        need_extra(f"--log {name}", name, TRACKERS[name][1])
+        need_extra(f"--log {name}", name, name)
     return names
 
 
@@ -218,7 +214,7 @@ class _Thread(threading.Thread):
     def run(self) -> None:
         """Work until the end or a failure."""
         try:
-            tracker = TRACKERS[self._tracker][0](*self._arguments)
+            tracker = TRACKERS[self._tracker](*self._arguments)
             while True:
                 step, numbers = self.work.get()
                 if step is None:

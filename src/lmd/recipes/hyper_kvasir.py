@@ -28,7 +28,15 @@ def build(download: Download, *, seed: int = 0) -> Made:
         download.note_missing(sorted(findings.keys() - images.keys()), len(findings))
     else:
         download.notes.append(f"there is no {LABELS}: the labels are those of the folders")
-        _require_whole(download, images)
+        counts = Counter(label for _, label in images.values())
+        published = download.recipe.published.items()
+        short = [f"{name} {counts[name]} of {n}" for name, n in published if counts[name] < n]
+        # Without a list of images, only the published counts show a partial download.
+        if short and not download.allow_missing:
+            raise LmdError(
+                f"root {download.root} contains only part of the data set ({shorten(short)}): "
+                "complete the download, or use the images you have with --allow-missing-images"
+            )
     download.names = names = sorted({*images, *findings})
     places = [images.get(name) or (name, findings[name]) for name in names]
     download.cells, download.labels = zip(*places, strict=True)
@@ -87,15 +95,3 @@ def _findings(path: Path, images: Images, notes: list[str]) -> dict[str, str]:
     if extra := sorted(images.keys() - findings.keys()):
         notes.append(f"{len(extra)} images are not in {LABELS} ({shorten(extra)}), but are used")
     return {name: folders.get(word, word) for name, word in findings.items()}
-
-
-def _require_whole(download: Download, images: Images) -> None:
-    """Refuse a partial download, which only the published counts show without a list of images."""
-    counts = Counter(label for _, label in images.values())
-    published = download.recipe.published.items()
-    short = [f"{name} {counts[name]} of {n}" for name, n in published if counts[name] < n]
-    if short and not download.allow_missing:
-        raise LmdError(
-            f"root {download.root} contains only part of the data set ({shorten(short)}): complete "
-            "the download, or use the images you have with --allow-missing-images"
-        )

@@ -12,6 +12,7 @@ import traceback
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
 from contextlib import asynccontextmanager, contextmanager
 from functools import lru_cache
+from http import HTTPStatus
 from importlib.resources import files
 from typing import TYPE_CHECKING, Any
 
@@ -92,13 +93,17 @@ def create_app(service: Service, token: str | None = None) -> "Guard":
 
 async def _respond(_request: Request, error: Exception) -> Response:
     """Answer with problem details."""
-    if isinstance(error, HTTPException):
-        problem = Problem.of_status(error.status_code, str(error.detail))
-        problem.headers.update(error.headers or {})
-        return problem.response()
     if isinstance(error, Problem):
         return error.response()
-    return Problem("bad-request", "A parameter of the request is not valid.").response()
+    if not isinstance(error, HTTPException):
+        return Problem("bad-request", "A parameter of the request is not valid.").response()
+    status = error.status_code
+    kinds = [kind for kind, (kind_status, _) in KINDS.items() if kind_status == status]
+    kind = next(iter(kinds), "bad-request" if status < 500 else "failed")
+    problem = Problem(kind, str(error.detail), dict(error.headers or {}))
+    if not kinds:
+        problem.details.status, problem.details.title = status, HTTPStatus(status).phrase
+    return problem.response()
 
 
 def _add_pages(app: FastAPI, service: Service) -> None:

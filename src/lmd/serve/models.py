@@ -295,7 +295,7 @@ def load_models(
 
 def _card(folder: Path | None) -> str | None:
     """Return the model card beside a model, as Markdown; ``None`` if there is none."""
-    path = None if folder is None else folder / "model-card.md"
+    path = folder / "model-card.md" if folder else None
     if path is None or not path.is_file():
         return None
     try:

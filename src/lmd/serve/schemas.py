@@ -1,6 +1,5 @@
 """What the API takes and gives, for checking and for its description, and its errors (RFC 9457)."""
 
-from http import HTTPStatus
 from typing import Annotated, Literal
 
 from pydantic import BaseModel, ConfigDict, Field
@@ -76,16 +75,6 @@ class Problem(Exception):
         self.details = ProblemDetails(
             type=f"/docs#{kind}", title=title, status=status, detail=detail
         )
-
-    @classmethod
-    def of_status(cls, status: int, detail: str) -> "Problem":
-        """Return the problem for a status that the framework chose."""
-        for kind, (kind_status, _) in KINDS.items():
-            if kind_status == status:
-                return cls(kind, detail)
-        problem = cls("bad-request" if status < 500 else "failed", detail)
-        problem.details.status, problem.details.title = status, HTTPStatus(status).phrase
-        return problem
 
     def response(self) -> JSONResponse:
         """Return the answer to the request."""
