@@ -249,8 +249,9 @@ def test_a_fit_makes_the_model_and_nothing_that_is_thrown_away(
     def unwanted(*_: Any, **__: Any) -> None:
         raise AssertionError
 
-    for name in ("write_report", "write_card", "write_examples", "recording.scored"):
-        monkeypatch.setattr(f"lmd.fit.train.{name}", unwanted)
+    for name in ("report.card.write_pages", "explain.examples.write_examples"):
+        monkeypatch.setattr(f"lmd.{name}", unwanted)
+    monkeypatch.setattr("lmd.fit.train.recording.scored", unwanted)
     images = toy_images((12, 8))
     found = quick().fit(images[:], images.labels)
     assert {"model.json", "model.safetensors"} <= found.model_files_.keys()

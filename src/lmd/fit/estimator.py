@@ -86,12 +86,23 @@ class LongTailClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[misc]
         ``(N, H, W)`` or ``(N, H, W, C)``. Images with the same value in ``groups (N,)`` are of one
         patient or lesion: they are all in training, or all in validation.
         """
-        images, labels = checked_images(X), checked_labels(y)
+        images = checked_images(X)
+        if y is None:
+            raise ValueError("fit requires y to be passed, but the target y is None")
+        labels: NDArray[Any] = column_or_1d(y, warn=True)
+        assert_all_finite(labels, input_name="y")
+        check_classification_targets(labels)
         check_consistent_length(images, labels, groups)
         classes, index = np.unique(labels, return_inverse=True)
         if len(classes) < 2:
             raise ValueError(f"y has one class ({classes[0]!r}); at least two are needed")
-        _warn_repeated(images)
+        paths = [str(image) for image in images if isinstance(image, str | Path)]
+        if repeated := len(paths) - len(set(paths)):
+            warnings.warn(
+                f"{repeated} of {len(paths)} paths in X are repeated and used only once: choose a "
+                "method that balances the classes instead of repeating images",
+                stacklevel=2,
+            )
         settings, method = self._all_settings(), find_method(self.method)
         spec = resolve(method, self.protocol, settings, self.profile, images=False)
         with tempfile.TemporaryDirectory() as place:
@@ -104,8 +115,8 @@ class LongTailClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[misc]
                 quiet=self.quiet,
                 model_only=True,
             )
-            written = [name for name in MODEL if (run.path / name).exists()]
-            self.model_files_ = {name: (run.path / name).read_bytes() for name in written}
+            files = [run.path / name for name in MODEL if (run.path / name).exists()]
+            self.model_files_ = {path.name: path.read_bytes() for path in files}
             self.record_ = run.record.model_dump(mode="json")
         self.classes_ = classes
         self.n_images_ = sum(map(sum, self.record_["data"]["counts"].values()))
@@ -211,27 +222,6 @@ def checked_images(X: Any) -> list[Any]:
     return images
 
 
-def _warn_repeated(images: Sequence[Any]) -> None:
-    """Warn that repeated paths are used once; balancing is the method's job."""
-    paths = [str(image) for image in images if isinstance(image, str | Path)]
-    if len(set(paths)) < len(paths):
-        warnings.warn(
-            f"{len(paths) - len(set(paths))} of {len(paths)} paths in X are repeated and used only "
-            "once: choose a method that balances the classes instead of repeating images",
-            stacklevel=3,
-        )
-
-
-def checked_labels(y: Any) -> NDArray[Any]:
-    """Return labels ``(N,)`` of any type that scikit-learn accepts for classes."""
-    if y is None:
-        raise ValueError("fit requires y to be passed, but the target y is None")
-    labels: NDArray[Any] = column_or_1d(y, warn=True)
-    assert_all_finite(labels, input_name="y")
-    check_classification_targets(labels)
-    return labels
-
-
 def class_names(classes: NDArray[Any]) -> NDArray[np.str_]:
     """Return the names ``(K,)`` of the classes in the model: labels as text, or else numbers.
 
@@ -256,16 +246,14 @@ def write_source(
         "" if value is None or value != value else str(value)  # noqa: PLR0124
         for value in (() if groups is None else column_or_1d(groups))
     ]
-    of = {} if groups is None else {"group": group}
     if all(isinstance(image, str | Path) for image in images):
         paths = [str(Path(image).expanduser().resolve()) for image in images]
-        columns = {"image": paths, "label": names.tolist(), **of}
-        file = place / "images.csv"
+        columns = {"image": paths, "label": names.tolist()}
+        columns |= {} if groups is None else {"group": group}
         text = csv_text([*columns], zip(*columns.values(), strict=True), exact=True)
-        atomic_write(file, text.encode())
-        return Source(file, Columns(allow_outside=True))
+        atomic_write(place / "images.csv", text.encode())
+        return Source(place / "images.csv", Columns(allow_outside=True))
     pixels = [fitted(image, f"image {i}", size).pixels for i, image in enumerate(images)]
-    more = {f"{key}s": np.array(values, dtype=np.str_) for key, values in of.items()}
-    arrays: dict[str, Any] = {"images": np.stack(pixels), "labels": names, **more}
-    np.savez(place / "images.npz", **arrays)
+    more: dict[str, Any] = {} if groups is None else {"groups": np.array(group, dtype=np.str_)}
+    np.savez(place / "images.npz", images=np.stack(pixels), labels=names, **more)
     return Source(place / "images.npz")
