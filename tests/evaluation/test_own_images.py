@@ -12,8 +12,8 @@ from PIL import Image
 import lmd
 from lmd.base.errors import LmdError
 from lmd.crossval.folds import write_pooled
+from lmd.crossval.record import Final
 from lmd.runs.folder import Run
-from lmd.runs.record import Final
 
 ONE_EPOCH = SETTINGS | {"epochs": 1}
 

@@ -272,9 +272,8 @@ class StageTraining:
                     with trainer.autocast, trainer.share(len(batches[0].labels)):
                         terms = self.stage.step(self.optimizer, *batches)
                 except Exception:
-                    losses.read(
-                        compare=False
-                    )  # the cause may be a term that was not finite some steps ago
+                    # The cause may be a term that was not finite some steps ago.
+                    losses.read(compare=False)
                     raise
                 losses.add(terms)
             trainer.display.step(b + 1, len(loader), losses.newest)
