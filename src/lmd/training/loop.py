@@ -146,8 +146,7 @@ class Trainer:
             return None
         logits = self.predict(self.validation)
         check_finite(logits, "after this epoch")
-        predicted, labels = logits.argmax(1).numpy(), self.validation.labels
-        recall = class_recalls(labels, predicted, logits.shape[1])
+        recall = class_recalls(self.validation.labels, logits.argmax(1).numpy(), logits.shape[1])
         self.progress.val_recall = recall.tolist()
         return float(mean_over_classes(recall))
 
