@@ -19,7 +19,6 @@ from typing import TYPE_CHECKING, Any
 from fastapi import FastAPI, Request, Response
 from fastapi.exceptions import RequestValidationError
 from fastapi.responses import HTMLResponse, PlainTextResponse
-from jinja2 import Environment, PackageLoader, StrictUndefined
 from markdown_it import MarkdownIt
 from markupsafe import Markup
 from prometheus_client import CONTENT_TYPE_LATEST
@@ -28,6 +27,7 @@ from starlette.exceptions import HTTPException
 from starlette.routing import BaseRoute, Mount, Route, Router
 
 from lmd import __version__
+from lmd.report.page import environment
 from lmd.serve import schemas
 from lmd.serve.limits import MB, Limits, is_loopback
 from lmd.serve.models import Measures, Service
@@ -42,13 +42,7 @@ _PROBLEM: dict[str, Any] = {
     "model": schemas.ProblemDetails,
     "content": {PROBLEM_TYPE: {"schema": {"$ref": "#/components/schemas/ProblemDetails"}}},
 }
-_TEMPLATES = Environment(
-    loader=PackageLoader("lmd.serve", "templates"),
-    autoescape=True,
-    undefined=StrictUndefined,
-    trim_blocks=True,
-    lstrip_blocks=True,
-)
+_TEMPLATES = environment()
 _FRONT_MATTER = re.compile(r"\A---\n.*?\n---\n", re.DOTALL)  # metadata for model hubs
 HEADERS = [
     (b"cache-control", b"no-store"),
