@@ -74,7 +74,7 @@ class RunResult:
         return Sample(self.labels, self._probabilities, tiers, self.groups)
 
     def combines(self, metric: str) -> bool:
-        """Whether the interval of a metric is combined from those of its classes, if it has one."""
+        """Return whether a metric's interval, if any, is combined from its classes' intervals."""
         return too_small(self.sample, METRICS[metric])
 
     def same_images(self, other: "RunResult") -> bool:
@@ -124,7 +124,7 @@ class Entry:
     def estimate(self, metric: str) -> Estimate | None:
         """The metric over all seeds, or ``None`` if a run could not compute it.
 
-        With one seed, the interval is the record's. With more, it is that of the mean over seeds
+        With one seed, the interval is the record's. With more, it covers the mean over seeds
         on each resample of the test images.
         """
         records = [run.recorded(metric) for run in self.runs]

@@ -29,7 +29,7 @@ COLUMNS = {
 
 @dataclass(frozen=True)
 class Cell:
-    """A number as text, its interval, and the numbers of a CSV file: those of ``Column.names``."""
+    """A number as text, its interval, and one number for each of ``Column.names``."""
 
     text: str = MISSING
     interval: str = ""
@@ -81,7 +81,7 @@ class Column:
 class Line:
     """A row of a table; ``rule`` draws a line above it.
 
-    ``points`` are those of its numbers, one for each group of columns.
+    ``points`` are its numbers, one for each group of columns.
     """
 
     row: Row

@@ -69,7 +69,7 @@ Choices = dict[str, Choice]  # by the key of the tuned row
 
 
 def pick(scores: Sequence[Score], default: str) -> str:
-    """Return the label that ``RULE`` chooses; if the default diverged, the best of the others.
+    """Return the label that ``RULE`` chooses; if the default diverged, the best other.
 
     >>> a = Score(label="1", value=1, run="a", balanced_accuracy=0.5, gain=0.0, se=0.0)
     >>> b = Score(label="2", value=2, run="b", balanced_accuracy=0.6, gain=0.1, se=0.08)

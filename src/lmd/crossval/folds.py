@@ -102,7 +102,7 @@ def cross_validate(
     predictions and report of all test parts together, one run folder for each fold, and the model
     that ``final`` names: the mean answer of the folds' models (``average``, the default), one more
     model trained on all images (``refit``), or ``none``. ``workers`` is the number of trainings at
-    once. ``log`` reports the numbers at the end. All other arguments are those of ``lmd.train``.
+    once. ``log`` reports the numbers at the end. Other arguments are as in ``lmd.train``.
     """
     trackers = check_trackers(log)
     if world() > 1:

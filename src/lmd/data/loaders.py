@@ -223,7 +223,7 @@ class RawBatch(NamedTuple):
     """One stream's batch from a worker, and the seconds its views took there.
 
     ``views[name] (b, S, S, 3)`` and ``labels (B,)``. If several processes share a batch, ``views``
-    are the slice of this process, ``labels`` those of the whole batch.
+    are the slice of this process, ``labels`` belong to the whole batch.
     """
 
     views: dict[str, Tensor]

@@ -17,7 +17,7 @@ LOOP = "it links to a folder that contains it"
 class Tree:
     """What is below a folder; ``unlisted`` folders and ``special`` entries by path, with why.
 
-    ``files`` are regular files and broken links, those of a folder before those of its subfolders.
+    ``files`` are regular files and broken links, a folder's before its subfolders'.
     ``special`` are pipes, sockets and devices, which are never opened.
     """
 

@@ -27,7 +27,7 @@ def evaluate(
     device: str = "auto",
     quiet: bool = False,
 ) -> None:
-    """Compute all numbers and the report of a run again, or those of its model on other images.
+    """Compute all numbers and the report of a run again, or score its model on other images.
 
     With --tta, the images are read and predicted again, and the numbers go to the folder RUN-tta.
 

@@ -46,10 +46,10 @@ def evaluate(
     device: str = "auto",
     quiet: bool = False,
 ) -> Run:
-    """Compute all numbers and the report of a run again, or those of its model on other images.
+    """Compute all numbers and the report of a run again, or score its model on other images.
 
     ``run`` is what ``lmd.train`` returned, or the path of a run folder. Without ``data``, the
-    numbers come from the predictions of the run, and replace those of its record unless that has
+    numbers come from the predictions of the run, and replace the record's numbers unless that has
     more ``resamples``; with ``tta``, its images are predicted again together with their mirror
     images, and the result is the folder ``RUN-tta``; ``data`` is where they are now, if they have
     moved. Otherwise ``data`` are labelled images from another place, and the result is a folder of

@@ -147,7 +147,7 @@ def _check_out(folder: Path, run: Path, *, overwrite: bool, against: Path | None
 
 
 def _open(run: Run, source: Source, part: str | None) -> Table:
-    """Open the table of the other images, which must not be those of training."""
+    """Open the table of the other images, which must not be the training images."""
     records = run.record, *folders.trainings_of(run)
     if any(_is_data_of(record, str(source.data)) for record in records):
         raise LmdError(

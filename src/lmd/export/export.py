@@ -159,7 +159,7 @@ def _session(file: bytes) -> Any:
     import onnxruntime
 
     options = onnxruntime.SessionOptions()
-    # All cores that this process may use; onnxruntime itself would take those of the machine.
+    # All cores that this process may use; onnxruntime itself would take all of the machine's.
     cores = getattr(os, "sched_getaffinity", lambda _: range(os.cpu_count() or 1))(0)
     options.intra_op_num_threads = len(cores)
     # Threads that wait would take the time of those that decode images.

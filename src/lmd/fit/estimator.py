@@ -46,7 +46,7 @@ MODEL = ("model.json", "model.safetensors", "novelty.safetensors")
 class LongTailClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[misc]
     """A classifier of long-tailed images with the interface of scikit-learn.
 
-    ``method``, ``protocol``, ``settings``, ``profile`` and ``device`` are those of ``lmd.train``.
+    ``method``, ``protocol``, ``settings``, ``profile`` and ``device`` are as in ``lmd.train``.
     All images given to ``fit`` are for training, but for the share ``validation`` of each class,
     which fits the temperature and chooses what the method chooses; 0 takes none. ``seed`` is that
     of the run and of this division. ``tta`` averages predictions over mirror images.

@@ -208,7 +208,7 @@ def scored(
     """Return the record with the numbers that follow from predictions and decisions.
 
     Of an external validation only the external images are scored: the validation part, which gives
-    the prediction sets, is that of the run.
+    the prediction sets, is the run's.
     """
     external = record.external is not None
     parts = {

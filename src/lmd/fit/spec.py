@@ -124,7 +124,7 @@ def resolve(
     keep_features: bool = False,
     images: bool = True,
 ) -> Spec:
-    """Divide settings into those of the protocol and of the method, and complete both.
+    """Divide settings between protocol and method, and complete both.
 
     Keys of the protocol override its file; all other keys must be settings of the method.
     """

@@ -117,7 +117,7 @@ class Wandb:
 
 # Each call may fail; then training goes on without it. Steps count the epochs of all stages from 1.
 Tracker = TensorBoard | Mlflow | Wandb
-# By the name that ``--log`` takes, which is also that of the extra and its package.
+# By the name that ``--log`` takes, which is also the name of the extra and its package.
 TRACKERS: dict[str, type[Tracker]] = {"tensorboard": TensorBoard, "mlflow": Mlflow, "wandb": Wandb}
 
 

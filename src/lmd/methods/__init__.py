@@ -79,7 +79,7 @@ def find_method(key: str) -> "Method":
 def in_paper_order(keys: Iterable[str]) -> "list[Method]":
     """Sort the rows as the paper's tables do; rows that these lack come before LMD's own rows.
 
-    Further ablations of LMD follow those of the paper.
+    Further ablations of LMD follow the paper's.
     """
     place = {key: float(i) for i, key in enumerate(PAPER)}
 

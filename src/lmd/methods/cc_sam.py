@@ -23,7 +23,7 @@ def class_radius(
 ) -> Tensor:
     """``ρ · √‖θ‖ / √‖g‖ / √2 / (n_k − 1)^¼ / P^¼ · √P``: how far one tensor moves for class k.
 
-    ``gradient`` is that of the tensor, ``parameter_norm ()`` and ``parameters`` (P) belong to the
+    ``gradient`` is the tensor's, ``parameter_norm ()`` and ``parameters`` (P) belong to the
     whole classifier. A class of one image would divide by zero, so it moves as far as one of two.
     Gradients below rounding error are raised to it: their root would move θ far away.
     """
@@ -169,7 +169,7 @@ def cc_sam(
 ) -> Stages:
     """Class-conditional sharpness-aware stage 1, then the classifier on shifted features.
 
-    The values are those of the authors' code for CIFAR-10-LT (``flat_ratio`` is 0.5 there for a
+    The values come from the authors' code for CIFAR-10-LT (``flat_ratio`` is 0.5 there for a
     hundred classes, ``limit`` 0.3). ``mixup`` is off, since augmentation is the protocol's; theirs
     is 1 (``profile="authors"``). The classifier of stage 1 is kept. A ``rho`` of 1e-6 moves the
     classifier by about as much, so stage 1 is cross-entropy in effect, as it is in their code.

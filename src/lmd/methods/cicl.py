@@ -77,7 +77,7 @@ class Contrastive(Stage):
 
 
 class Statistics(Stage):
-    """One pass that makes BatchNorm's running statistics those of undistorted training images.
+    """One pass that takes BatchNorm's running statistics from undistorted training images.
 
     Every image counts alike: after the batch b, the statistics are the mean over the images so far.
     No weight changes.
@@ -125,7 +125,7 @@ def cicl(
 ) -> Stages:
     """Supervised contrastive encoder, then a linear probe, both on class-balanced batches.
 
-    The values are those of the authors' code. Their probe is class-balanced too; it multiplies the
+    The values come from the authors' code. Their probe is class-balanced too; it multiplies the
     learning rate by 0.2 after 60, 75 and 90 epochs, for which ours has a cosine. Between the stages
     BatchNorm's statistics, which are of strong views, become those of the images as they are.
     """

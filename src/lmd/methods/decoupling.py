@@ -129,13 +129,13 @@ def tau_norm(
     tau: Annotated[NonNegative | None, "Power of the norm; null: chosen on validation."] = None,
     taus: Annotated[Candidates, "Values of tau that are tried on the validation part."] = TAUS,
 ) -> Stages:
-    """Weights ``w_k / ‖w_k‖^τ`` without a bias; ``taus`` are those of the authors' code."""
+    """Weights ``w_k / ‖w_k‖^τ`` without a bias; ``taus`` come from the authors' code."""
     yield Supervised(model)
     yield TauNorm(model, tau=tau, taus=taus)
 
 
 class Rescaling(Retraining):
-    """The budget of LWS: that of cRT, but for the epochs."""
+    """The budget of LWS: cRT's, but for the epochs."""
 
     classifier_epochs: Stage2Epochs = 5
 
@@ -143,7 +143,7 @@ class Rescaling(Retraining):
 def lws(model: Model, task: Task, *, budget: Rescaling) -> Stages:
     """Learnable weight scaling: one factor per class on the frozen logits.
 
-    The budget of stage 2 is the authors': 5 epochs, otherwise that of cRT. During training the
+    The budget of stage 2 is the authors': 5 epochs, otherwise cRT's. During training the
     factor is a parametrisation of weight and bias, so validation sees the scaled model; afterwards
     it is folded in, and a plain classifier remains.
     """

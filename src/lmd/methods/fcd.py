@@ -64,8 +64,8 @@ def fcd(
 ) -> Stages:
     """A flat stage 1, then the classifier fine-tuned, class-balanced and distilled.
 
-    ``rho`` is that of Foret et al., ICLR 2021; ``distill`` and ``temperature`` are ours, and so
-    is the budget of stage 2, which is that of cRT (Kang et al., ICLR 2020). Stage 2 keeps the
+    ``rho`` is Foret et al.'s, ICLR 2021; ``distill`` and ``temperature`` are ours, and so
+    is the budget of stage 2, which equals cRT's (Kang et al., ICLR 2020). Stage 2 keeps the
     classifier of stage 1, to stay in the basin that stage 1 has found.
     """
     yield Supervised(model, rho=rho)

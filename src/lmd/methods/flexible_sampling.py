@@ -66,7 +66,7 @@ def fs_crt(model: Model, task: Task, *, sampler: Sampler, budget: Retraining) ->
     """Cross-entropy, then a fresh classifier alone with the sampler that follows the recall.
 
     This is how MONICA's configurations use the sampler: on a frozen encoder, with a class-balanced
-    first epoch. The budget of stage 2 is that of cRT (Kang et al., ICLR 2020).
+    first epoch. Stage 2 has the budget of cRT (Kang et al., ICLR 2020).
     """
     yield Supervised(model)
     model.classifier.reset_parameters()

@@ -139,11 +139,11 @@ def gcl(
 ) -> Stages:
     """Clouded logits in stage 1; the same classifier, class-balanced and focal, in stage 2.
 
-    The values of the loss are those of the authors' scripts for Places-LT, which have the angular
+    The values of the loss come from the authors' scripts for Places-LT, which have the angular
     form: m = 0, ε = 0.5, s = 30 and the easy margin in both stages. Their scripts for CIFAR, which
     the budget of stage 2 is from, run the cosine form with mixup, α = 1, in both stages
     (``profile="cifar"``; ``"cosine"`` is the same without mixup). Mixup is off by default, since
-    augmentation is the protocol's. ``profile="authors"`` adds that of CIFAR to the angular form; in
+    augmentation is the protocol's. ``profile="authors"`` adds CIFAR's to the angular form; in
     the scripts for Places-LT α is 0.2 in stage 1. With few classes a lower ``scale`` may help the
     tail.
     """

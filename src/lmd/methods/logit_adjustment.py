@@ -53,7 +53,7 @@ def vector_scaling(
 ) -> Stages:
     """VS loss on the images as they come; γ and τ are the defaults of the authors' code.
 
-    The shipped model has the bare logits: training scales those of small classes up.
+    The shipped model has the bare logits: training scales the logits of small classes up.
     """
     criterion = PerClass(vs_loss, task.class_counts, gamma=gamma, tau=tau)
     yield Supervised(model, criterion, balanced=tau > 0.5)

@@ -100,7 +100,7 @@ class PerClass(nn.Module):
 class Views(Settings):
     """What a plain stage sees, and whether its weights are averaged."""
 
-    view: Annotated[View, "Augmentation for the loss; label: that of the protocol."] = "label"
+    view: Annotated[View, "Augmentation for the loss; label: the protocol's."] = "label"
     average: Annotated[Share | None, "Average the weights over this share of the steps."] = None
 
 

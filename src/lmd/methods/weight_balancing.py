@@ -101,7 +101,7 @@ def cb_wd_max(
 ) -> Stages:
     """Strong weight decay, then a class-balanced loss and MaxNorm on the classifier alone.
 
-    The values are those of the authors' CIFAR-100-LT code. They searched the weight decays, so
+    The values come from the authors' CIFAR-100-LT code. They searched the weight decays, so
     search them again on your validation part. ``softmax_bce`` is the loss that their stage 2 runs;
     ``cross_entropy`` is the class-balanced softmax loss of Cui et al., but for its mean: it divides
     by the sum of the weights in a batch, theirs by the number of images. The authors' test-time

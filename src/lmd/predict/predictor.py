@@ -278,7 +278,7 @@ class Predictor:
 
         One image or several: paths, folders, Pillow images, or arrays ``(H, W)`` or ``(H, W, C)``
         with 1, 3 or 4 channels of uint8 or uint16; an array ``(N, H, W, C)`` is N images.
-        ``prevalence``, ``costs``, ``coverage`` and ``refer_above`` are those of ``lmd predict``,
+        ``prevalence``, ``costs``, ``coverage`` and ``refer_above`` are as in ``lmd predict``,
         see docs/decisions.md. An image is flagged if it is farther from the training images than
         the share ``unlike_above`` of the validation images, by default 0.99. With ``tta``, the
         probabilities are means over the image and its three mirror images.

@@ -30,7 +30,7 @@ Made = tuple[Table, Callable[[Path], Content]]
 class Recipe:
     """A data set as ``recipes.toml`` describes it; the function ``build`` of ``module`` makes it.
 
-    The keywords of ``build`` are the recipe's options; ``suffix`` is that of the written file.
+    The keywords of ``build`` are the recipe's options; ``suffix`` is the written file's.
     """
 
     key: str
@@ -94,7 +94,7 @@ def make(
 ) -> Result:
     """Write the file of a known data set from its download; equal options give equal files.
 
-    ``options`` are those of the recipe (``RECIPES[name].options()``). Image paths are relative to
+    ``options`` are the recipe's (``RECIPES[name].options()``). Image paths are relative to
     the folder of ``out`` if that contains the download, and to ``root`` otherwise.
     """
     root, out = Path(root).expanduser(), Path(out).expanduser()

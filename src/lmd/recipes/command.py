@@ -12,7 +12,7 @@ from rich.table import Table
 
 @dataclass(frozen=True)
 class Options:
-    """The options of all recipes; a recipe refuses those of another.
+    """The options of all recipes; a recipe refuses another's.
 
     Attributes:
         factor: isic2019-lt (100), ham10000, medmnist: the imbalance factor r.

@@ -137,7 +137,7 @@ def write_report(
             template = environment().get_template(f"{key}.html")
             html = template.render(values, report=report, record=record)
             sections.append((key, title, Markup(html)))
-    # The notes of the method, then those of the reported part, then the rest.
+    # Notes of the method, of the reported part, and the rest.
     first = f"{record.part}:" if record.external is None else ""
     notes = sorted(record.notes, key=lambda note: not note.startswith(first))
     html = environment().get_template("report.html").render(

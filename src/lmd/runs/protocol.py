@@ -77,7 +77,7 @@ class Protocol(BaseModel):
     batch_size: Annotated[Count, _about("Images in a batch.")] = 128
     lr: Annotated[Positive, _about("Learning rate.")] = 0.01
     stage2_lr: Annotated[
-        Positive | None, _about("Learning rate of later stages that have none; null: that of lr.")
+        Positive | None, _about("Learning rate of later stages that have none; null: lr.")
     ] = None
     momentum: Annotated[BelowOne, _about("Momentum of SGD.")] = 0.9
     weight_decay: Annotated[NonNegative, _about("Weight decay.")] = 0.0

@@ -139,7 +139,7 @@ class Sample:
     def rankings(self) -> list[tuple[slice, Indices, Indices, Indices, Indices]]:
         """The order of images by the probability of each class that has any: five parts.
 
-        First the rows of the class. Second those of all others from low to high, cut into blocks
+        First the rows of the class. Second all other rows from low to high, cut into blocks
         that begin at the third; no image of the class is inside a block. Fourth and fifth, for each
         image of the class, how many blocks of others have a lower, and a lower or equal,
         probability.

@@ -269,7 +269,7 @@ def load_models(
     device: str = "cpu",
     engine: Engine = "torch",
 ) -> dict[str, Served]:
-    """Load every model and give it a name of its own: that of its folder or file.
+    """Load every model and give it a name of its own, from its folder or file.
 
     ``engine`` computes the predictions of run folders; heat maps always need torch. ``auto`` is
     onnxruntime on a CPU if it is installed and can compute the model, else torch.

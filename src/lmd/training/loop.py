@@ -247,7 +247,7 @@ class StageTraining:
         trainer.display.say(f"{name}  {terms}{validated}  {row['seconds']:.1f} s")
 
     def _set_lr(self, done: float) -> float:
-        """Set the learning rate after ``done`` epochs; return that of the first group."""
+        """Set the learning rate after ``done`` epochs; return the first group's."""
         assert self.optimizer is not None
         factor = 1.0 if self.schedule == "constant" else 0.5 * (1 + cos(pi * done / self.epochs))
         for group in self.optimizer.param_groups:

@@ -188,7 +188,7 @@ def method(
     """Diagram of each stage of a method, traced from its code.
 
     Args:
-        name: A method; by default that of `lmd train`.
+        name: A method; by default the one of `lmd train`.
         stage: Draw only this stage; by default all.
         profile: A profile of the method.
     """

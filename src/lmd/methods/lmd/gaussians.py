@@ -188,7 +188,7 @@ class ClassGaussians(nn.Module):
     ) -> Self:
         """Average over EM iterations with decay min(1 - 1/(step+1), 0.999).
 
-        Step 0 replaces the moments by those of ``features (N, C)``, ``labels (N,)``; the first 1000
+        Step 0 takes the moments of ``features (N, C)``, ``labels (N,)``; the first 1000
         steps are a running mean. A class that was not drawn this time keeps its moments. ``adjust``
         may change new means and covariances before they are averaged.
         """
@@ -331,7 +331,7 @@ def shrunk_moments(
 def level_scale(features: Tensor, widths: Sequence[int]) -> Tensor:
     """Factors ``(C,)`` that give every level of ``features (N, C)`` the variance of the first.
 
-    ``widths`` are those of the levels; the factors of the first are 1. A constant level gets 1 too.
+    ``widths`` belong to the levels; the factors of the first are 1. A constant level gets 1 too.
     """
     totals = [part.var(0).sum() for part in features.split(list(widths), dim=1)]
     factors = [torch.where(t > 0, (totals[0] / t).sqrt(), 1.0) for t in totals]

@@ -39,7 +39,7 @@ WITH_DIFFERENCE = Needs(icc=True, fdc=True, fdc_form="difference")
 
 
 class ICCSettings(Settings):
-    """Settings of stage 2; the rows are those of ``docs/paper-vs-code.md``.
+    """Settings of stage 2; the rows refer to ``docs/paper-vs-code.md``.
 
     Without ``icc`` there is one M step and no E step.
     """
@@ -247,7 +247,7 @@ class ICC(Stage):
     def _shrink(self, mean: Tensor, covariance: Tensor) -> tuple[Tensor, Tensor]:
         settings, counts = self.settings, self.class_counts
         if settings.m_views == "all":
-            # The views of a single image have a spread, but not that of a class.
+            # The views of a single image have a spread, but not the spread of a class.
             pooled = pooled_covariance(covariance, counts)
             covariance = torch.where((counts == 1)[:, None, None], pooled, covariance)
         names = {"mean_images", "covariance_images", "mean_error"}
@@ -354,7 +354,7 @@ class ICC(Stage):
         return shrinkages[len(shrinkages) // 2], penalties[len(penalties) // 2]
 
     def loss(self, batch: Batch, *others: Batch) -> Terms:
-        """The E step: terms ``loss``, ``ce`` (or ``gce``) and those of FDC."""
+        """The E step: terms ``loss``, ``ce`` (or ``gce``) and FDC's."""
         with self.clock("student"):
             features = self.model.features(batch.views["label"])
         settings = self.settings

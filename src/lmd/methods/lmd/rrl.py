@@ -27,7 +27,7 @@ WITH_RRL = Needs(rrl=True)
 
 
 class RRLSettings(Settings):
-    """Settings of stage 1; the rows are those of ``docs/paper-vs-code.md``."""
+    """Settings of stage 1; the rows refer to ``docs/paper-vs-code.md``."""
 
     tau: Annotated[NonNegative, "Cross-entropy sees z + tau ln(prior); 0: plain (row 26)."] = 0.0
     ce_view: Annotated[supervised.View, "View; label: the protocol's (rows 1 and 37)."] = "strong"

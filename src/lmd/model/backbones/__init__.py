@@ -195,7 +195,7 @@ def available(name: str) -> tuple[str, str, str]:
 
 
 def build(name: str, weights: str = "none") -> Backbone:
-    """Return an encoder with ``weights``: ``none`` (random), ``imagenet``, or those of a file."""
+    """Return an encoder with ``weights``: ``none`` (random), ``imagenet``, or a file."""
     file = None if weights in ("none", "imagenet") else Path(weights)
     if name.startswith("timm/"):
         from lmd.model.backbones import timm_adapter
