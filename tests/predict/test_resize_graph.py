@@ -13,7 +13,7 @@ from lmd.export.export import resize_model  # noqa: E402
 
 @pytest.mark.parametrize("size", [1, 7, 16, 64])
 def test_the_pixels_are_the_same_to_the_last_bit(size):
-    model = resize_model(size, opset=18, ir_version=10)
+    model = resize_model(size, ir_version=10)
     onnx.checker.check_model(model, full_check=True)
     session = onnxruntime.InferenceSession(
         model.SerializeToString(), providers=["CPUExecutionProvider"]

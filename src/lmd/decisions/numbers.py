@@ -57,10 +57,9 @@ def decisions_of(
 def score_decisions(
     sample: Sample, policy: Policy, classes: Sequence[str], stated: str
 ) -> Decisions:
-    """Score decisions on labelled images at the mix that the policy is for.
+    """Score decisions on labelled images, weighted to the policy's mix within their classes.
 
-    Images are weighted to the mix within the classes that the part has; ``stated`` says where the
-    mix comes from. Without a mix, what depends on it is unknown.
+    ``stated`` says where the mix comes from. Without a mix, what depends on it is unknown.
     """
     mix = policy.prior if policy.mix is None else policy.mix
     decided = policy.decide(sample.probabilities.astype(np.float32))

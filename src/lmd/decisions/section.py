@@ -89,11 +89,7 @@ def _curve(
     chance: tuple[float, float],
     decided: tuple[float | None, float | None],
 ) -> tuple[str, Markup]:
-    """Return the name of a class and its curve in a square of 0 to 100 %.
-
-    ``points (T, 2)`` are drawn with a line at the height of ``chance`` at both sides, and a mark
-    where the decisions are, if both of its coordinates can be computed; ``about`` describes it.
-    """
+    """Return a class and its curve ``points (T, 2)``, with a line of ``chance`` and a mark."""
     title, *axes = _AXES[name]
     parts = []
     for share in (0.0, 0.5, 1.0):

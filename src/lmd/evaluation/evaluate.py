@@ -161,9 +161,17 @@ def evaluate_tta(
     from lmd.data.dataset import images_of_run
     from lmd.predict.predictor import in_batches, load
 
-    record = _with_one_model(path)
+    record = Run.open(path).require_finished().record
+    if record.tta is not None:
+        raise LmdError(f"--tta: {path} was made with --tta; give the folder of the run itself")
+    if record.folds is not None:
+        fold = path / record.folds.runs[0].name
+        raise LmdError(f"--tta: {path} has the folds of a cross-validation; give one, as {fold}")
     folder = path.resolve().parent / f"{path.resolve().name}-tta"
-    _check_out(folder)
+    earlier = Run(folder)
+    same = earlier.record_path.exists() and earlier.record.tta is not None
+    if folder.exists() and not (folder.is_dir() and unborn(folder)) and not same:
+        raise LmdError(f"--tta writes to {folder}, which holds something else: rename or remove it")
     # A mistake is found before images are read.
     make_policy(decide, Basis.of_run(record, Run.open(path).read_predictions()))
     predictor, started = load(path, choose_device(device)), time.perf_counter()
@@ -197,22 +205,3 @@ def evaluate_tta(
     run.write_record(record.replaced(finished=now()))
     write_report(run)
     return run
-
-
-def _with_one_model(path: Path) -> Record:
-    record = Run.open(path).require_finished().record
-    if record.tta is not None:
-        raise LmdError(f"--tta: {path} was made with --tta; give the folder of the run itself")
-    if record.folds is not None:
-        fold = path / record.folds.runs[0].name
-        raise LmdError(f"--tta: {path} has the folds of a cross-validation; give one, as {fold}")
-    return record
-
-
-def _check_out(folder: Path) -> None:
-    """Check that only an earlier evaluation of this kind is replaced."""
-    if not folder.exists() or (folder.is_dir() and unborn(folder)):
-        return
-    run = Run(folder)
-    if not run.record_path.exists() or run.record.tta is None:
-        raise LmdError(f"--tta writes to {folder}, which holds something else: rename or remove it")

@@ -169,13 +169,11 @@ def _open(run: Run, source: Source, part: str | None) -> Table:
 
 
 def _is_data_of(record: Record, data: str) -> bool:
-    """Whether a run was trained on these images, by their place or their content.
-
-    A relative place of the record may be another one now.
-    """
+    """Whether a run was trained on these images, by their place or their content."""
     if "synthetic" in (record.request.data, data):  # generated images are in no file
         return record.request.data == data
     origin, place = Path(record.request.data).expanduser(), Path(data).expanduser()
+    # A relative place of the record may be another one now.
     if origin.is_absolute() and origin.exists() and place.exists() and place.samefile(origin):
         return True
     digest = record.data.file_sha256
@@ -220,11 +218,9 @@ def _planned(record: Record, data: str) -> Dataset | None:
 
 
 def _unchanged(planned: Dataset, record: Record, *, in_place: bool) -> bool:
-    """Whether these are the images of a run: the same names, classes and parts.
+    """Whether these are the images of a run: the same names, classes, parts and pixels.
 
-    Pixels must agree, too, unless the images are known to be ``in_place``, because images from
-    elsewhere may have the same names. Images that cannot be read are not in the record, and only
-    decoding finds them.
+    Pixels are not compared ``in_place``; only decoding finds images that cannot be read.
     """
     expected = record.data.fingerprint
     same = planned.fingerprint() == expected
@@ -363,10 +359,7 @@ def _sample(record: Record, part: PartPredictions) -> Sample:
 
 
 def _with_home_coverage(record: Record, home: Run, saved: Predictions) -> Record:
-    """Add the coverage of the same prediction sets in the run's own test part.
-
-    A run without one has images of the validation part only, which gave the sets their thresholds.
-    """
+    """Add the coverage of the same prediction sets in the run's own test part, if it has one."""
     if record.external is None or record.sets is None or home.record.part != "test":
         return record
     basis, level = Basis.of_run(home.record, saved), record.sets.requested

@@ -16,8 +16,6 @@ from lmd.scoring.proportions import Floats, interval, mix_weights
 from lmd.scoring.scores import bootstrap, mean_estimate, metric_estimates, resampled_sums, too_small
 
 FAR = 0.1  # a distance of class mixes that is worth a sentence
-# What is compared, home, here, the difference if there is one, and the form of the numbers.
-Comparison = tuple[str, Estimate, Estimate, Estimate | None, str]
 COMPARED = (
     "balanced_accuracy",
     "bacc_head",
@@ -113,11 +111,7 @@ def confidence_shift(home: Sample, here: Sample) -> ConfidenceShift:
 
 
 def ks_distance(a: Floats, b: Floats) -> float:
-    """Return the largest difference of the distribution functions of two samples.
-
-    >>> ks_distance(np.array([0.1, 0.2, 0.3]), np.array([0.25, 0.35])).__round__(3)
-    0.667
-    """
+    """Return the largest difference of the distribution functions of two samples."""
     places = np.concatenate([a, b])
     below = [np.searchsorted(np.sort(x), places, side="right") / len(x) for x in (a, b)]
     return float(np.abs(below[0] - below[1]).max())
@@ -136,11 +130,11 @@ def external_view(report: Report) -> Values | None:
     }
 
 
-def _comparisons(record: Record) -> list[Comparison]:
-    """Return what both places have: metrics, confidence, coverage and flagged images."""
+def _comparisons(record: Record) -> list[tuple[str, Estimate, Estimate, Estimate | None, str]]:
+    """Return title, home, here, difference and number form of what both places have."""
     shift = record.external
     assert shift is not None
-    rows: list[Comparison] = [
+    rows: list[tuple[str, Estimate, Estimate, Estimate | None, str]] = [
         (METRICS[key].title, metric.home, metric.here, metric.difference, number_form(key))
         for key, metric in shift.metrics.items()
     ]

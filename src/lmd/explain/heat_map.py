@@ -18,11 +18,7 @@ from lmd.predict.engines import Floats, Pixels, TorchEngine
 def top_evidence(
     engine: TorchEngine, pixels: Pixels, count: int
 ) -> tuple[NDArray[np.intp], Floats, Floats, Floats]:
-    """Return the most probable classes ``(n,)`` of an image ``(S, S, 3)``.
-
-    They are followed by their probabilities ``(n,)``, the maps ``(n, h, w)``, and the features
-    ``(1, C)`` of the image.
-    """
+    """Return classes and probabilities ``(n,)``, maps ``(n, h, w)`` and features ``(1, C)``."""
     batch = pixels[None]
     (probabilities,), features = engine.answer(batch)
     order = np.argsort(-probabilities, kind="stable")[:count]
@@ -89,11 +85,8 @@ def evidence(model: Model, images: Tensor, classes: Tensor) -> Tensor:
 def _last_map(
     encoder: Any,
 ) -> tuple[Callable[[nn.Module, Tensor], bool], Callable[[Tensor], Tensor]]:
-    """Return what finds feature maps among outputs, and what sums their channels: ``(B, h, w)``.
-
-    In a vision transformer it is the input of the last attention: after it, only the class token
-    may reach the classifier, and the other tokens have no gradient.
-    """
+    """Return what finds feature maps among outputs, and what sums their channels: ``(B, h, w)``."""
+    # In a vision transformer, only the class token has a gradient after the last attention's input.
     blocks, patches = getattr(encoder, "blocks", None), getattr(encoder, "patch_embed", None)
     placed = getattr(patches, "grid_size", None) and hasattr(encoder, "num_prefix_tokens")
     tokens = None

@@ -97,11 +97,7 @@ class Neighbours:
 
 
 def size_line(images: int, width: int) -> str:
-    """Describe how large ``neighbours.npz`` becomes, without names.
-
-    >>> size_line(10_000, 1280)
-    'neighbours.npz: 10000 training images with 1280 features, about 25.7 MB'
-    """
+    """Describe how large ``neighbours.npz`` becomes, without names."""
     size = (images * (2 * width + 8) + 8 * width) / 1e6
     return f"{FILE}: {images} training images with {width} features, about {size:.1f} MB"
 

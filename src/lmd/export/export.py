@@ -57,10 +57,9 @@ def export_onnx(run: str | Path, onnx: str | Path, *, overwrite: bool = False) -
     from onnx import checker, compose, helper, load_from_string
 
     model, spec = load_model(run)
-    size = spec.preprocessing.image_size
     core = load_from_string(traced(model, spec))
     core.graph.output.pop()  # the features
-    before = resize_model(size, OPSET, core.ir_version)
+    before = resize_model(spec.preprocessing.image_size, core.ir_version)
     # A name may occur in both; the prefix does not reach into the branches of the first.
     core = compose.add_prefix(core, "model_", rename_outputs=False)
     graph = compose.merge_models(before, core, io_map=[("pixels", "model_images")])
@@ -167,13 +166,13 @@ def _session(file: bytes) -> Any:
     return onnxruntime.InferenceSession(file, options, providers=["CPUExecutionProvider"])
 
 
-def resize_model(size: int, opset: int, ir_version: int) -> Any:
+def resize_model(size: int, ir_version: int) -> Any:
     """Return a graph from ``images (B, H, W, 3)`` to ``pixels (B, S, S, 3)``, both uint8."""
     from onnx import parser
 
     text = _GRAPH.format(
         ir_version=ir_version,
-        opset=opset,
+        opset=OPSET,
         size=size,
         double_size=2 * size,
         double_unit=2 << BITS,

@@ -201,10 +201,7 @@ def _candidates(
     *,
     crossed: bool,
 ) -> list[Candidate]:
-    """Score every classifier where the choice was made, and on test.
-
-    If held-out images are ``crossed`` ones of training, the existing classifier may know them.
-    """
+    """Score every classifier where the choice was made, and on test."""
     held, test = indices["validation"], indices["test"]
     candidates = []
     features = torch.from_numpy(data.features[test]).double()
@@ -214,6 +211,7 @@ def _candidates(
         if chosen is not None:
             logits = [chosen.held_out, chosen.classifier.logits(features).numpy()]
         elif key == "existing" and (existing := data.existing_logits(held)) is not None:
+            # It may have been trained on the images of a cross-validation.
             logits = [None if crossed else existing, data.existing_logits(test)]
         else:
             continue

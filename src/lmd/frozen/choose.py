@@ -407,22 +407,18 @@ def _choose(
 
 
 def _settings(selection: Selection, penalty: float, *, gaussians: bool) -> dict[str, list[Setting]]:
-    """List the settings of each candidate, from strong to weak regularisation.
-
-    ``penalty`` is of the plain regression. Adjusting a plain regression with τ = 1 is what theory
-    asks for; an existing classifier is changed as little as possible.
-    """
-    taus = TAUS
+    """List the settings of each candidate, from strong to weak regularisation."""
     settings: dict[str, list[Setting]] = {}
     # An existing classifier may have been trained on the rows of all folds.
     if selection.head is not None and selection.folds is None:
-        settings["existing_adjusted"] = [{"tau": tau} for tau in taus]
-        settings["existing_tau"] = [{"tau": tau} for tau in taus]
+        for key in ("existing_adjusted", "existing_tau"):
+            settings[key] = [{"tau": tau} for tau in TAUS]
     settings["means"] = [{}]
     settings["balanced"] = [{"penalty": p} for p in PENALTIES]
-    nearest = sorted(taus, key=lambda tau: (abs(tau - 1), tau))
+    # Theory asks for τ = 1 with a plain regression; an existing classifier changes little.
+    nearest = sorted(TAUS, key=lambda tau: (abs(tau - 1), tau))
     settings["adjusted"] = [{"penalty": penalty, "tau": tau} for tau in nearest]
-    settings["tau"] = [{"penalty": penalty, "tau": tau} for tau in taus]
+    settings["tau"] = [{"penalty": penalty, "tau": tau} for tau in TAUS]
     if gaussians:
         pairs = sorted(PAIRS, reverse=True)
         settings["gaussians"] = [{"shrinkage": s, "penalty": p} for s, p in pairs]

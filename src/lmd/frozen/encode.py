@@ -26,8 +26,8 @@ from lmd.scoring.tiers import assign_tiers
 
 KEY = "calibrate"  # the method in records
 BATCH = 64
-# Images that pull a class mean to the centre if the encoder was trained on them, as in LMD.
-MEAN_IMAGES = 30.0  # the means of an encoder's own training images lie too far out
+# Images that pull a class mean to the centre: an encoder's own training images lie too far out.
+MEAN_IMAGES = 30.0
 # Mean and standard deviation of ImageNet's images, with which nearly all encoders are trained.
 MEAN, STD = (0.485, 0.456, 0.406), (0.229, 0.224, 0.225)
 
@@ -208,10 +208,7 @@ def _from_backbone(
 
 
 def _from_onnx(path: Path, encoding: Encoding, display: Display) -> Encoded:
-    """Return the output ``encoding.output`` ``(N, C)``, or the only one, of the images.
-
-    Images are RGB in 0..1, minus the mean and divided by the deviation of ImageNet's images.
-    """
+    """Return the output ``encoding.output`` ``(N, C)``, or the only one, of the images."""
     encoder = _OnnxEncoder(path, encoding.output)
     settings = dict(encoding.settings)
     if isinstance(encoder.shape[2], int):

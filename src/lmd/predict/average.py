@@ -33,10 +33,7 @@ class _Average(BaseModel):
 
 
 class AverageEngine(Engine):
-    """Several models with the same classes; its probabilities are the mean of theirs.
-
-    Its features are theirs side by side.
-    """
+    """Several models with the same classes: mean probabilities, and features side by side."""
 
     no_heat_maps = (
         "heat maps are of one model, and this is the average of several: give the folder of one "
@@ -79,10 +76,7 @@ def save_average(folder: Path, members: list[str]) -> Path:
 def load_average(
     folder: Path, device: torch.device | str = "cpu"
 ) -> tuple[AverageEngine, Majority | None]:
-    """Load the models that ``average.json`` names, and their flag if all of them have one.
-
-    Each must be the model that the file was written for.
-    """
+    """Load the models that ``average.json`` names, and their flag if all of them have one."""
     path = folder / AVERAGE
     try:
         file = _Average.model_validate_json(path.read_bytes())

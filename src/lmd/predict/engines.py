@@ -21,10 +21,7 @@ class Engine:
         self.classes, self.image_size = spec.classes, spec.preprocessing.image_size
 
     def answer(self, pixels: Pixels) -> tuple[Floats, Floats | None]:
-        """Return probabilities ``(B, K)`` and features ``(B, C)`` of resized ``(B, S, S, 3)``.
-
-        Some engines have no features.
-        """
+        """Return probabilities ``(B, K)`` and features ``(B, C)``, if any, of ``(B, S, S, 3)``."""
         raise NotImplementedError
 
 

@@ -107,8 +107,7 @@ def fit_flag(
     """Fit the flag to the features ``(N, C)`` of each part, and describe it for the record.
 
     ``labels`` are of the training part, ``groups`` of the test part. Without validation images
-    there is no flag: training images are nearer to their own Gaussians than new images are, so they
-    cannot give the threshold.
+    there is no flag: training images are nearer to their own Gaussians than new images are.
     """
     from lmd.predict.record import NoveltyInfo
     from lmd.scoring.scores import share_of

@@ -105,11 +105,7 @@ def fitted(image: Image, name: str, size: int) -> decoding.Decoded:
 
 @dataclass
 class _Reading:
-    """Images that become batches of a ``size``.
-
-    What is read is noted: ``names`` of images, why others are ``skipped``, and how many ``frames``
-    a file has if it has several.
-    """
+    """Images that become batches of a ``size``, with the ``frames`` of files that have several."""
 
     images: list[Input]
     size: int
