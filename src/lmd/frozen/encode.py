@@ -209,14 +209,44 @@ def _from_backbone(
 
 def _from_onnx(path: Path, encoding: Encoding, display: Display) -> Encoded:
     """Return the output ``encoding.output`` ``(N, C)``, or the only one, of the images."""
-    encoder = _OnnxEncoder(path, encoding.output)
+    from lmd.predict.onnx_files import open_session
+
+    session = open_session(path)
+    outputs = [output.name for output in session.get_outputs()]
+    output = encoding.output or outputs[0]
+    if output not in outputs or (encoding.output is None and len(outputs) > 1):
+        raise LmdError(f"--output: {path} has the outputs {', '.join(outputs)}; choose one of them")
+    (images, *more) = session.get_inputs()
+    types = {"tensor(float)": np.float32, "tensor(float16)": np.float16}
+    if more or len(images.shape) != 4 or images.type not in types:
+        raise LmdError(
+            f"{path} must have one input of floats (N, 3, S, S); its first is {images.name}, "
+            f"{images.type} {images.shape}"
+        )
+    batch = images.shape[0] if isinstance(images.shape[0], int) else BATCH
     settings = dict(encoding.settings)
-    if isinstance(encoder.shape[2], int):
-        settings.setdefault("image_size", encoder.shape[2])
+    if isinstance(images.shape[2], int):
+        settings.setdefault("image_size", images.shape[2])
     data, request = encoding.read(load_protocol(encoding.protocol, settings), display)
-    features = _features(encoder.features, encoder.batch, data, str(path), display)
+
+    def encode(pixels: Pixels) -> Floats:
+        scaled = ((pixels.astype(np.float32) / 255 - MEAN) / STD).transpose(0, 3, 1, 2)
+        # A file may take batches of one size only, so the last one is filled up.
+        filled = np.zeros((max(batch, len(scaled)), *scaled.shape[1:]), types[images.type])
+        filled[: len(scaled)] = scaled
+        try:
+            features: NDArray[Any] = session.run([output], {images.name: filled})[0]
+        except Exception as error:  # onnxruntime's exceptions have no common base class
+            size = scaled.shape[2]
+            raise LmdError(f"{path} cannot encode images of {size} pixels ({error})") from error
+        features = features[: len(pixels)]
+        if features.ndim != 2:
+            raise LmdError(f"--output: {output} must be (N, C); it is {features.shape}")
+        return features.astype(np.float32)
+
+    features = _features(encode, batch, data, str(path), display)
     note = (
-        f"Features are the output {encoder.output} of {path.name}, of RGB images with ImageNet's "
+        f"Features are the output {output} of {path.name}, of RGB images with ImageNet's "
         "mean and deviation."
     )
     table = FeatureTable(data.table, features)
@@ -256,46 +286,3 @@ def _features(
     if not np.isfinite(joined).all():
         raise LmdError(f"{name} gives NaN or infinite features: its weights are damaged")
     return joined
-
-
-class _OnnxEncoder:
-    """One output of an ONNX file with one input ``shape`` (N, 3, S, S)."""
-
-    def __init__(self, path: Path, output: str | None) -> None:
-        from lmd.predict.onnx_files import open_session
-
-        self.path, self._session = path, open_session(path)
-        outputs = [output.name for output in self._session.get_outputs()]
-        self.output = output or outputs[0]
-        if self.output not in outputs or (output is None and len(outputs) > 1):
-            raise LmdError(
-                f"--output: {path} has the outputs {', '.join(outputs)}; choose one of them"
-            )
-        (images, *more) = self._session.get_inputs()
-        types = {"tensor(float)": np.float32, "tensor(float16)": np.float16}
-        if more or len(images.shape) != 4 or images.type not in types:
-            raise LmdError(
-                f"{path} must have one input of floats (N, 3, S, S); its first is {images.name}, "
-                f"{images.type} {images.shape}"
-            )
-        self._input, self.shape, self._dtype = images.name, images.shape, types[images.type]
-        self.batch = self.shape[0] if isinstance(self.shape[0], int) else BATCH
-
-    def features(self, pixels: Pixels) -> Floats:
-        """Return ``(B, C)`` of images ``(B, S, S, 3)``."""
-        images = (pixels.astype(np.float32) / 255 - MEAN) / STD
-        images = np.ascontiguousarray(images.transpose(0, 3, 1, 2)).astype(self._dtype)
-        # A file may take batches of one size only, so the last one is filled up.
-        filled = np.zeros((max(self.batch, len(images)), *images.shape[1:]), self._dtype)
-        filled[: len(images)] = images
-        try:
-            features: NDArray[Any] = self._session.run([self.output], {self._input: filled})[0]
-        except Exception as error:  # onnxruntime's exceptions have no common base class
-            size = images.shape[2]
-            raise LmdError(
-                f"{self.path} cannot encode images of {size} pixels ({error})"
-            ) from error
-        features = features[: len(pixels)]
-        if features.ndim != 2:
-            raise LmdError(f"--output: {self.output} must be (N, C); it is {features.shape}")
-        return features.astype(np.float32)
