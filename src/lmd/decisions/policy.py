@@ -5,7 +5,6 @@ import io
 import math
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, replace
-from itertools import compress
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -25,7 +24,6 @@ if TYPE_CHECKING:
 
 TOLERANCE = 1e-3  # how far from 1 the shares may sum
 REFER = "refer"  # a column of costs
-SEPARATOR = "|"  # between the classes of a set
 
 
 @dataclass(frozen=True)
@@ -187,19 +185,6 @@ def policy_of(spec: "ModelSpec", decide: Decide) -> Policy:
     policy = make_policy(decide, basis)
     # Without another mix the probabilities stay as they are, to the last bit.
     return policy if policy.mix is not None else replace(policy, prior=None)
-
-
-def extra_columns(decided: Decided, policy: Policy, classes: Sequence[str]) -> dict[str, list[Any]]:
-    """Return the columns ``set``, ``set_size`` and ``refer`` that a policy adds, by name."""
-    columns: dict[str, list[Any]] = {}
-    if decided.sets is not None:
-        # A backslash comes before what would end a name.
-        names = [n.replace("\\", "\\\\").replace(SEPARATOR, f"\\{SEPARATOR}") for n in classes]
-        columns["set"] = [SEPARATOR.join(compress(names, row)) for row in decided.sets]
-        columns["set_size"] = decided.sets.sum(axis=1).tolist()
-    if policy.refers:
-        columns["refer"] = ["yes" if refer else "no" for refer in decided.refer]
-    return columns
 
 
 def describe_guarantees(

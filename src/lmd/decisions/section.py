@@ -43,7 +43,6 @@ def decisions_view(report: Report) -> Values | None:
     mix = np.array([row.prevalence or 0.0 for row in decisions.per_class])
     old = class_mix(report.record.model.prior, report.record.data.counts["train"])
     probabilities = reweighted(sample.probabilities, old, mix)
-    unpriced = UNPRICED if decisions.unpriced else ""
     present = max(float(mix[sample.support > 0].sum()), 1e-12)
     roc, precision = [], []
     for row in report.classes:
@@ -68,7 +67,7 @@ def decisions_view(report: Report) -> Values | None:
     return {
         "decisions": decisions,
         "refers": refers or decisions.refer_costs is not None,
-        "unpriced": unpriced,
+        "unpriced": UNPRICED if decisions.unpriced else "",
         "roc": roc,
         "precision": precision,
         "rows": [decisions.per_class[row.index] for row in report.classes],

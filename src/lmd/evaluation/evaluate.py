@@ -98,9 +98,7 @@ def rescore(
     """Recompute the record's numbers from ``predictions.npz`` and rewrite record and report.
 
     With fewer ``resamples`` than the record has, nothing is written: its intervals are better.
-    ``decide`` sets the numbers about decisions. The report compares the run with
-    ``against``, another run on the same test images. A model of an earlier version gets what its
-    file lacks for decisions.
+    The report compares the run with ``against``, another run on the same test images.
     """
     run = Run.open(path).require_finished()
     before = run.record
@@ -152,9 +150,8 @@ def evaluate_tta(
 ) -> Run:
     """Predict validation and test images with their mirror images, and score them.
 
-    The images are read again, from ``moved`` if they are no longer where they were, and must be
-    those of the run. Numbers, predictions and report go to the folder ``RUN-tta`` beside the run,
-    which has no model; the run itself is not changed.
+    The run's own images are read again, from ``moved`` if they are no longer where they were. The
+    results go to the folder ``RUN-tta`` beside the run, which is not changed.
     """
     from lmd.base.distributed import choose_device
     from lmd.base.progress import Display

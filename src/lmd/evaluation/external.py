@@ -57,11 +57,8 @@ def evaluate_external(
 ) -> Run:
     """Score the model of a run on the labelled images of ``source``, and write a folder for it.
 
-    All images are used, or those of one ``part``. The classes are matched by name. Images of a
-    class that the model does not know are an error, or are left out of the scores with
-    ``skip_unknown``; classes of the model without images are left out of means. Nothing in the
-    folder of the run is changed. ``against`` is a folder that must be of the same images, because
-    the result is to be compared with it.
+    All images are used, or those of one ``part``. Classes are matched by name; an unknown one is
+    an error without ``skip_unknown``. ``against`` must be a run on the same images.
     """
     home, saved = _finished(path)
     here = choose_device(device)
@@ -279,10 +276,7 @@ def _check_paired(
 
 @dataclass(frozen=True)
 class _Answered:
-    """Images of another place, what the model makes of them, and which of them it knows ``(N,)``.
-
-    ``unlike (N,)`` is ``None`` if the model cannot flag images.
-    """
+    """Images of another place, what the model makes of them, and which of them it knows."""
 
     table: Table
     recognised: Flags

@@ -79,12 +79,11 @@ def index(
     from lmd.explain.neighbours import FILE, Neighbours, size_line
     from lmd.model.files import weights_digest
     from lmd.predict.predictor import in_batches, load
-    from lmd.runs.folder import Run, of_one_model
+    from lmd.runs.folder import of_one_model
 
-    Run.open(run)
+    record = of_one_model(run).record
     if (run / FILE).exists() and not overwrite:
         raise LmdError(f"{run / FILE} exists: use --overwrite to replace it")
-    record = of_one_model(run).record
     predictor = load(run, choose_device(device))
     with Display(quiet=quiet) as display:
         dataset = images_of_run(record, data, display)

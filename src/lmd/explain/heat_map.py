@@ -112,9 +112,8 @@ def _last_map(
 
 def _spread(maps: Tensor, size: Sequence[int]) -> Tensor:
     """Return ``maps (…, h, w)`` on a grid at least as fine, smoothly and with the same sum."""
-    high, wide = (
-        _shares(before, after).to(maps) for before, after in zip(maps.shape[-2:], size, strict=True)
-    )
+    high = _shares(maps.shape[-2], size[0]).to(maps)
+    wide = _shares(maps.shape[-1], size[1]).to(maps)
     return high @ maps @ wide.T
 
 

@@ -222,11 +222,7 @@ def fit(
     exact: bool = False,
     start: Fits | None = None,
 ) -> Fits:
-    """Fit everything roughly or exactly, with first guesses from ``start``.
-
-    ``mean_images`` shrinks the means of the class Gaussians; it should be above 0 only if the
-    encoder was trained on these images.
-    """
+    """Fit everything roughly or exactly, with first guesses from ``start``."""
     counts = torch.bincount(rows.labels, minlength=classes)
     zero = Linear.of(torch.zeros(classes, rows.features.shape[1]))
     start = start or Fits(counts, {}, {}, zero)

@@ -63,10 +63,7 @@ class Encoding:
 
 @dataclass(frozen=True)
 class Encoded:
-    """Features, where they are from, and the image model that the classifier completes, if any.
-
-    ``data`` has the images without their pixels; ``request`` describes how they are read.
-    """
+    """Features, where they are from, and the image model that the classifier completes, if any."""
 
     features: FeatureTable
     data: Dataset

@@ -19,7 +19,7 @@ from lmd.base.text import csv_text, no_formula, printable, shorten
 from lmd.data import images as decoding
 from lmd.data.walk import images_of, tree_below
 from lmd.decisions.decide import CostTable, Decide, Prevalence
-from lmd.decisions.policy import Decided, Policy, extra_columns, policy_of
+from lmd.decisions.policy import Decided, Policy, policy_of
 from lmd.model.files import AVERAGE, read_model
 from lmd.predict.engines import Engine, Floats, Pixels, TorchEngine
 from lmd.predict.novelty import ABOVE, FILE, Novelty, load_novelty
@@ -215,7 +215,14 @@ class Prediction:
         same name in the header and in every column, also if a spreadsheet would compute it.
         """
         classes = [no_formula(name) for name in self.classes]
-        extra = extra_columns(self.decided, self.policy, classes)
+        extra: dict[str, list[Any]] = {}
+        if self.decided.sets is not None:
+            # A backslash comes before what would end a name.
+            names = [name.replace("\\", r"\\").replace("|", r"\|") for name in classes]
+            extra["set"] = ["|".join(compress(names, row)) for row in self.decided.sets]
+            extra["set_size"] = self.decided.sets.sum(axis=1).tolist()
+        if self.policy.refers:
+            extra["refer"] = ["yes" if refer else "no" for refer in self.decided.refer]
         if self.unlike_training is not None:
             extra["unlike_training"] = [str(bool(flag)).lower() for flag in self.unlike_training]
         header = ["image", "predicted", "probability", *extra, *(f"p:{name}" for name in classes)]
@@ -229,11 +236,7 @@ class Prediction:
 
 
 class Answers(NamedTuple):
-    """What a model makes of N images: ``probabilities (N, K)`` and flags ``unlike (N,)``.
-
-    ``features (N, C)`` are ``None`` if the engine has none. No image is flagged if the model has
-    no ``novelty``.
-    """
+    """What a model makes of N images; no image is flagged ``unlike`` without ``novelty``."""
 
     probabilities: Floats
     unlike: NDArray[np.bool_]
