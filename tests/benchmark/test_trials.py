@@ -17,12 +17,12 @@ from lmd.benchmark.tables import make_tables
 from lmd.benchmark.trials import (
     RULE,
     Score,
-    first_phase,
     gain,
     make_choices,
     pick,
     read_choices,
     settled,
+    trial_runs,
     undecided,
 )
 
@@ -104,7 +104,7 @@ def test_every_candidate_is_checked_and_the_default_is_the_run_without_trials(
     tmp_path: Path,
 ) -> None:
     plan = planned(tmp_path)
-    first = [run.name for run in first_phase(plan, {})]
+    first = [run.name for trial in plan.trials for run in trial_runs(plan, trial)]
     assert first == [
         *("ce-lr=0.003-seed0", "ce-seed0", "ce-lr=0.03-seed0"),
         *("lmd-lambda_1=3-seed0", "lmd-seed0", "lmd-lambda_1=30-seed0"),
@@ -142,7 +142,7 @@ def test_the_example_of_the_documentation(tmp_path: Path) -> None:
     (example,) = (block for block in page.split("```")[1::2] if "[trials.settings]" in block)
     (tmp_path / "skin.toml").write_text(example.removeprefix("toml"))
     plan = plan_grid(tmp_path / "skin.toml")
-    assert len(first_phase(plan, {})) == 9
+    assert [len(trial_runs(plan, trial)) for trial in plan.trials] == [3, 3, 3]
     assert {trial.method: trial.rows for trial in plan.trials}["lmd"] == ["lmd", "lmd_wo_levels"]
     assert RULE.split(" (", maxsplit=1)[0] in " ".join(page.split())
 
@@ -156,7 +156,7 @@ def test_the_shipped_trials_cover_the_rows() -> None:
 
 def test_a_seed_for_trials_alone(tmp_path: Path) -> None:
     plan = planned(tmp_path, TRIALS.replace("[trials.", "[trials]\nseed = 7\n[trials."))
-    assert {run.seed for run in first_phase(plan, {})} == {7}
+    assert {run.seed for t in plan.trials for run in trial_runs(plan, t)} == {7}
     assert {run.seed for run in settled(plan, {}).runs} == {0, 1}
     assert {run.method for run in plan.runs if run.seed == 7} == {"ce", "lmd"}
 

@@ -141,10 +141,7 @@ def _task(
 
 
 def _check(task: Table, expected: Mapping[str, int], held_out: int) -> Iterator[str]:
-    """Warn of counts that whole groups changed much.
-
-    An ``LmdError`` if groups are so large that a class has nothing to train or test on.
-    """
+    """Warn of counts that whole groups changed much; refuse a class without enough images."""
     for name, train, _, test, _ in task.part_counts()[:-1]:
         if train == 0 or test < held_out / 2:
             raise LmdError(

@@ -16,24 +16,15 @@ from lmd.data.source import Columns, Source
 
 if TYPE_CHECKING:
     from lmd.benchmark.choose import Blocks, Candidate
-    from lmd.benchmark.results import Results
 
 GridFile = Annotated[
     str, typer.Argument(metavar="FILE", help="Grid file (TOML), or the name of a shipped grid.")
 ]
 Workers = Annotated[int | None, typer.Option(min=1)]
-Tasks = Annotated[
-    int | None,
-    typer.Option(
-        min=1, help="Pseudo-tail tasks to draw; default 3, or as many as the classes allow."
-    ),
-]
-HeldOut = Annotated[
-    int,
-    typer.Option(
-        min=1, help="Fewest test images of a class in a task; with whole groups, half of that."
-    ),
-]
+TASKS_HELP = "Pseudo-tail tasks to draw; default 3, or as many as the classes allow."
+HELD_OUT_HELP = "Fewest test images of a class in a task; with whole groups, half of that."
+Tasks = Annotated[int | None, typer.Option(min=1, help=TASKS_HELP)]
+HeldOut = Annotated[int, typer.Option(min=1, help=HELD_OUT_HELP)]
 
 
 def benchmark(
@@ -119,10 +110,12 @@ def table(
         resamples: Number of bootstrap resamples; default 1000, or 10000 with more than three
             methods.
     """
+    from rich.progress import Progress
+
     from lmd.base.files import atomic_write, check_output
     from lmd.benchmark.plan import grid_hash, load_grid, read_plan
     from lmd.benchmark.results import read_results, unpacked
-    from lmd.benchmark.tables import make_tables
+    from lmd.benchmark.tables import drawn_metrics, make_tables
 
     if out is not None:
         check_output(out, "--out", ".txt", ".md", ".tex", ".csv")
@@ -135,26 +128,17 @@ def table(
 
         plan = identify(plan_grid(file))
     results = read_results(plan, folder, resamples=resamples)
-    _resample(results, form)
+    console = Console(stderr=True)
+    with Progress(console=console, transient=True, disable=not console.is_terminal) as bar:
+        title = f"{results.resamples} resamples of each run"
+        task = bar.add_task(title, total=results.resamples * len(results.runs))
+        results.resample(drawn_metrics(results, form), lambda done: bar.advance(task, done))
     text = make_tables(results, form=form, format=format)
     if out is None:
         typer.echo(text)
         return
     atomic_write(out, (text + "\n").encode(), parents=True)
     typer.echo(f"Wrote the table to {out}", err=True)
-
-
-def _resample(results: "Results", form: str | None) -> None:
-    """Draw the resamples that a table needs, which may take minutes, with a bar on a terminal."""
-    from rich.progress import Progress
-
-    from lmd.benchmark.tables import drawn_metrics
-
-    console = Console(stderr=True)
-    with Progress(console=console, transient=True, disable=not console.is_terminal) as bar:
-        title = f"{results.resamples} resamples of each run"
-        task = bar.add_task(title, total=results.resamples * len(results.runs))
-        results.resample(drawn_metrics(results, form), lambda done: bar.advance(task, done))
 
 
 def choose(

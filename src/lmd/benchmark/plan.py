@@ -324,10 +324,7 @@ def read_plan(folder: Path) -> Plan | None:
 
 
 def inspect(plan: Plan, folder: Path) -> dict[str, float | None]:
-    """Return the seconds that each run on disk was trained, by name; ``None`` until it is finished.
-
-    An error names runs that differ from the plan.
-    """
+    """Return the seconds of each run on disk, ``None`` until finished; all must match the plan."""
     seconds: dict[str, float | None] = {}
     others = []
     for planned in plan.runs:

@@ -201,20 +201,16 @@ def _usual(grid: Grid, method: Method) -> dict[str, Any]:
 
 
 def _applies(key: str, method: Method) -> bool:
-    """Whether a setting of the grid may change in the runs of a method.
-
-    What distinguishes a row from its family stays: an ablation must not become the method.
-    """
+    """Whether a setting may change in the runs of a method: its preset, which defines it, stays."""
     if key in ("data", "profile"):
         return key == "data" or bool(method.profiles)
     return key in {*Protocol.model_fields, *method.settings()} - set(method.preset)
 
 
 def identify(plan: Plan, folder: Path | None = None) -> Plan:
-    """Return the plan with the fingerprint of each run's data, where it can be read here.
+    """Return the plan with the fingerprint of each run's data, read without the images' pixels.
 
-    Reads lists of images, not their pixels. With ``folder``, raise an ``LmdError`` if the data of a
-    run that is not finished there cannot be read, or has no validation part for trials.
+    With ``folder``, the data of each run that is not finished there must be readable.
     """
     fingerprints: dict[str, str | LmdError] = {}
     runs = []

@@ -122,11 +122,7 @@ class Entry:
     runs: Sequence[RunResult]
 
     def estimate(self, metric: str) -> Estimate | None:
-        """The metric over all seeds, or ``None`` if a run could not compute it.
-
-        With one seed, the interval is the record's. With more, it covers the mean over seeds
-        on each resample of the test images.
-        """
+        """Return the mean over the seeds, with the record's interval if there is only one seed."""
         records = [run.recorded(metric) for run in self.runs]
         values = [e.value for e in records if e.value is not None]
         if not values or len(values) < len(records):
@@ -144,10 +140,7 @@ class Entry:
         return Estimate(mean, low if finite else None, high if finite else None, stdev(values))
 
     def difference(self, other: "Entry", metric: str) -> Difference | None:
-        """This entry minus the other, averaged over their common seeds, on paired resamples.
-
-        ``None`` without a common seed, or if their test images differ.
-        """
+        """Return this entry minus the other, if they have a common seed and the same images."""
         others = {run.seed: run for run in other.runs}
         pairs = [(run, others[run.seed]) for run in self.runs if run.seed in others]
         if not pairs or not self.runs[0].same_images(other.runs[0]):

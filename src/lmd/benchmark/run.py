@@ -23,15 +23,7 @@ from rich.text import Text
 from lmd.base.files import clear_leftovers
 from lmd.benchmark.backends import DIVERGED, STARTED, Backend, first_stages, log_path
 from lmd.benchmark.plan import Plan, PlannedRun, inspect, write_plan
-from lmd.benchmark.trials import (
-    RULE,
-    first_phase,
-    make_choices,
-    read_choices,
-    settled,
-    trial_runs,
-    undecided,
-)
+from lmd.benchmark.trials import RULE, make_choices, read_choices, settled, trial_runs, undecided
 from lmd.runs.folder import Run
 
 PAUSE = 0.2  # seconds between two looks at the runs
@@ -70,7 +62,9 @@ def run_plan(
     write_plan(plan, folder)
     done = {name for name, took in seconds.items() if took is not None}
     choices = make_choices(plan, folder)
-    trials, final = first_phase(plan, choices), settled(plan, choices).runs
+    pending = [trial for trial in plan.trials if trial.method not in choices]
+    trials = [run for trial in pending for run in trial_runs(plan, trial)]
+    final = settled(plan, choices).runs
     names = dict.fromkeys(run.name for run in (*trials, *final))
     outcome = Outcome(earlier=[name for name in names if name in done])
     if done >= names.keys():
@@ -240,10 +234,7 @@ class Clock:
         self._begun[name] = time.monotonic()
 
     def end(self, name: str, *, finished: bool) -> float:
-        """Note that a run ends now, and return its seconds.
-
-        Only a finished run that this session started from scratch counts for the estimate.
-        """
+        """Return the seconds of a run; only one trained from scratch counts for the estimate."""
         took = time.monotonic() - self._begun.pop(name)
         if not self._first.pop(name, 0) and finished:
             self._seconds[name] = took
@@ -359,10 +350,15 @@ class Board:
         if now - self._last < (0.5 if self._live is not None else EVERY):
             return
         if self._live is not None:
-            self._live.update(_draw(snapshot), refresh=True)
+            table, whole = Table.grid(padding=(0, 2)), Table.grid()
+            for name, at in snapshot.running.items():
+                bar = ProgressBar(total=max(at.total, 1), completed=at.done, width=24)
+                table.add_row(Text(name), bar, Text(f"{at.done}/{at.total}"), Text(at.where))
+            whole.add_row(ProgressBar(max(snapshot.total, 1), snapshot.finished, width=40))
+            self._live.update(Group(table, whole, Text(snapshot.summary)), refresh=True)
         else:
-            at = "".join(f"\n          {name}: {p.where}" for name, p in snapshot.running.items())
-            if (text := snapshot.summary + at) != self._shown:
+            runs = "".join(f"\n          {name}: {p.where}" for name, p in snapshot.running.items())
+            if (text := snapshot.summary + runs) != self._shown:
                 self._shown = text
                 self.say(text)
         self._last = now
@@ -375,13 +371,3 @@ def open_board(console: Console | None = None) -> Iterator[Board]:
     live = Live(console=console, transient=True, auto_refresh=False)
     with live if console.is_terminal else nullcontext() as shown:
         yield Board(console, shown)
-
-
-def _draw(snapshot: Snapshot) -> Group:
-    table = Table.grid(padding=(0, 2))
-    for name, at in snapshot.running.items():
-        bar = ProgressBar(total=max(at.total, 1), completed=at.done, width=24)
-        table.add_row(Text(name), bar, Text(f"{at.done}/{at.total}"), Text(at.where))
-    whole = Table.grid()
-    whole.add_row(ProgressBar(max(snapshot.total, 1), snapshot.finished, width=40))
-    return Group(table, whole, Text(snapshot.summary))

@@ -112,10 +112,7 @@ class TableData:
 
 
 def drawn_metrics(results: Results, form: str | None = None) -> tuple[str, ...]:
-    """Return the metrics that the tables of a form need on resamples.
-
-    The intervals of single runs are in their records, so only the tests of one seed are drawn.
-    """
+    """Return the metrics that tables need on resamples; records have the intervals of one seed."""
     several = any(len(entry.runs) > 1 for entry in results.entries.values())
     return COLUMNS[_form(results, form)] if several else (HEADLINE,)
 
@@ -147,10 +144,7 @@ def build(results: Results, form: str | None = None) -> list[TableData]:
 
 
 def _lines(results: Results, points: tuple[int, ...]) -> Iterator[Line]:
-    """Yield the rows of a table: methods, or without ``points`` every point of each method.
-
-    A rule is above the reference and its ablations, or above each method; cells are empty.
-    """
+    """Yield a table's rows without cells: methods, or every point of each without ``points``."""
     plan = results.plan
     ours = [row.own or row.key == plan.reference for row in plan.rows]
     for n, row in enumerate(plan.rows):
@@ -252,11 +246,7 @@ class Style:
 
 
 def make_tables(results: Results, *, form: str | None = None, format: str = "text") -> str:
-    """Return all tables of a form in one format, ready to print.
-
-    ``form`` is metrics, tiers, factors or sweep (default: the grid's); ``format`` is text,
-    markdown, latex or csv.
-    """
+    """Return all tables of a form (default: the grid's) in one format, ready to print."""
     formats = {"text": as_text, "markdown": as_markdown, "latex": as_latex}
     if format not in (*formats, "csv"):
         raise LmdError(f"--format: {unknown('format', format, [*formats, 'csv'])}")

@@ -19,6 +19,7 @@ from lmd.scoring.metrics import Sample
 from lmd.scoring.scores import bootstrap
 
 HEADLINE = "balanced_accuracy"
+CHOICES = "choices.json"
 RESAMPLES = 1000
 RULE = (
     "The default stays unless the balanced accuracy of another value on the validation part is "
@@ -87,11 +88,7 @@ def pick(scores: Sequence[Score], default: str) -> str:
 
 
 def gain(run: Run, default: Run) -> tuple[float, float]:
-    """Return how much better a run is than the default on validation, and the standard error.
-
-    The error is the standard deviation of the difference over stratified resamples, the same ones
-    for both runs.
-    """
+    """Return how much better a run is than the default on validation, and the standard error."""
     value = _score(run) - _score(default)
     mine, theirs = paired(run, default, "validation")
     samples = [
@@ -115,11 +112,6 @@ def undecided(plan: Plan, choices: Choices) -> dict[str, Trial]:
     return {key: t for t in plan.trials if t.method not in choices for key in t.rows}
 
 
-def first_phase(plan: Plan, choices: Choices) -> list[PlannedRun]:
-    """Return the trial runs of all rows without a choice."""
-    return [run for t in plan.trials if t.method not in choices for run in trial_runs(plan, t)]
-
-
 def settled(plan: Plan, choices: Choices) -> Plan:
     """Return the plan with the chosen runs of each row; one without a choice has its default."""
     labels = {
@@ -131,14 +123,9 @@ def settled(plan: Plan, choices: Choices) -> Plan:
     return replace(plan, runs=[run for run in runs if run.seed in plan.seeds])
 
 
-def choices_path(folder: Path) -> Path:
-    """Return where a benchmark keeps its choices."""
-    return folder / "choices.json"
-
-
 def read_choices(plan: Plan, folder: Path) -> Choices:
     """Read the choices in a benchmark's folder that were made from the trials of this plan."""
-    path = choices_path(folder)
+    path = folder / CHOICES
     if not plan.trials or not path.exists():
         return {}
     try:
@@ -165,7 +152,7 @@ def make_choices(plan: Plan, folder: Path, diverged: Collection[str] = ()) -> Ch
     if len(choices) > before:
         ordered = [choices[trial.method] for trial in plan.trials if trial.method in choices]
         text = _File(choices=ordered).model_dump_json(indent=1)
-        atomic_write(choices_path(folder), (text + "\n").encode())
+        atomic_write(folder / CHOICES, (text + "\n").encode())
     return choices
 
 

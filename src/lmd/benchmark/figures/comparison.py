@@ -49,9 +49,8 @@ def ablation_figure(request: Request) -> Drawn:
         rows += shown
     if not rows:
         raise LmdError(f"no row of the ablation has the metrics {', '.join(keys)}")
-    names = [METRICS[key].tier or METRICS[key].short for key in keys]
-    pairs = zip(keys, names, strict=True)
-    axes.set_xticks(range(len(keys)), ["overall" if k == HEADLINE else name for k, name in pairs])
+    names = {key: METRICS[key].tier or METRICS[key].short for key in keys} | {HEADLINE: "overall"}
+    axes.set_xticks(range(len(keys)), [names[key] for key in keys])
     axes.tick_params(axis="x", length=0)
     only_recalls = all(key in DEFAULT for key in keys)
     axes.set_ylabel("balanced accuracy, %" if only_recalls else "value × 100")

@@ -155,10 +155,7 @@ def _complete_blocks(
 
 
 def _draw(figure: Figure, ranking: Ranking, titles: Sequence[str]) -> None:
-    """Draw the axis of ranks, bars of methods that do not differ, and labels on both sides.
-
-    Coordinates are inches from the upper left corner.
-    """
+    """Draw the axis, bars of methods that do not differ, and labels, in inches from upper left."""
     wide, tall = figure.get_size_inches()
     axes = figure.add_axes((0, 0, 1, 1), xlim=(0, wide), ylim=(-tall, 0))
     axes.axis("off")

@@ -76,7 +76,9 @@ def features_of(runs: Sequence[Path], records: Sequence[Record], options: Tsne) 
             raise LmdError(f"the data at {where} is not that of {path}: images or parts differ")
         here = data.table.part("test")
         if points is None:
-            chosen = _choose_images(here.labels, options)
+            draw, labels = np.random.default_rng(options.seed), here.labels
+            drawn = [draw.permutation(np.flatnonzero(labels == k)) for k in set(labels)]
+            chosen = np.sort(np.concatenate([rows[: options.per_class] for rows in drawn]))
             points = Points(here.ids[chosen], here.labels[chosen], [])
         place = {name: i for i, name in enumerate(here.ids.tolist())}
         rows = np.array([place[name] for name in points.ids.tolist()])
@@ -86,13 +88,6 @@ def features_of(runs: Sequence[Path], records: Sequence[Record], options: Tsne) 
         points.features.append(features.astype(np.float64))
     assert points is not None
     return points
-
-
-def _choose_images(labels: NDArray[np.int64], options: Tsne) -> NDArray[np.int64]:
-    """Return indices of at most ``per_class`` images of each class, in their order."""
-    draw = np.random.default_rng(options.seed)
-    drawn = [draw.permutation(np.flatnonzero(labels == k)) for k in set(labels)]
-    return np.sort(np.concatenate([rows[: options.per_class] for rows in drawn]))
 
 
 def embed(features: Sequence[Floats], perplexity: float, seed: int) -> list[Floats]:

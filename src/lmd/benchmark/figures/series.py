@@ -14,7 +14,7 @@ from lmd.base.errors import LmdError
 from lmd.base.text import shorten, unknown
 from lmd.benchmark.plan import Plan, load_grid, read_plan
 from lmd.benchmark.results import Entry, Estimate, RunResult, unpacked
-from lmd.benchmark.trials import HEADLINE, choices_path, read_choices, settled
+from lmd.benchmark.trials import CHOICES, HEADLINE, read_choices, settled
 from lmd.runs.folder import Run, read_record
 from lmd.runs.record import Record, training_minutes
 from lmd.scoring.differences import Difference
@@ -136,8 +136,10 @@ def _read_folder(folder: Path) -> Study:
 
 def _not_chosen(folder: Path) -> set[str]:
     """Return names of trial runs whose value was not chosen, from choices beside the records."""
-    path = next((p for p in map(choices_path, (folder, folder.parent)) if p.exists()), None)
-    if path is None:
+    path = folder / CHOICES
+    if not path.exists():
+        path = folder.parent / CHOICES
+    if not path.exists():
         return set()
     try:
         choices = json.loads(path.read_text(encoding="utf-8"))["choices"]
@@ -173,10 +175,7 @@ class Request:
                 raise LmdError(f"--metrics: {unknown('metric', name, METRICS)}")
 
     def series(self, same_data: str = "", *, every: bool = False) -> "list[Series]":
-        """Group the runs of the study into rows, in its order: the methods to show, or ``every``.
-
-        The figure called ``same_data`` refuses rows that were tested on different images.
-        """
+        """Group runs into rows, of one data set for the figure ``same_data``; ``every`` method."""
         by_key: dict[str, list[Run]] = {}
         for run in self.study.runs:
             by_key.setdefault(run.record.method.key, []).append(run)
@@ -241,11 +240,6 @@ class Series:
         if not all(run.predictions_path.exists() for run in self.runs):
             return None
         results = [RunResult(run, _seed(run), RESAMPLES) for run in self.runs]
-        for result in results[1:]:
-            if not result.same_images(results[0]):
-                raise LmdError(
-                    f"{result.folder} and {results[0].folder} have different test images"
-                )
         if any(result.groups is None for result in results):
             for result in results:
                 result.groups = None
@@ -302,11 +296,7 @@ class Series:
         return mine.difference(theirs, metric)
 
     def class_rows(self, **cells: Any) -> list[dict[str, Any]]:
-        """Return the recall of each class that has images as rows of a CSV file.
-
-        Recalls and the limits of their intervals are averaged over the seeds. The class with the
-        most training images comes first.
-        """
+        """Return mean recall and limits of each class with images, the most frequent first."""
         rows = []
         parts = [run.record.per_class[run.record.part or "test"] for run in self.runs]
         for scores in zip(*parts, strict=True):
@@ -333,11 +323,13 @@ def _rows(key: str, runs: Sequence[Run]) -> Iterator[Series]:
     by_data: dict[str, dict[str, list[Run]]] = {}
     for run in runs:
         rows = by_data.setdefault(run.record.data.fingerprint, {})
-        rows.setdefault(_as_text(_settings(run)), []).append(run)
+        rows.setdefault(json.dumps(_settings(run), sort_keys=True), []).append(run)
     for rows in by_data.values():
         every = [_settings(row[0]) for row in rows.values()]
         names = dict.fromkeys(name for settings in every for name in settings)
-        differ = [n for n in names if len({_as_text(settings.get(n)) for settings in every}) > 1]
+        differ = [
+            n for n in names if len({json.dumps(s.get(n), sort_keys=True) for s in every}) > 1
+        ]
         for row, settings in zip(rows.values(), every, strict=True):
             title, ordered = row[0].record.method.title, sorted(row, key=_seed)
             for run, other in pairwise(ordered):
@@ -355,10 +347,6 @@ def _settings(run: Run) -> dict[str, Any]:
     """Return all settings of method and protocol that can distinguish two rows."""
     both = run.record.method.settings | run.record.protocol
     return {name: value for name, value in both.items() if name not in NOT_COMPARED}
-
-
-def _as_text(value: Any) -> str:
-    return json.dumps(value, sort_keys=True, default=str)
 
 
 def common_device(series: Sequence[Series]) -> str:

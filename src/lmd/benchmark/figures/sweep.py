@@ -89,10 +89,7 @@ class Swept:
 
 
 def sweep_figure(request: Request) -> Drawn:
-    """Draw one panel if one method is swept, else one for each metric; the last shows the time.
-
-    A row without the swept setting is a horizontal line.
-    """
+    """Draw one panel if one method is swept, else one for each metric; the last shows the time."""
     keys = request.metrics or DEFAULT
     series = request.series()
     device = common_device(series)
@@ -106,9 +103,8 @@ def sweep_figure(request: Request) -> Drawn:
     )[:, 0]
     rows: list[dict[str, Any]] = []
     for j, key in enumerate(keys):
-        rows += (
-            _draw_metric(axes[0], key, swept, j) if together else _draw_metric(axes[j], key, swept)
-        )
+        panel, place = (axes[0], j) if together else (axes[j], None)
+        rows += _draw_metric(panel, key, swept, place)
     for i, points in enumerate(swept.rows.values()):
         # The only line of a time panel is black: it belongs to no metric.
         x = [swept.places[swept.value(row)] for row in points]
@@ -130,13 +126,8 @@ def sweep_figure(request: Request) -> Drawn:
     return Drawn(figure, rows, ((note or "No intervals.") + thin,))
 
 
-def _draw_metric(
-    panel: Axes, key: str, swept: Swept, place: int | None = None
-) -> list[dict[str, Any]]:
-    """Draw a line for each swept method and a level for each row without the setting.
-
-    With ``place``, the panel has several metrics of one method, which have different looks.
-    """
+def _draw_metric(panel: Axes, key: str, swept: Swept, place: int | None) -> list[dict[str, Any]]:
+    """Draw swept methods as lines, other rows as levels; ``place`` is that among the metrics."""
     rows: list[dict[str, Any]] = []
     for i, points in enumerate(swept.rows.values()):
         look, title = i, points[0].record.method.title
@@ -152,10 +143,7 @@ def _draw_metric(
         if place is not None:
             look, title = place, f"{row.title}, {METRICS[key].short}"
         if cells := _metric_row(row, key, swept):
-            line = {
-                "color": COLOURS[look % MOST],
-                "linestyle": style.LINES[(look + 1) % MOST],
-            }
+            line = {"color": COLOURS[look % MOST], "linestyle": style.LINES[(look + 1) % MOST]}
             panel.axhline(100 * cells["mean"], linewidth=0.7, label=title, **line)
             rows.append(cells)
     return rows
@@ -281,10 +269,7 @@ def recall_figure(request: Request) -> Drawn:
 
 
 def _choose_rows(series: Sequence[Series], request: Request) -> list[Series]:
-    """Choose the reference, the first row of a plan, and the best other rows, in their order.
-
-    Ablations of the reference are left out: the ablation figure has them.
-    """
+    """Choose the reference, the first row of a plan, and the best rows that are no ablations."""
     fixed = {request.study.reference, *request.study.order[:1]}
     candidates = request.without_ablations(series)
     candidates += [row for row in series if row.key in fixed and row not in candidates]
