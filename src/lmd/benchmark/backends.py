@@ -48,10 +48,7 @@ class _Runs:
 
 
 class Local(_Runs):
-    """``workers`` processes at once; by default one for each GPU, or else for each core.
-
-    The processes hold the lock of the file descriptors in ``keep``.
-    """
+    """``workers`` processes at once, by default one per GPU or core, which hold the lock."""
 
     def __init__(
         self,
@@ -225,10 +222,7 @@ def environment(threads: int) -> dict[str, str]:
 
 
 def spawn(job: Mapping[str, Any], keep: tuple[int, ...] = ()) -> "subprocess.Popen[bytes]":
-    """Start the process of one run, which appends its output to the log.
-
-    The process inherits the file descriptors in ``keep`` (the lock).
-    """
+    """Start the process of one run, which appends to its log and inherits the lock in ``keep``."""
     log = Path(job["log"])
     log.parent.mkdir(parents=True, exist_ok=True)
     with log.open("ab") as file:

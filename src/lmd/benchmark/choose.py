@@ -210,11 +210,7 @@ def write_study(
     protocol: str | None,
     held_out: int = HELD_OUT,
 ) -> ChoiceGrid:
-    """Write pseudo-tails of the data and a grid of the candidates on them.
-
-    The test part is never used: it is left out before the tasks are drawn. Re-running on the same
-    data continues with the new candidates, seeds and tasks.
-    """
+    """Write pseudo-tails of the data and a grid of the candidates on them, or add to a study."""
     rules = _rules(methods, protocol)
     check_outside(folder, str(source.data))
     table = split(

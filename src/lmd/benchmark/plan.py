@@ -65,10 +65,7 @@ class Grid(BaseModel):
 
 
 def load_grid(name: str | Path) -> Grid:
-    """Load a grid from a TOML file, or a shipped grid by name.
-
-    Paths are relative to the file, or to the current folder for a shipped grid.
-    """
+    """Load a grid from a TOML file, or a shipped grid by name, with absolute paths."""
     text, base = _read_grid(name)
     try:
         values = tomllib.loads(text)

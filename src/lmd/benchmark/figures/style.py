@@ -128,10 +128,7 @@ def new_figure(width: float, height: float) -> "Figure":
 
 
 def save(drawn: Drawn, out: Path) -> Path:
-    """Write the figure and, beside it, its data; return the path of the CSV.
-
-    The same figure gives the same bytes: no time is written into it.
-    """
+    """Write the figure and, beside it, its data, both without the time; return the CSV's path."""
     format = out.suffix.lower().removeprefix(".")
     metadata = {"svg": {"Date": None}, "pdf": {"CreationDate": None}, "png": {}}[format]
     picture = io.BytesIO()
