@@ -25,7 +25,7 @@ from lmd.frozen.features import FeatureTable, feature_table
 from lmd.frozen.record import Candidate
 from lmd.model import Model
 from lmd.model.files import ModelSpec, save_model
-from lmd.predict.novelty import Flag, fit_flag
+from lmd.predict.novelty import fit_flag
 from lmd.report.card import write_pages
 from lmd.runs.folder import PartPredictions, Predictions, Run
 from lmd.runs.record import MethodInfo, ModelInfo, Part, Record
@@ -120,16 +120,14 @@ def calibrate_run(
         calibrated = solve(encoded.features, seed=seed, tick=display.step)
         display.stop()
     seconds = {"features": middle - started, "fit": time.perf_counter() - middle}
-    flag: Flag = (None, None)
+    novelty = info = None
     if encoded.model is not None:
         table, rows = encoded.features.table, encoded.features.rows
         parts = {part: encoded.features.features[rows(part)] for part in PARTS}
         groups = table.part("test").group_numbers()
-        flag = fit_flag(parts, table.part("train").labels, groups)
-    novelty, info = flag
-    record = new_record(
-        folder.name, shlex.join(command), here, **_record_parts(encoded, calibrated)
-    )
+        novelty, info = fit_flag(parts, table.part("train").labels, groups)
+    about = _record_parts(encoded, calibrated)
+    record = new_record(folder.name, shlex.join(command), here, **about)
     record = scored(record, calibrated.predictions).replaced(
         created=created,
         finished=now(),

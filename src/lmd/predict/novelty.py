@@ -5,7 +5,7 @@ import math
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, TypeAlias
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -98,12 +98,9 @@ class Novelty:
         atomic_write(folder / FILE, save(tensors, metadata={"model_sha256": model_sha256}))
 
 
-Flag: TypeAlias = "tuple[Novelty, NoveltyInfo] | tuple[None, None]"
-
-
 def fit_flag(
     features: Mapping[str, Features], labels: NDArray[np.int64], groups: NDArray[Any] | None
-) -> Flag:
+) -> "tuple[Novelty, NoveltyInfo] | tuple[None, None]":
     """Fit the flag to the features ``(N, C)`` of each part, and describe it for the record.
 
     ``labels`` are of the training part, ``groups`` of the test part. Without validation images
@@ -116,15 +113,10 @@ def fit_flag(
     if not len(features.get("validation", ())) or not finite:
         return None, None
     novelty = Novelty.fit(features["train"], labels, features["validation"])
-    flagged = None
+    threshold, images, flagged = flag_threshold(novelty.validation), len(novelty.validation), None
     if len(features.get("test", ())):
         flagged = share_of(novelty.unlike(features["test"]), groups)
-    return novelty, NoveltyInfo(
-        above=ABOVE,
-        threshold=flag_threshold(novelty.validation),
-        images=len(novelty.validation),
-        flagged=flagged,
-    )
+    return novelty, NoveltyInfo(above=ABOVE, threshold=threshold, images=images, flagged=flagged)
 
 
 def shrunk_covariance(residuals: NDArray[np.float64]) -> NDArray[np.float64]:
