@@ -79,7 +79,7 @@ def atomic_write_all(contents: Mapping[Path, Content], *, parents: bool = False)
         for folder in {path.parent for path in contents}:
             # The new name must survive a power cut too; some systems cannot open a folder.
             with contextlib.suppress(OSError):
-                descriptor = os.open(folder, os.O_RDONLY)
+                descriptor = os.open(folder, os.O_RDONLY | getattr(os, "O_DIRECTORY", 0))
                 try:
                     os.fsync(descriptor)
                 finally:
