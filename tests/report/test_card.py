@@ -122,3 +122,12 @@ def test_a_page_finds_the_card_of_a_run_and_of_an_onnx_file(tmp_path: Path) -> N
     (tmp_path / "skin-card.html").write_bytes(b"\xff")
     with pytest.raises(Exception, match="cannot be read"):
         card_page(tmp_path / "skin.onnx")
+
+
+def test_an_unpaired_backtick_hides_nothing(tmp_path: Path) -> None:
+    folder = tmp_path / "run"
+    write_card(make_run(folder, ["`a*b", "`c|d", "nv"]), folder)
+    assert r"| \`c\|d |" in (folder / "model-card.md").read_text(encoding="utf-8")
+    html = page(folder / "model-card.html")
+    assert "`a*b" in html.text
+    assert "`c|d" in html.text

@@ -119,18 +119,19 @@ def _settings(record: Record) -> list[tuple[str, str]]:
 def escaped(value: Any) -> Any:
     """Return text of one line in which nothing but code spans means something to Markdown.
 
-    >>> escaped("a_b*c and `--set x_y=1`")
-    'a\\\\_b\\\\*c and `--set x_y=1`'
+    >>> escaped("a_b*c and `--set x_y=1`"), escaped("`a_b")
+    ('a\\\\_b\\\\*c and `--set x_y=1`', '\\\\`a\\\\_b')
     """
     if isinstance(value, Markup):
         return value
-    pieces = re.split(r"(`[^`]*`)", " ".join(str(value).split()))
+    pieces = _CODE.split(" ".join(str(value).split()))
     return "".join(
-        piece if piece.startswith("`") else re.sub(r"([\\*_\[\]<>#|])", r"\\\1", piece)
-        for piece in pieces
+        piece if i % 2 else re.sub(r"([\\`*_\[\]<>#|])", r"\\\1", piece)
+        for i, piece in enumerate(pieces)
     )
 
 
+_CODE = re.compile(r"((?<!\\)`[^`]*`)")  # splits into text and, at odd places, code spans
 _BLOCK = re.compile(r"^```.*?^```$|(?:^(?!```)[^\n]+\n)+", re.MULTILINE | re.DOTALL)
 Block = tuple[str, Any]
 
@@ -162,8 +163,8 @@ def _sections(markdown: str) -> list[tuple[Markup, list[Block]]]:
 def _as_html(text: str) -> Markup:
     """Return one line of a card as HTML: code spans, and text without its backslashes."""
     html = Markup()
-    for piece in re.split(r"(`[^`]*`)", text):
-        if piece.startswith("`"):
+    for i, piece in enumerate(_CODE.split(text)):
+        if i % 2:
             html += Markup("<code>{}</code>").format(piece[1:-1])
         else:
             html += escape(re.sub(r"\\(.)", r"\1", piece))
