@@ -74,15 +74,16 @@ class PixelFile:
     def find(self, keys: Iterable[bytes]) -> int:
         """Look for images in the records added since the last call; count the damaged ones."""
         wanted, damaged = set(keys), set()
-        descriptor = self._file.fileno()
-        count = os.fstat(descriptor).st_size // self.record
+        count = os.fstat(self._file.fileno()).st_size // self.record
         for row in range(self._seen, count):
             place = row * self.record
             # Not through the map: so a disk that fails is an ``OSError``.
-            tail = os.pread(descriptor, KEY + CHECKSUM, place + self.image)
+            self._file.seek(place + self.image)
+            tail = self._file.read(KEY + CHECKSUM)
             key, checksum = tail[:KEY], int.from_bytes(tail[KEY:], "little")
             if key in wanted:
-                if zlib.crc32(os.pread(descriptor, self.image, place)) == checksum:
+                self._file.seek(place)
+                if zlib.crc32(self._file.read(self.image)) == checksum:
                     self.entries[key] = row, checksum
                 else:
                     damaged.add(key)
